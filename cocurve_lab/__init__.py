@@ -1,0 +1,51 @@
+"""cocurve-lab: which parts of a language model can be removed together.
+
+Names are imported on first use, so that exploring a stored matrix needs numpy only.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "architectures": ["Architecture", "describe"],
+    "units": ["Unit", "UnitSet", "enumerate_units"],
+    "loading": ["load_model", "demo_folder"],
+    "masking": ["ablate"],
+    "calibration": ["CalibrationSet", "default_calibration"],
+    "estimator": ["BuildOptions", "estimate_curvature", "load_or_estimate"],
+    "curvature": ["Curvature"],
+    "graph": ["bridge_units", "edge_graph"],
+    "selection": ["Guards", "Selection"],
+    "solver": ["solve_greedy"],
+    "interaction": ["lambda_path", "redundancy_gate"],
+    "risk": ["measure_plans", "pruning_risk"],
+    "pruner": ["check_equivalence", "load_pruned", "prune", "save_pruned"],
+    "errors": [
+        "ArchitectureError",
+        "CocurveError",
+        "EquivalenceError",
+        "FileFormatError",
+        "InfeasibleError",
+        "InputError",
+        "MismatchError",
+        "NumericalError",
+    ],
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

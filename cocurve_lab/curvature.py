@@ -1,0 +1,482 @@
+"""The co-pruning curvature H: the one matrix everything after the build stands on.
+
+Numpy only: a stored matrix opens on a machine without torch, without a GPU and without the model.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import FileFormatError, InputError, MismatchError, NumericalError
+from .storage import dump_plain, fingerprint, load_plain, write_atomically
+from .units import Kind, Unit, UnitSet
+
+FORMAT, VERSION = "cocurve-curvature", 1
+BLOCKS = ("attention", "cross", "ffn")
+
+
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    """The matrix H of eq. (gram), its units, and how it came about.
+
+    Attributes:
+        matrix: H [M, M] float64, symmetric, diagonal >= 0, in nats per token: 1/2 s^T H s predicts
+            the KL of removing the units s (eq. quadratic).
+        units: the UnitSet the rows and columns follow.
+        provenance: how it was built (model, calibration, top_r, ...), plain values only.
+        group_grams: [G, M, M] float64 sums of feature outer products, one per group of sequences;
+            None for matrices that came without them.
+        group_positions: [G] int64, scored positions in each group.
+        group_risks: [G, M] float64 sums over positions of the measured KL of removing one unit,
+            on the teacher's top-r support.
+
+    Raises:
+        NumericalError: H is not finite, not symmetric, or has a negative diagonal.
+        InputError: shapes do not fit the units.
+    """
+
+    matrix: np.ndarray
+    units: UnitSet
+    provenance: dict[str, Any] = field(default_factory=dict)
+    group_grams: np.ndarray | None = None
+    group_positions: np.ndarray | None = None
+    group_risks: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        matrix = np.array(self.matrix, dtype=np.float64)
+        object.__setattr__(self, "matrix", matrix)
+        _require_curvature(matrix, len(self.units))
+        matrix[:] = (matrix + matrix.T) / 2  # exact symmetry, so rows and columns are the same bits
+        matrix.flags.writeable = False
+        size = len(self.units)
+        shapes = {"group_grams": (size, size), "group_risks": (size,), "group_positions": ()}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            if array is not None and array.shape[1:] != shape:
+                raise InputError(f"{name} has shape {array.shape}, expected [groups, *{shape}].")
+
+    # Statistics ---------------------------------------------------------------------------------
+
+    @cached_property
+    def saliency(self) -> np.ndarray:
+        """Node saliency d_u = H_uu [M], nats per token; removing u alone costs about half of it."""
+        return np.diagonal(self.matrix).copy()
+
+    @cached_property
+    def connectivity(self) -> np.ndarray:
+        """b_u = sum over v != u of |H_uv| [M], nats per token (appendix "Mechanism Analysis")."""
+        return np.abs(self.matrix).sum(axis=1) - np.abs(self.saliency)
+
+    @cached_property
+    def single_unit_risk(self) -> np.ndarray | None:
+        """Measured KL [M] of removing each unit alone, on the top-r support, nats per token."""
+        if self.group_risks is None or self.group_positions is None:
+            return None
+        return self.group_risks.sum(axis=0) / self.group_positions.sum()
+
+    def correlation(self) -> np.ndarray:
+        """Signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M], unit diagonal.
+
+        Units whose removal changes nothing (H_uu = 0) correlate 0 with every other unit.
+        """
+        return self._correlation.copy()
+
+    @cached_property
+    def _correlation(self) -> np.ndarray:
+        return _correlate(self.matrix)
+
+    def block_means(self) -> dict[str, float]:
+        """Mean |rho_uv| off the diagonal within attention, across kinds ("cross"), within FFN.
+
+        A block with no pair (a model pruned to one kind, say) is NaN.
+        """
+        return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in BLOCKS}
+
+    def pair_mask(self, block: str) -> np.ndarray:
+        """Which ordered pairs u != v belong to a block ("attention", "cross", "ffn"): bool [M, M]."""
+        if block not in BLOCKS:
+            raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
+        attention = self.units.kinds == "attention"
+        same = attention if block == "attention" else ~attention
+        mask = (
+            np.outer(same, same) if block != "cross" else attention[:, None] != attention[None, :]
+        )
+        np.fill_diagonal(mask, False)
+        return mask
+
+    @property
+    def ffn_redundancy(self) -> float:
+        """Mean |rho| over FFN pairs, the statistic that gates lambda (Section "Scope")."""
+        return self.block_means()["ffn"]
+
+    @cached_property
+    def ffn_redundancy_noise_floor(self) -> float | None:
+        """What `ffn_redundancy` would read on this many positions if every true rho were 0.
+
+        From two halves of the groups: (rho_a - rho_b) / 2 has the sampling error of the whole, and
+        mean |error| is the floor. None without at least two groups. Where rho is 0 this is the
+        sqrt(2 / (pi n)) of independent positions, without assuming they are independent.
+        """
+        halves = self._halves()
+        if halves is None:
+            return None
+        return _mean(np.abs(halves[0] - halves[1]) / 2, self.pair_mask("ffn"))
+
+    @cached_property
+    def ffn_redundancy_corrected(self) -> float | None:
+        """`ffn_redundancy` without the upward bias of |.|: each half is signed by the other.
+
+        Unbiased where the true rho is 0; otherwise low by at most the chance of a wrong sign.
+        """
+        halves = self._halves()
+        if halves is None:
+            return None
+        a, b = halves
+        return _mean((np.sign(a) * b + np.sign(b) * a) / 2, self.pair_mask("ffn"))
+
+    def _halves(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Correlations of two disjoint halves of the calibration, or None without groups."""
+        if self.group_grams is None or self.group_positions is None:
+            return None
+        filled = np.flatnonzero(self.group_positions)
+        if len(filled) < 2:
+            return None
+        even, odd = (self.group_grams[part].sum(axis=0) for part in (filled[::2], filled[1::2]))
+        return _correlate(even), _correlate(odd)
+
+    def spectrum(self) -> np.ndarray:
+        """Eigenvalues of H [M], largest first, nats per token; a Gram matrix has none below 0."""
+        return np.linalg.eigvalsh(self.matrix)[::-1]
+
+    def risk(self, pruned: Sequence[int]) -> float:
+        """1/2 s^T H s of a set of unit indices, nats per token (eq. quadratic)."""
+        chosen = list(pruned)
+        return 0.5 * float(self.matrix[np.ix_(chosen, chosen)].sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of matrix and units."""
+        return fingerprint(self.matrix, self.units.fingerprint)
+
+    # Files --------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to `path`, whole or not at all: a plain pickle, or `.npz` by its suffix.
+
+        The pickle holds only containers and bytes (see storage.py); `load` reads it without
+        executing anything.
+        """
+        path = Path(path)
+        content = self._to_plain()
+        if path.suffix == ".npz":
+            buffer = io.BytesIO()
+            arrays = {
+                name: value for name, value in content.items() if isinstance(value, np.ndarray)
+            }
+            header = {name: value for name, value in content.items() if name not in arrays}
+            np.savez(buffer, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+            write_atomically(path, buffer.getvalue())
+        else:
+            write_atomically(path, dump_plain(content))
+        return path
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, expected: dict[str, Any] | None = None
+    ) -> Curvature:
+        """Read a saved curvature and check it again.
+
+        Args:
+            path: a file `save` wrote (`.npz` by suffix, else pickle).
+            expected: provenance values it must have (as from `build_settings`).
+
+        Raises:
+            FileNotFoundError: no such file.
+            FileFormatError: truncated, hostile, or another format or version.
+            MismatchError: a provenance field differs from `expected`; names the field.
+            NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
+        """
+        path = Path(path)
+        content = _load_npz(path) if path.suffix == ".npz" else None
+        if content is None:
+            content = load_plain(path, format_name=FORMAT, version=VERSION)
+        try:
+            curvature = cls(
+                content["matrix"],
+                UnitSet.from_plain(content["units"]),
+                content["provenance"],
+                content.get("group_grams"),
+                content.get("group_positions"),
+                content.get("group_risks"),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(
+                f"{path} lacks a part of a curvature ({error}). Build it again."
+            ) from None
+        require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
+        return curvature
+
+    def _to_plain(self) -> dict[str, Any]:
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "matrix": self.matrix,
+            "units": self.units.to_plain(),
+            "provenance": self.provenance,
+        }
+        for name in ("group_grams", "group_positions", "group_risks"):
+            if getattr(self, name) is not None:
+                content[name] = getattr(self, name)
+        return content
+
+    @classmethod
+    def from_groups(
+        cls,
+        units: UnitSet,
+        group_grams: np.ndarray,
+        group_positions: np.ndarray,
+        group_risks: np.ndarray,
+        provenance: dict[str, Any],
+    ) -> Curvature:
+        """H = sum of group Grams / number of positions (eq. gram), added in group order."""
+        total = int(group_positions.sum())
+        if total == 0:
+            raise InputError("no scored position yet: at least one sequence must be done.")
+        matrix = group_grams.sum(axis=0) / total
+        return cls(matrix, units, provenance, group_grams, group_positions, group_risks)
+
+    @classmethod
+    def merge(cls, parts: Sequence[Curvature]) -> Curvature:
+        """One curvature from builds over disjoint sequences of the same model and settings.
+
+        Groups of the same number are added, so shards that own whole groups give the bits of one
+        build.
+
+        Raises:
+            MismatchError: units or settings differ (named), or a sequence occurs in two builds.
+            InputError: nothing to merge, or a part came without group Grams.
+        """
+        if not parts:
+            raise InputError("merge needs at least one curvature, got none.")
+        first = parts[0]
+        rows: list[str] = []
+        for number, part in enumerate(parts):
+            if part.group_grams is None or part.group_positions is None or part.group_risks is None:
+                raise InputError(f"part {number} has no group Grams, so it cannot be merged.")
+            first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
+            shared = {key: first.provenance.get(key) for key in _MERGE_KEYS}
+            require_settings(part.provenance, shared, f"part {number}")
+            if part.group_grams.shape != first.group_grams.shape:  # type: ignore[union-attr]
+                raise MismatchError(
+                    f"part {number} has {len(part.group_grams)} groups, part 0 has "
+                    f"{len(first.group_grams)}. Build all parts with the same `groups`."  # type: ignore[arg-type]
+                )
+            rows += part.provenance.get("row_fingerprints", [])
+        if len(set(rows)) != len(rows):
+            twice = next(row for row in rows if rows.count(row) > 1)
+            raise MismatchError(
+                f"a sequence (fingerprint {twice[:12]}) is in more than one part: merging would count "
+                "it twice. Merge builds over disjoint sequences."
+            )
+        grams, positions, risks = (
+            np.sum([getattr(part, name) for part in parts], axis=0)
+            for name in ("group_grams", "group_positions", "group_risks")
+        )
+        provenance = first.provenance | {
+            "row_fingerprints": rows,
+            "num_sequences": len(rows),
+            "sequences_done": len(rows),
+            "complete": all(part.provenance.get("complete", True) for part in parts),
+            "merged_from": [part.fingerprint for part in parts],
+        }
+        return cls.from_groups(first.units, grams, positions, risks, provenance)
+
+    @classmethod
+    def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
+        """Read the authors' released layout: `registry.json` and `matrices/H.npy`.
+
+        Raises:
+            FileNotFoundError: one of the two files is missing.
+            FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
+        """
+        folder = Path(folder)
+        registry = _read_registry(folder / "registry.json")
+        matrix = _read_npy(folder / "matrices" / "H.npy")
+        units = _release_units(registry)
+        provenance = {
+            "source": "release",
+            "model_name": registry.get("model_key"),
+            "method": "ablation",
+            "ffn_groups": registry.get("ffn_groups_per_layer"),
+        }
+        return cls(np.asarray(matrix, np.float64), units, provenance)
+
+    def with_provenance(self, **changes: Any) -> Curvature:
+        """The same curvature with some provenance fields changed."""
+        return replace(self, provenance=self.provenance | changes)
+
+    def __repr__(self) -> str:
+        name = self.provenance.get("model_name", "a model")
+        done = self.provenance.get("sequences_done")
+        rows = "" if done is None else f", {done} sequences"
+        partial = "" if self.provenance.get("complete", True) else " (interrupted)"
+        blocks = ", ".join(f"{key} {value:.3f}" for key, value in self.block_means().items())
+        return (
+            f"Curvature of {name}: M = {len(self.units)}{rows}{partial}; trace {self.saliency.sum():.3g} "
+            f"nats per token; mean |correlation| {blocks}"
+        )
+
+
+_MERGE_KEYS = (
+    "model_fingerprint",
+    "model_dtype",
+    "top_r",
+    "seq_len",
+    "positions_per_sequence",
+    "method",
+)
+
+
+def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
+    """Raise MismatchError naming every field of `expected` that `found` does not match."""
+    wrong = [key for key, value in expected.items() if found.get(key) != value]
+    if wrong:
+        details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
+        raise MismatchError(
+            f"{what} was made with other settings: {details}. Use those settings, or another file."
+        )
+
+
+def _require_curvature(matrix: np.ndarray, size: int) -> None:
+    if matrix.shape != (size, size):
+        raise InputError(f"H has shape {matrix.shape}, but there are {size} units.")
+    if not np.isfinite(matrix).all():
+        u, v = np.argwhere(~np.isfinite(matrix))[0]
+        raise NumericalError(
+            f"H[{u}, {v}] is {matrix[u, v]}. Rebuild; half precision may overflow."
+        )
+    scale = float(np.abs(matrix).max(initial=0.0))
+    # float32 Grams are symmetric to rounding of their largest entry, and no further
+    gap = float(np.abs(matrix - matrix.T).max(initial=0.0))
+    if gap > 1e-5 * scale:
+        raise NumericalError(
+            f"H is not symmetric: largest |H_uv - H_vu| is {gap:.3g} against entries up to {scale:.3g}. "
+            "It is not a Gram matrix; check its source."
+        )
+    lowest = float(np.diagonal(matrix).min(initial=0.0))
+    if lowest < -1e-9 * scale:
+        raise NumericalError(
+            f"H has a negative diagonal entry {lowest:.3g}, impossible for a Gram matrix "
+            "(Proposition gram). Check its source."
+        )
+
+
+def _correlate(matrix: np.ndarray) -> np.ndarray:
+    scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
+    correlation = np.clip(matrix * inverse[:, None] * inverse[None, :], -1.0, 1.0)
+    np.fill_diagonal(correlation, 1.0)
+    return correlation
+
+
+def _mean(values: np.ndarray, mask: np.ndarray) -> float:
+    return float(values[mask].mean()) if mask.any() else float("nan")
+
+
+def _load_npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            content: dict[str, Any] = {
+                name: archive[name] for name in archive.files if name != "header"
+            }
+            content |= json.loads(archive["header"].tobytes())
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, numpy and json each have their own
+        raise FileFormatError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours."
+        ) from None
+    if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
+        raise FileFormatError(
+            f"{path} holds {content.get('format')!r} version {content.get('version')!r}; this code "
+            f"reads {FORMAT!r} version {VERSION}."
+        )
+    return content
+
+
+def _read_registry(path: Path) -> dict[str, Any]:
+    try:
+        registry = json.loads(path.read_text())
+    except ValueError as error:
+        raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
+    if registry.get("schema_version") != 1 or "units" not in registry:
+        raise FileFormatError(
+            f"{path} has schema_version {registry.get('schema_version')!r}; the published layout is 1."
+        )
+    return registry
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        if file.read(12) == b"version http":
+            raise FileFormatError(
+                f"{path} is a Git LFS pointer, not the matrix: the download was incomplete. "
+                "Run `git lfs pull` in that folder."
+            )
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise FileFormatError(
+            f"{path} is not a numpy array ({error}). Download it again."
+        ) from None
+
+
+def _release_units(registry: dict[str, Any]) -> UnitSet:
+    """Our units from the published registry, columns included (its unit order is ours)."""
+    try:
+        head_dim = _release_head_dim(registry["units"])
+        units = tuple(_release_unit(row, head_dim) for row in registry["units"])
+    except (KeyError, TypeError) as error:
+        raise FileFormatError(f"registry.json lacks {error} in a unit.") from None
+    return UnitSet(units, registry.get("ffn_groups_per_layer"))
+
+
+def _release_unit(row: dict[str, Any], head_dim: int) -> Unit:
+    meta, kind = row["metadata"], row["unit_type"]
+    if kind == "attn_head":
+        heads = meta["query_head_indices"]
+        start, stop = heads[0] * head_dim, (heads[-1] + 1) * head_dim
+        name: Kind = "attention"
+    else:
+        start, stop = meta["start_channel"], meta["start_channel"] + meta["group_size"]
+        name = "ffn"
+    return Unit(name, row["layer_idx"], row["index_within_layer"], start, stop, int(row["cost"]))
+
+
+def _release_head_dim(rows: list[dict[str, Any]]) -> int:
+    """head_dim is not in the registry but follows from the costs.
+
+    A gated FFN group costs 3 * hidden * channels; a query group of g heads costs
+    hidden * head_dim * (2g + 2), plus head_dim * (g + 2) where q, k and v have biases (Qwen2).
+    """
+    ffn = next((row for row in rows if row["unit_type"] != "attn_head"), None)
+    head = next((row for row in rows if row["unit_type"] == "attn_head"), None)
+    if ffn is None or head is None:
+        return 1  # one kind only: columns cannot be placed, counting heads is the best there is
+    hidden = ffn["cost"] // (3 * ffn["metadata"]["group_size"])
+    group = len(head["metadata"]["query_head_indices"])
+    for per_channel in (hidden * (2 * group + 2), hidden * (2 * group + 2) + group + 2):
+        if head["cost"] % per_channel == 0:
+            return int(head["cost"] // per_channel)
+    raise FileFormatError(
+        f"the attention cost {head['cost']} in registry.json fits no head_dim for hidden size {hidden}."
+    )

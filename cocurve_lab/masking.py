@@ -1,0 +1,123 @@
+"""Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
+
+Nothing else is touched: no normalisation, no position code, no other unit; a bias of the output
+projection belongs to no unit and stays (appendix "Structured Units").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .architectures import Architecture, Kind, describe
+from .errors import InputError, MismatchError
+from .selection import Selection
+from .units import Unit, UnitSet, enumerate_units
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Scales = dict[tuple[int, Kind], Tensor]
+
+
+@contextmanager
+def ablate(
+    model: PreTrainedModel,
+    units: Selection | Iterable[Unit | str | int],
+    *,
+    unit_set: UnitSet | None = None,
+) -> Iterator[PreTrainedModel]:
+    """Run the model without some units, inside a `with` block; always restores on leaving.
+
+    Args:
+        model: the dense model.
+        units: a Selection (its gains are honoured), or units, names or indices.
+        unit_set: what indices and names refer to; by default the model's own 16-group units.
+
+    Raises:
+        MismatchError: the selection was made for other units, naming the first difference.
+        InputError: an unknown unit, or one named twice.
+    """
+    architecture = describe(model)
+    scales = column_scales(architecture, *resolve(model, units, unit_set))
+    with scaled(architecture, scales):
+        yield model
+
+
+def resolve(
+    model: PreTrainedModel,
+    units: Selection | Iterable[Unit | str | int],
+    unit_set: UnitSet | None = None,
+) -> tuple[list[Unit], dict[Unit, float]]:
+    """The removed units and the gains of kept ones, checked against the model."""
+    if isinstance(units, Selection):
+        selection = units
+        selection.require_units(enumerate_units(model, selection.units.ffn_groups or 16))
+        gains = {selection.units.units[i]: gain for i, gain in selection.gains.items()}
+        return [selection.units.units[i] for i in selection.pruned], gains
+    chosen = list(units)
+    if all(isinstance(unit, Unit) for unit in chosen):  # needs no unit set: columns are in the unit
+        if len(set(chosen)) != len(chosen):
+            raise InputError("a unit is named twice. Name each unit once.")
+        return chosen, {}  # type: ignore[return-value]
+    unit_set = unit_set or enumerate_units(model)
+    return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
+
+
+def column_scales(
+    architecture: Architecture, pruned: Iterable[Unit], gains: Mapping[Unit, float] | None = None
+) -> Scales:
+    """Factor of each input column [W] of the output projections that change: 0, 1 or a gain."""
+    scales: Scales = {}
+    for unit, factor in [*((unit, 0.0) for unit in pruned), *(gains or {}).items()]:
+        _require_fit(architecture, unit)
+        key = (unit.layer, unit.kind)
+        if key not in scales:
+            scales[key] = torch.ones(architecture.width(*key))
+        scales[key][unit.start : unit.stop] = factor
+    return scales
+
+
+def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
+    """Per-row masks [B, 1, W]: row b of a batch runs with rows[b], so one batch carries B plans."""
+    keys = sorted({key for scales in rows for key in scales})
+    return {
+        key: torch.stack(
+            [scales.get(key, torch.ones(architecture.width(*key))) for scales in rows]
+        ).unsqueeze(1)
+        for key in keys
+    }
+
+
+@contextmanager
+def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
+    """Multiply the inputs of output projections by `scales` ([W] or [B, 1, W]) inside the block."""
+    with ExitStack() as stack:
+        for (layer, kind), scale in scales.items():
+            projection = architecture.output_projection(layer, kind)
+            weight = projection.weight
+            hook = _scaling_hook(scale.to(device=weight.device, dtype=weight.dtype))
+            handle = projection.register_forward_pre_hook(hook)
+            stack.callback(handle.remove)
+        yield
+
+
+def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * scale, *args[1:])
+
+    return hook
+
+
+def _require_fit(architecture: Architecture, unit: Unit) -> None:
+    layers = len(architecture.layers)
+    if unit.layer >= layers or unit.stop > architecture.width(unit.layer, unit.kind):
+        width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
+        raise MismatchError(
+            f"{unit} (columns {unit.start}:{unit.stop}) is not in this model of {layers} layers, whose "
+            f"layer {unit.layer} has {width} {unit.kind} columns. Enumerate the units on this model."
+        )

@@ -1,0 +1,295 @@
+"""Exact replay: an ablation restarts at its output projection and runs whatever follows.
+
+Removing a unit changes nothing before its own output projection, so the layers below need not run
+again. No forward is copied: a restart calls the model's own layer modules with the arguments the
+teacher pass gave them, and only the attention and FFN blocks of the restarted layer answer with
+what is already known. The output projection is linear in its columns, so masking a unit subtracts
+that unit's own write: all units of a layer cost one projection together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .architectures import KINDS, Architecture, Kind
+from .errors import ArchitectureError
+from .units import Unit
+
+# support logits come from the whole head where it is not much larger than the support
+_WHOLE_HEAD_FACTOR = 8
+_GATHER_BYTES = 256 << 20  # head rows gathered at a time
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How the teacher pass called one layer: its input [1, T, d] and every other argument."""
+
+    hidden: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BlockTrace:
+    """What one block did in the teacher pass: columns [1, T, W] into its output projection, its
+    write [1, T, d], and whatever else it returned."""
+
+    columns: Tensor
+    write: Tensor
+    rest: tuple[Any, ...] | None
+
+
+class Replay:
+    """One sequence: the teacher pass, kept so that ablations can restart in it.
+
+    Args:
+        architecture: the model.
+        input_ids: [1, T] int64 on the model's device.
+        positions: [P] int64 on the model's device, the scored positions.
+    """
+
+    def __init__(self, architecture: Architecture, input_ids: Tensor, positions: Tensor) -> None:
+        self.architecture = architecture
+        self.positions = positions
+        self.final_hidden, self.calls = capture_calls(architecture, input_ids)
+        self._traced: tuple[int, dict[Kind, BlockTrace]] | None = None
+
+    @property
+    def scored_hidden(self) -> Tensor:
+        """Teacher's final hidden states at the scored positions [1, P, d]."""
+        return self.final_hidden[:, self.positions]
+
+    def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
+        """Final hidden states [B, P, d] at the scored positions with one unit of a layer ablated each.
+
+        Args:
+            units: B units of one layer; row b runs without units[b].
+        """
+        layer = units[0].layer
+        last = len(self.architecture.layers) - 1
+        # after the last layer's own projections nothing mixes positions any more
+        keep = self.positions if layer == last else slice(None)
+        parts = [
+            self._restart(layer, kind, chosen, keep)
+            for kind in KINDS
+            if (chosen := [unit for unit in units if unit.kind == kind])
+        ]
+        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
+            raise ValueError("units of a batch must come attention first, as in their UnitSet")
+        for later in range(layer + 1, last):
+            hidden = self._run(later, hidden)
+        if layer < last:
+            with self._scored_only(last):
+                hidden = self._run(last, hidden)[:, self.positions]
+        return self.architecture.final_norm(hidden)
+
+    # Layers -------------------------------------------------------------------------------------
+
+    def _run(self, layer: int, hidden: Tensor) -> Tensor:
+        call = self.calls[layer]
+        return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
+
+    def _restart(self, layer: int, kind: Kind, units: list[Unit], keep: Any) -> Tensor:
+        """Output of `layer` [B, T or P, d], each row without one unit of the given kind."""
+        trace = self._trace(layer)
+        own = trace[kind]
+        projection = self.architecture.output_projection(layer, kind)
+        writes = own.write[:, keep] - _contributions(projection, own.columns[:, keep], units)
+        rows = len(units)
+        hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
+        with ExitStack() as stack:
+            if kind == "ffn":  # the attention block answers what it answered the teacher
+                attention = trace["attention"]
+                known = attention.write[:, keep].expand(rows, -1, -1)
+                stack.enter_context(self._answering(layer, "attention", known, attention.rest))
+            stack.enter_context(self._answering(layer, kind, writes, own.rest))
+            return self._run(layer, hidden)
+
+    def _answering(
+        self, layer: int, kind: Kind, write: Tensor, rest: tuple[Any, ...] | None
+    ) -> Any:
+        answer = write if rest is None else (write, *rest)
+        return replaced_forward(self.architecture.block(layer, kind), lambda *_, **__: answer)
+
+    def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
+        """Teacher activations inside a layer, by running that layer once more.
+
+        Keeping them for all layers would cost gigabytes on an 8B; one extra layer run per layer is
+        a 2/M of the work.
+        """
+        if self._traced is None or self._traced[0] != layer:
+            self._traced = None  # free the old one first
+            self._traced = (layer, _trace_layer(self, layer))
+        return self._traced[1]
+
+    @contextmanager
+    def _scored_only(self, layer: int) -> Iterator[None]:
+        """Let the last FFN, which acts position by position, skip positions nobody reads."""
+        block = self.architecture.block(layer, "ffn")
+        length = self.final_hidden.shape[1]
+        if len(self.positions) > length // 2:
+            yield
+            return
+        forward = block.forward
+
+        def scored(hidden: Tensor) -> Tensor:
+            write = torch.zeros_like(hidden)
+            write[:, self.positions] = forward(hidden[:, self.positions])
+            return write
+
+        with replaced_forward(block, scored):
+            yield
+
+
+class SupportHead:
+    """The language-model head on the teacher's top-r support, computed in float32.
+
+    Args:
+        head: lm_head.
+        support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
+    """
+
+    def __init__(self, head: nn.Module, support: Tensor) -> None:
+        self.weight, self.support = head.weight, support
+        self.bias = getattr(head, "bias", None)
+        vocabulary = self.weight.shape[0]
+        self.whole = vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
+        self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
+        if self.whole:
+            self.weight = self.weight.float()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits [B, P, r] float32 of hidden states [B, P, d]."""
+        hidden = hidden.float()
+        if self.whole:
+            bias = None if self.bias is None else self.bias.float()
+            logits = F.linear(hidden, self.weight, bias)
+            if self.identity:
+                return logits
+            return logits.gather(-1, self.support.expand(len(hidden), -1, -1))
+        return self._gathered(hidden)
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        positions, top = self.support.shape
+        step = max(1, _GATHER_BYTES // (top * hidden.shape[-1] * 4))
+        logits = hidden.new_empty(len(hidden), positions, top)
+        for start in range(0, positions, step):
+            support = self.support[start : start + step]
+            rows = self.weight[support].float()  # [p, r, d]
+            chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
+            if self.bias is not None:
+                chunk = chunk + self.bias[support].float().unsqueeze(-1)
+            logits[:, start : start + step] = chunk.permute(2, 0, 1)
+        return logits
+
+
+def top_support(head: nn.Module, hidden: Tensor, top_r: int) -> Tensor:
+    """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
+
+    Args:
+        head: lm_head.
+        hidden: teacher's final hidden states [1, P, d].
+        top_r: r, at most the vocabulary size.
+    """
+    vocabulary = head.weight.shape[0]
+    if top_r == vocabulary:
+        return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
+    step = max(1, _GATHER_BYTES // (vocabulary * 4))
+    parts = [head(part).float().topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
+    return torch.cat(parts)
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let `module(...)` call `forward` inside the block; hooks and other modules are untouched."""
+    own = module.__dict__.get("forward")  # accelerate puts one on the instance; keep it
+    module.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own  # type: ignore[method-assign]
+
+
+def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
+    """Run the decoder once: final hidden states [B, T, d] after the norm, and every layer's call."""
+    calls: list[LayerCall] = []
+
+    def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        calls.append(LayerCall(hidden, args[1:], kwargs))
+
+    with ExitStack() as stack:
+        for layer in architecture.layers:
+            stack.callback(layer.register_forward_pre_hook(remember, with_kwargs=True).remove)
+        final = first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
+    return final, calls
+
+
+def _trace_layer(replay: Replay, layer: int) -> dict[Kind, BlockTrace]:
+    columns: dict[Kind, Tensor] = {}
+    writes: dict[Kind, Tensor] = {}
+    answers: dict[Kind, Any] = {}
+    with ExitStack() as stack:
+        for kind in KINDS:
+
+            def see_projection(
+                _: nn.Module, args: tuple[Any, ...], out: Tensor, kind: Kind = kind
+            ) -> None:
+                columns[kind], writes[kind] = args[0], out
+
+            def see_block(_: nn.Module, __: tuple[Any, ...], out: Any, kind: Kind = kind) -> None:
+                answers[kind] = out
+
+            projection = replay.architecture.output_projection(layer, kind)
+            block = replay.architecture.block(layer, kind)
+            stack.callback(projection.register_forward_hook(see_projection).remove)
+            stack.callback(block.register_forward_hook(see_block).remove)
+        replay._run(layer, replay.calls[layer].hidden)
+    return {kind: _block_trace(layer, kind, columns, writes, answers) for kind in KINDS}
+
+
+def _block_trace(
+    layer: int,
+    kind: Kind,
+    columns: dict[Kind, Tensor],
+    writes: dict[Kind, Tensor],
+    answers: dict[Kind, Any],
+) -> BlockTrace:
+    answer = answers[kind]
+    rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
+    if kind not in columns:  # a block that lost all its units: nothing restarts there
+        return BlockTrace(first_output(answer)[..., :0], first_output(answer), rest)
+    if first_output(answer) is not writes[kind]:
+        raise ArchitectureError(
+            f"the {kind} block of layer {layer} does something after its output projection, so a "
+            "replay from there would skip it. This family needs its own replay rule."
+        )
+    return BlockTrace(columns[kind], writes[kind], rest)
+
+
+def _contributions(projection: nn.Module, columns: Tensor, units: list[Unit]) -> Tensor:
+    """What each unit writes [B, T, d]: its columns through its slice of the projection, no bias."""
+    weight = projection.weight
+    return torch.stack(
+        [
+            F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
+            for unit in units
+        ]
+    )
+
+
+def first_output(output: Any) -> Tensor:
+    """The tensor of a module's answer; blocks return tuples, models return output objects."""
+    return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output

@@ -1,0 +1,312 @@
+"""Measured risk: the KL that plans really cost, on text the curvature has not seen.
+
+`measure_plans` is the one engine for "the KL of many plans": sequences outside, the teacher once per
+sequence, many plans per batch through per-row masks, per-sequence values kept so that two plans are
+compared on the same text.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from .architectures import Architecture, describe
+from .calibration import CalibrationSet
+from .errors import InputError, MismatchError, NumericalError
+from .estimator import measuring, require_rows_fit
+from .fisher import kl_divergence
+from .loading import fingerprint_model, model_device, model_dtype
+from .masking import Scales, column_scales, resolve, scaled, stack_rows
+from .selection import Selection
+from .storage import dump_plain, load_plain, write_atomically
+from .units import Unit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from .curvature import Curvature
+
+log = logging.getLogger(__name__)
+FORMAT, VERSION = "cocurve-plans", 1
+_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+
+
+@dataclass(frozen=True, eq=False)
+class PlanTable:
+    """Measured KL of plans, plan by sequence.
+
+    Attributes:
+        selections: the plans, in the order asked for.
+        kl: [plans, sequences] float64, mean KL(teacher || masked) over a sequence's scored positions,
+            full vocabulary, nats per token.
+        source: where the text came from.
+    """
+
+    selections: tuple[Selection, ...]
+    kl: np.ndarray
+    source: str = ""
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Measured risk R(s) of each plan [plans], nats per token (eq. risk)."""
+        return self.kl.mean(axis=1)
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """Standard error of `mean` over sequences [plans]; NaN with a single sequence."""
+        return _standard_error(self.kl)
+
+    def paired(self, plan: int, other: int) -> tuple[float, float]:
+        """Mean difference plan - other over the same sequences, and its standard error.
+
+        Far sharper than the two plans' own errors: text that is hard for one is hard for both.
+        """
+        difference = self.kl[plan] - self.kl[other]
+        return float(difference.mean()), float(_standard_error(difference[None])[0])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per plan, ready for a DataFrame."""
+        return [
+            {
+                "interaction_strength": selection.interaction_strength,
+                "requested_ratio": selection.requested_ratio,
+                "realized_ratio": selection.realized_ratio,
+                "units": len(selection),
+                "predicted_risk": selection.predicted_risk,
+                "measured_risk": float(mean),
+                "standard_error": float(error),
+            }
+            for selection, mean, error in zip(
+                self.selections, self.mean, self.standard_error, strict=True
+            )
+        ]
+
+    def __len__(self) -> int:
+        return len(self.selections)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"PlanTable({len(self)} plans x {self.kl.shape[1]} sequences, KL in nats per token)"
+        ]
+        for row in self.rows():
+            strength = row["interaction_strength"]
+            name = "     -" if strength is None else f"{strength:6.3g}"
+            lines.append(
+                f"  lambda {name}  removed {row['realized_ratio']:6.2%}  "
+                f"KL {row['measured_risk']:.5f} +- {row['standard_error']:.5f}"
+            )
+        return "\n".join(lines)
+
+
+def pruning_risk(
+    model: PreTrainedModel,
+    selection: Selection | Iterable[Unit | str | int],
+    calibration: CalibrationSet,
+) -> float:
+    """KL(teacher || masked model) of one plan (eq. risk).
+
+    Args:
+        model: the dense model.
+        selection: a Selection, or units, names or indices.
+        calibration: rows and scored positions to average over.
+
+    Returns:
+        Nats per token over the full vocabulary; logits shifts and KL in float32 or better.
+
+    Raises:
+        MismatchError: the selection is for other units.
+        NumericalError: NaN or infinite logits.
+    """
+    architecture = describe(model)
+    scales = column_scales(architecture, *resolve(model, selection))
+    total = 0.0
+    with measuring(model, torch.get_num_threads()):
+        for number in range(len(calibration)):
+            total += float(_sequence_risks(architecture, calibration, number, [scales], 1)[0])
+    return total / len(calibration)
+
+
+def measure_plans(
+    model: PreTrainedModel,
+    selections: Sequence[Selection],
+    held_out: CalibrationSet,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    plans_per_batch: int | None = None,
+    calibrated_on: CalibrationSet | Curvature | None = None,
+) -> PlanTable:
+    """Measure the KL of many plans on the same text (eq. risk).
+
+    Args:
+        model: the dense model.
+        selections: plans over the model's units; equal plans are measured once.
+        held_out: rows and scored positions.
+        checkpoint: file to resume from and write to, after every sequence; it also remembers plans
+            measured earlier, so adding plans measures only the new ones.
+        progress: show a progress bar with ETA.
+        plans_per_batch: masked copies per forward; None = what 256 MB of logits hold. Halved when
+            memory runs out.
+        calibrated_on: if given, overlap with its rows is refused.
+
+    Returns:
+        A PlanTable; after Ctrl-C, nothing is lost with a checkpoint.
+
+    Raises:
+        MismatchError: a selection is for other units, the checkpoint is of another model or text, or
+            a row was calibrated on.
+        NumericalError: NaN or infinite logits.
+    """
+    if not selections:
+        raise InputError("measure_plans got no plan. Give at least one Selection.")
+    if calibrated_on is not None:
+        held_out.require_disjoint(calibrated_on)
+    architecture = describe(model)
+    plans = {selection.fingerprint: selection for selection in selections}
+    scales = {
+        mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
+    }
+    memory = _Memory.open(checkpoint, model, held_out)
+    missing = [mark for mark in plans if mark not in memory.finished]
+    batch = plans_per_batch or _plans_that_fit(architecture, held_out, len(missing))
+    numbers = [n for n in range(len(held_out)) if not memory.has(missing, n)]
+    with measuring(model, torch.get_num_threads()):
+        bar = tqdm(
+            numbers, desc=f"KL of {len(missing)} plans", unit="sequence", disable=not progress
+        )
+        for number in bar:
+            values = _sequence_risks(
+                architecture, held_out, number, [scales[m] for m in missing], batch
+            )
+            memory.add(missing, number, values)
+    table = np.array([memory.values[selection.fingerprint] for selection in selections])
+    return PlanTable(tuple(selections), table, held_out.source)
+
+
+@dataclass
+class _Memory:
+    """Measured values by plan fingerprint [sequences], NaN where not measured yet."""
+
+    path: Path | None
+    settings: dict[str, Any]
+    sequences: int
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] | None, model: PreTrainedModel, held_out: CalibrationSet
+    ) -> _Memory:
+        memory = cls(None if path is None else Path(path), {}, len(held_out))
+        if memory.path is None:
+            return memory
+        memory.settings = {
+            "model_fingerprint": fingerprint_model(model),
+            "model_dtype": model_dtype(model),
+            "text_fingerprint": held_out.fingerprint,
+        }
+        if memory.path.exists():
+            content = load_plain(memory.path, format_name=FORMAT, version=VERSION)
+            for key, value in memory.settings.items():
+                if content["settings"].get(key) != value:
+                    raise MismatchError(
+                        f"{memory.path} holds plans measured with another {key}: "
+                        f"{content['settings'].get(key)!r}, now {value!r}. Use another file."
+                    )
+            memory.values = content["values"]
+        return memory
+
+    @property
+    def finished(self) -> set[str]:
+        return {mark for mark, row in self.values.items() if not np.isnan(row).any()}
+
+    def has(self, marks: list[str], number: int) -> bool:
+        return all(m in self.values and not np.isnan(self.values[m][number]) for m in marks)
+
+    def add(self, marks: list[str], number: int, values: np.ndarray) -> None:
+        for mark, value in zip(marks, values, strict=True):
+            row = self.values.setdefault(mark, np.full(self.sequences, np.nan))
+            row[number] = value
+        if self.path is not None:
+            content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
+            write_atomically(self.path, dump_plain(content | {"values": self.values}))
+
+
+def _sequence_risks(
+    architecture: Architecture,
+    text: CalibrationSet,
+    number: int,
+    plans: list[Scales],
+    batch: int,
+) -> np.ndarray:
+    """KL [plans] of one sequence, averaged over its scored positions."""
+    device = model_device(architecture.model)
+    ids = text.input_ids[number : number + 1].to(device)
+    positions = text.positions[number].to(device)  # type: ignore[index]
+    teacher = _scored_hidden(architecture, ids, positions, {})
+    risks: list[Tensor] = []
+    while len(risks) < len(plans):
+        rows = plans[len(risks) : len(risks) + batch]
+        try:
+            masks = stack_rows(architecture, rows)
+            masked = _scored_hidden(architecture, ids.expand(len(rows), -1), positions, masks)
+            risks += list(_mean_kl(architecture, teacher, masked))
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+            batch //= 2
+            log.warning("out of memory: measuring %d plans at a time from here on", batch)
+    values = torch.stack(risks).cpu().numpy() if risks else np.zeros(0)
+    if not np.isfinite(values).all():
+        raise NumericalError(
+            f"sequence {number} gives NaN or infinite logits for plan {int(np.argmin(np.isfinite(values)))} "
+            "(or the dense model). Half precision may overflow: try bfloat16 or float32."
+        )
+    return values
+
+
+def _scored_hidden(
+    architecture: Architecture, ids: Tensor, positions: Tensor, masks: Scales
+) -> Tensor:
+    """Final hidden states [B, P, d] at the scored positions."""
+    with scaled(architecture, masks):
+        output = architecture.decoder(input_ids=ids, use_cache=False)
+    return output[0][:, positions]
+
+
+def _mean_kl(architecture: Architecture, teacher: Tensor, masked: Tensor) -> Tensor:
+    """Mean KL [B] float64 over positions, a chunk of positions at a time."""
+    rows, positions, _ = masked.shape
+    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * architecture.head.weight.shape[0]))
+    total = torch.zeros(rows, dtype=torch.float64, device=masked.device)
+    for start in range(0, positions, step):
+        part = slice(start, start + step)
+        logits = _float(architecture.head(teacher[:, part]))
+        shift = _float(architecture.head(masked[:, part])) - logits
+        total += kl_divergence(torch.softmax(logits, dim=-1), shift).double().sum(dim=-1)
+    return total / positions
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _plans_that_fit(architecture: Architecture, text: CalibrationSet, plans: int) -> int:
+    row = 4 * text.positions_per_sequence * architecture.head.weight.shape[0]
+    tokens = max(1, 16_384 // text.seq_len)  # activations stay moderate for long rows
+    return int(max(1, min(plans, tokens, 4 * _LOGIT_BYTES // row)))
+
+
+def _standard_error(values: np.ndarray) -> np.ndarray:
+    count = values.shape[1]
+    if count < 2:
+        return np.full(len(values), np.nan)
+    return values.std(axis=1, ddof=1) / np.sqrt(count)

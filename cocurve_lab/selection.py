@@ -1,0 +1,333 @@
+"""A plan: which units go, in which order, under which guards, and what it is predicted to cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .architectures import KINDS, Kind
+from .curvature import Curvature
+from .errors import FileFormatError, InputError
+from .storage import fingerprint
+from .units import Unit, UnitSet
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Anti-collapse guards (Alg. 2): they bound where units may go, never the objective.
+
+    Attributes:
+        layer_cap: kappa, the largest share of a layer's removable cost that may go; None for no cap.
+        layer_cap_factor: the same as a multiple of the ratio (the release uses 1.5). At most one of
+            the two caps. The cap then depends on the ratio, so plans of smaller ratios are not
+            prefixes of larger ones.
+        protect_first, protect_last: layers at either end that stay whole.
+        kinds: kinds that may be pruned.
+    """
+
+    layer_cap: float | None = None
+    layer_cap_factor: float | None = None
+    protect_first: int = 0
+    protect_last: int = 0
+    kinds: tuple[Kind, ...] = KINDS
+
+    def __post_init__(self) -> None:
+        if self.layer_cap is not None and self.layer_cap_factor is not None:
+            raise InputError("give layer_cap or layer_cap_factor, not both.")
+        if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
+            raise InputError(f"layer_cap is {self.layer_cap}; it is a share in (0, 1].")
+        if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
+            raise InputError(f"layer_cap_factor is {self.layer_cap_factor}; it must be above 0.")
+        if min(self.protect_first, self.protect_last) < 0:
+            raise InputError(
+                f"protect_first/protect_last are {self.protect_first}/{self.protect_last}; "
+                "they count layers and cannot be negative."
+            )
+        if not self.kinds or set(self.kinds) - set(KINDS):
+            raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+
+    def cap_at(self, ratio: float) -> float:
+        """The layer cap in force at a ratio, as a share of a layer's cost; 1 where there is none."""
+        if self.layer_cap_factor is not None:
+            return min(1.0, self.layer_cap_factor * ratio)
+        return 1.0 if self.layer_cap is None else self.layer_cap
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The pruned set S of a plan.
+
+    Attributes:
+        units: the whole UnitSet.
+        pruned: indices of the removed units, in removal order where `ordered`.
+        requested_ratio: share of removable cost asked for, [0, 1).
+        ordered: whether `pruned` is a removal order (a published mask has none).
+        node_terms: 1/2 H_uu of each removed unit [k]; None where no curvature is known.
+        edge_terms: sum of H_uv over the units removed before it [k]; None likewise.
+        interaction_strength: the lambda that made the plan; None where it does not apply.
+        guards: the guards it was made under.
+        gains: output gain of kept FFN units by index; empty means none.
+        curvature_fingerprint: of the matrix it was solved on.
+        forced: how many leading units were forced (`include`) rather than chosen.
+    """
+
+    units: UnitSet
+    pruned: tuple[int, ...]
+    requested_ratio: float
+    ordered: bool = True
+    node_terms: np.ndarray | None = None
+    edge_terms: np.ndarray | None = None
+    interaction_strength: float | None = None
+    guards: Guards = field(default_factory=Guards)
+    gains: Mapping[int, float] = field(default_factory=dict)
+    curvature_fingerprint: str | None = None
+    forced: int = 0
+
+    @classmethod
+    def from_pruned(
+        cls,
+        units: UnitSet,
+        pruned: Iterable[Unit | str | int],
+        curvature: Curvature | None = None,
+        **fields: Any,
+    ) -> Selection:
+        """A plan from any set of units: a random one, a baseline's, one chosen by hand.
+
+        Args:
+            units: the UnitSet.
+            pruned: units, names or indices.
+            curvature: fills the predicted risk where given.
+            **fields: further fields of Selection (`requested_ratio` defaults to the realised one).
+        """
+        indices = units.indices(pruned)
+        node = edge = mark = None
+        if curvature is not None:
+            units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+            node, edge = risk_terms(curvature.matrix, indices)
+            mark = curvature.fingerprint
+        ratio = int(units.costs[list(indices)].sum()) / units.total_cost
+        defaults = {"requested_ratio": ratio, "ordered": False, "curvature_fingerprint": mark}
+        return cls(units, indices, node_terms=node, edge_terms=edge, **(defaults | fields))
+
+    # Ratios -------------------------------------------------------------------------------------
+
+    @cached_property
+    def pruned_cost(self) -> int:
+        """Removed parameters."""
+        return int(self.units.costs[list(self.pruned)].sum())
+
+    @property
+    def realized_ratio(self) -> float:
+        """Removed share of removable cost (rho_actual)."""
+        return self.pruned_cost / self.units.total_cost
+
+    @property
+    def params_removed_fraction(self) -> float | None:
+        """Removed share of all parameters, embeddings included; None where no model is known."""
+        total = self.units.total_parameters
+        return None if total is None else self.pruned_cost / total
+
+    # Risk ---------------------------------------------------------------------------------------
+
+    @property
+    def node_risk(self) -> float | None:
+        """1/2 sum of H_uu over the plan, nats per token."""
+        return None if self.node_terms is None else float(self.node_terms.sum())
+
+    @property
+    def edge_risk(self) -> float | None:
+        """Sum of H_uv over pairs of the plan, nats per token."""
+        return None if self.edge_terms is None else float(self.edge_terms.sum())
+
+    @property
+    def predicted_risk(self) -> float | None:
+        """1/2 s^T H s with the full signed H, whatever made the plan; nats per token."""
+        if self.node_risk is None or self.edge_risk is None:
+            return None
+        return self.node_risk + self.edge_risk
+
+    @property
+    def marginals(self) -> np.ndarray | None:
+        """Delta(u | S) = 1/2 H_uu + lambda g_u of each removal [k] (eq. marginal)."""
+        if self.node_terms is None or self.edge_terms is None or self.interaction_strength is None:
+            return None
+        return self.node_terms + self.interaction_strength * self.edge_terms
+
+    @property
+    def objective(self) -> float | None:
+        """R_lambda(s) of eq. (lambda), nats per token: the sum of the marginals."""
+        return None if self.marginals is None else float(self.marginals.sum())
+
+    # Views --------------------------------------------------------------------------------------
+
+    @cached_property
+    def indicator(self) -> np.ndarray:
+        """s [M], bool: True where the unit is removed."""
+        s = np.zeros(len(self.units), dtype=bool)
+        s[list(self.pruned)] = True
+        return s
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(~self.indicator).tolist())
+
+    def layer_budget(self) -> dict[str, np.ndarray]:
+        """Share of each layer's cost removed, per kind: arrays [layers] under "attention", "ffn".
+
+        A layer without units of a kind is NaN there.
+        """
+        budget = {}
+        for kind in KINDS:
+            mine = self.units.kinds == kind
+            total, gone = (
+                np.bincount(
+                    self.units.layers[mask], self.units.costs[mask], minlength=self.units.num_layers
+                )
+                for mask in (mine, mine & self.indicator)
+            )
+            budget[kind] = np.divide(gone, total, out=np.full(len(total), np.nan), where=total > 0)
+        return budget
+
+    def prefix(self, ratio: float) -> Selection:
+        """The plan of a smaller ratio, read off this one: greedy under fixed guards is nested.
+
+        Raises:
+            InputError: the plan has no order, its cap depends on the ratio (layer_cap_factor), it
+                has gains (they belong to its own pruned set), or `ratio` is larger than what was
+                solved.
+        """
+        if not self.ordered:
+            raise InputError("this plan has no removal order, so it has no prefixes. Solve again.")
+        if self.guards.layer_cap_factor is not None:
+            raise InputError(
+                f"the cap is {self.guards.layer_cap_factor} x ratio, so a plan of another ratio is not "
+                "a prefix of this one. Solve again at that ratio."
+            )
+        if self.gains:
+            raise InputError(
+                f"this plan has {len(self.gains)} gains, solved for its own pruned set. Take the "
+                "prefix of the plan without gains and solve them again."
+            )
+        require_ratio(ratio)
+        if ratio > self.requested_ratio:
+            raise InputError(f"ratio {ratio} is above the {self.requested_ratio} that was solved.")
+        running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
+        length = int(np.searchsorted(running, target_cost(self.units, ratio)))
+        length = max(length, self.forced)  # a fresh solve forces them at every ratio too
+        return replace(
+            self,
+            pruned=self.pruned[:length],
+            requested_ratio=ratio,
+            node_terms=None if self.node_terms is None else self.node_terms[:length],
+            edge_terms=None if self.edge_terms is None else self.edge_terms[:length],
+        )
+
+    def with_gains(self, gains: Mapping[int, float]) -> Selection:
+        """The same plan with output gains on kept FFN units (eq. comp).
+
+        Raises:
+            InputError: a gain names a pruned or an attention unit, or is not finite.
+        """
+        for index, gain in gains.items():
+            unit = self.units[int(index)]
+            if unit.kind != "ffn" or self.indicator[int(index)] or not np.isfinite(gain):
+                raise InputError(f"gain {gain} on {unit}: gains are finite and on kept FFN units.")
+        return replace(self, gains={int(index): float(gain) for index, gain in gains.items()})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the plan does to a model: units, pruned set, gains."""
+        gains = sorted(self.gains.items())
+        return fingerprint(self.units.fingerprint, sorted(self.pruned), gains)
+
+    # Files --------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` reads it back."""
+        guards = {name: getattr(self.guards, name) for name in Guards.__dataclass_fields__}
+        content = {
+            "format": "cocurve-selection",
+            "version": 1,
+            "units": self.units.to_plain(),
+            "pruned": list(self.pruned),
+            "requested_ratio": self.requested_ratio,
+            "ordered": self.ordered,
+            "node_terms": None if self.node_terms is None else self.node_terms.tolist(),
+            "edge_terms": None if self.edge_terms is None else self.edge_terms.tolist(),
+            "interaction_strength": self.interaction_strength,
+            "guards": guards,
+            "gains": {str(index): gain for index, gain in self.gains.items()},
+            "curvature_fingerprint": self.curvature_fingerprint,
+            "forced": self.forced,
+        }
+        return json.dumps(content)
+
+    @classmethod
+    def from_json(cls, text: str) -> Selection:
+        """Read `to_json` output.
+
+        Raises:
+            FileFormatError: not JSON, another format or version, or a field is missing.
+        """
+        try:
+            content = json.loads(text)
+            if (content.pop("format"), content.pop("version")) != ("cocurve-selection", 1):
+                raise FileFormatError("this JSON is not a selection of version 1.")
+            content["units"] = UnitSet.from_plain(content["units"])
+            content["pruned"] = content["units"].indices(content["pruned"])
+            content["guards"] = Guards(**content["guards"])
+            content["gains"] = {int(index): gain for index, gain in content["gains"].items()}
+            for name in ("node_terms", "edge_terms"):
+                content[name] = None if content[name] is None else np.array(content[name])
+            return cls(**content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"not a selection: {type(error).__name__} {error}.") from None
+
+    def require_units(self, units: UnitSet) -> None:
+        """Raise MismatchError if a model's units are not this selection's, naming the first."""
+        units.require_same(self.units, mine="the model", theirs="the selection")
+
+    def __len__(self) -> int:
+        return len(self.pruned)
+
+    def __repr__(self) -> str:
+        risk = (
+            ""
+            if self.predicted_risk is None
+            else f", predicted risk {self.predicted_risk:.4g} nats"
+        )
+        strength = self.interaction_strength
+        made = "" if strength is None else f" at lambda {strength:g}"
+        return (
+            f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} of "
+            f"removable cost ({self.pruned_cost:,} parameters; {self.requested_ratio:.2%} asked){risk}"
+        )
+
+
+def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Node and edge term [k] of each removal in order: 1/2 H_uu, and sum of H_uv over earlier v."""
+    block = matrix[np.ix_(pruned, pruned)]
+    return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)
+
+
+def require_ratio(ratio: float) -> None:
+    """Raise InputError unless ratio lies in [0, 1)."""
+    if not 0 <= ratio < 1:
+        raise InputError(
+            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in [0, 1)."
+        )
+
+
+def target_cost(units: UnitSet, ratio: float) -> float:
+    """Cost a plan of this ratio must reach, in parameters.
+
+    A hair below ratio x total: 0.3 x total computed in floating point may land above an exactly
+    reachable cost and would then demand one unit too many.
+    """
+    return ratio * units.total_cost * (1 - 1e-12)

@@ -1,0 +1,163 @@
+"""Files that can be trusted: written whole or not at all, and read without running anything.
+
+Results are pickles because notebooks expect a pickle next to them, but only of plain containers:
+numpy arrays travel as their bytes with dtype and shape, and the reader allows no global at all, so
+a hostile file can name nothing to call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import FileFormatError
+
+_ARRAY = "__array__"
+_DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
+
+
+def fingerprint(*parts: Any) -> str:
+    """SHA-256 (64 hex digits) of arrays, bytes and JSON-able values, each tagged with its length."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            # dtype and shape are hashed too: the same bytes can mean different arrays
+            payload = (
+                f"{part.dtype.str}{part.shape}".encode() + np.ascontiguousarray(part).tobytes()
+            )
+        elif isinstance(part, bytes):
+            payload = part
+        else:
+            payload = json.dumps(part, sort_keys=True, separators=(",", ":")).encode()
+        digest.update(f"{len(payload)}:".encode())
+        digest.update(payload)
+    return digest.hexdigest()
+
+
+def write_atomically(
+    path: str | os.PathLike[str], payload: bytes, *, keep_previous: bool = False
+) -> None:
+    """Write `payload` to `path` so that a crash leaves the old file or the new one, never half.
+
+    The bytes go to a temporary file in the same folder, are flushed to disk, and are renamed over
+    `path`. With `keep_previous` the old file stays beside it as `<path>.previous`.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable; the old file is untouched and the
+            temporary one removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(
+            temporary, 0o666 & ~_umask()
+        )  # mkstemp makes 0600, which hides results from a group
+        if keep_previous and path.exists():
+            os.replace(path, previous(path))
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Where `write_atomically(keep_previous=True)` leaves the file it replaced."""
+    return Path(f"{os.fspath(path)}.previous")
+
+
+def dump_plain(value: dict[str, Any]) -> bytes:
+    """Pickle a dict of plain containers and numpy arrays so that `load_plain` can read it."""
+    return pickle.dumps(_encode(value), protocol=4)
+
+
+def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
+    """Read what `dump_plain` wrote, checking `format` and `version`; runs nothing from the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: the file is truncated, names a global, or holds another format or version.
+    """
+    path = Path(path)
+    payload = path.read_bytes()
+    try:
+        value = _decode(_PlainUnpickler(io.BytesIO(payload)).load())
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from None
+    except Exception as error:  # a broken pickle can raise nearly anything
+        raise FileFormatError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one of "
+            "our files. Delete it and build again, or use its .previous if there is one."
+        ) from None
+    found = value.get("format") if isinstance(value, dict) else type(value).__name__
+    if found != format_name:
+        raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
+    if value.get("version") != version:
+        raise FileFormatError(
+            f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
+            f"{version}. Build it again, or read it with the release that wrote it."
+        )
+    return value
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler for which no class or function exists."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise FileFormatError(
+            f"the file asks to import {module_name}.{global_name}, which our files never do. "
+            "Nothing was run; do not trust its source."
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise FileFormatError("the file refers to an outside object, which our files never do.")
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.name not in _DTYPES:
+            raise TypeError(f"arrays of dtype {value.dtype} are not storable")
+        data = np.ascontiguousarray(value)
+        return {_ARRAY: data.dtype.str, "shape": list(data.shape), "data": data.tobytes()}
+    if isinstance(value, dict):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not a plain value")
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY not in value:
+        return {key: _decode(item) for key, item in value.items()}
+    dtype = np.dtype(value[_ARRAY])
+    if dtype.name not in _DTYPES:
+        raise FileFormatError(
+            f"an array claims dtype {value[_ARRAY]!r}, which our files never hold."
+        )
+    return np.frombuffer(value["data"], dtype=dtype).reshape(value["shape"]).copy()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

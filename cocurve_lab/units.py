@@ -1,0 +1,254 @@
+"""Structured units: what can be removed, what each costs, and in which order they are counted.
+
+Order is layer-major; within a layer attention units come first, then FFN groups. A `UnitSet` needs
+no model to exist, so a stored matrix can be explored on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from .architectures import KINDS, Architecture, Kind, describe
+from .errors import InputError, MismatchError
+from .storage import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One removable unit u (Section 2, appendix "Structured Units").
+
+    kind "attention": one head, or one KV-aligned query group for GQA and MQA; kind "ffn": one block
+    of contiguous intermediate channels. `start:stop` are its input columns of the output projection
+    (W_O or W_down). `cost` is c_u in parameters: everything that physically disappears with it.
+    """
+
+    kind: Kind
+    layer: int
+    index: int
+    start: int
+    stop: int
+    cost: int
+
+    @property
+    def name(self) -> str:
+        """`L12.ffn[3]`, the spelling used in every message and picture."""
+        return f"L{self.layer}.{self.kind}[{self.index}]"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class UnitSet(Sequence[Unit]):
+    """The ordered set U of M units. Supports len, indexing by number or by name, iteration.
+
+    Attributes:
+        units: the units in order.
+        ffn_groups: groups per FFN layer the set was made with; None where unknown.
+        total_parameters: parameters of the whole model, embeddings included; None where no model
+            is known (then shares of all parameters cannot be stated).
+    """
+
+    units: tuple[Unit, ...]
+    ffn_groups: int | None = None
+    total_parameters: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
+        if keys != sorted(set(keys)):
+            raise InputError(
+                "units must be distinct and ordered by layer, attention before FFN, then index. "
+                "Use enumerate_units, or sort them."
+            )
+        bad = next((unit for unit in self.units if unit.cost <= 0), None)
+        if bad is not None:
+            raise InputError(f"unit {bad} has cost {bad.cost}; a cost must be positive.")
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.units)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Unit: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Unit]: ...
+    def __getitem__(self, key: int | str | slice) -> Unit | Sequence[Unit]:
+        return self.units[self.index(key) if isinstance(key, str) else key]
+
+    def index(self, unit: Unit | str | int, *_: Any) -> int:
+        """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index.
+
+        Raises:
+            InputError: no such unit, with the name or index that was asked for.
+        """
+        if isinstance(unit, (int, np.integer)):
+            position: int | None = int(unit) if 0 <= int(unit) < len(self) else None
+        else:
+            position = self._positions.get(unit if isinstance(unit, str) else unit.name)
+        if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
+            raise InputError(
+                f"there is no unit {unit!s} in this set of {len(self)} units "
+                f"({self[0]} to {self[len(self) - 1]}). Take units from enumerate_units(model)."
+            )
+        return position
+
+    def indices(self, units: Iterable[Unit | str | int]) -> tuple[int, ...]:
+        """Positions of several units, in the given order; duplicates are refused."""
+        positions = tuple(self.index(unit) for unit in units)
+        if len(set(positions)) != len(positions):
+            twice = next(p for p in positions if positions.count(p) > 1)
+            raise InputError(f"unit {self[twice]} is named twice. Name each unit once.")
+        return positions
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {unit.name: position for position, unit in enumerate(self.units)}
+
+    @cached_property
+    def costs(self) -> np.ndarray:
+        """c [M], int64, in parameters."""
+        return _frozen([unit.cost for unit in self.units], np.int64)
+
+    @cached_property
+    def layers(self) -> np.ndarray:
+        """Layer of each unit [M], int64."""
+        return _frozen([unit.layer for unit in self.units], np.int64)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """Kind of each unit [M], "attention" or "ffn"."""
+        return _frozen([unit.kind for unit in self.units], "U9")
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.layers.max()) + 1 if len(self) else 0
+
+    @property
+    def total_cost(self) -> int:
+        """Sum of all costs: the removable parameters, of which ratios are shares."""
+        return int(self.costs.sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the units (not of the model around them)."""
+        return fingerprint(self.to_plain()["units"])
+
+    def require_same(self, other: UnitSet, *, mine: str, theirs: str) -> None:
+        """Raise MismatchError naming the first unit in which two sets differ."""
+        for a, b in zip(self, other, strict=False):
+            if a != b:
+                raise MismatchError(
+                    f"{mine} and {theirs} differ first at {a}: columns {a.start}:{a.stop}, cost "
+                    f"{a.cost:,} against {b} {b.start}:{b.stop}, cost {b.cost:,}. "
+                    "Use the model (and ffn_groups) the units were enumerated on."
+                )
+        if len(self) != len(other):
+            raise MismatchError(
+                f"{mine} has {len(self)} units, {theirs} has {len(other)}. "
+                "Use the model (and ffn_groups) the units were enumerated on."
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain containers for JSON and pickles; `from_plain` reads them back."""
+        rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
+        return {
+            "units": rows,
+            "ffn_groups": self.ffn_groups,
+            "total_parameters": self.total_parameters,
+        }
+
+    @classmethod
+    def from_plain(cls, value: dict[str, Any]) -> UnitSet:
+        units = tuple(Unit(kind, *map(int, numbers)) for kind, *numbers in value["units"])
+        return cls(units, value["ffn_groups"], value["total_parameters"])
+
+    def __repr__(self) -> str:
+        attention = int((self.kinds == "attention").sum())
+        return (
+            f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups in "
+            f"{self.num_layers} layers; {self.total_cost:,} removable parameters)"
+        )
+
+
+def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
+    """List the removable units of a model; reads shapes only, so the meta device is fine.
+
+    Args:
+        model: a supported causal language model, dense or already pruned.
+        ffn_groups: n_f, contiguous channel groups per FFN layer; where the width does not divide,
+            the first groups are one channel wider.
+
+    Returns:
+        A UnitSet; for Llama-3.1-8B with 16 groups, M = 768.
+
+    Raises:
+        ArchitectureError: the family is unknown.
+        InputError: `ffn_groups` is not between 1 and the FFN width.
+    """
+    architecture = describe(model)
+    units: list[Unit] = []
+    for layer in range(len(architecture.layers)):
+        units += _attention_units(architecture, layer)
+        units += _ffn_units(architecture, layer, ffn_groups)
+    return UnitSet(tuple(units), ffn_groups, sum(p.numel() for p in model.parameters()))
+
+
+def split_width(width: int, groups: int) -> list[tuple[int, int]]:
+    """Contiguous blocks covering `width`, sizes differing by at most one, wider ones first."""
+    sizes = [width // groups + (1 if i < width % groups else 0) for i in range(groups)]
+    stops = np.cumsum(sizes).tolist()
+    return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
+    step = architecture.head_dim(layer) * architecture.queries_per_group(layer)
+    blocks = [(g * step, (g + 1) * step) for g in range(architecture.num_groups(layer))]
+    return _units_of(architecture, layer, "attention", blocks)
+
+
+def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit]:
+    width = architecture.width(layer, "ffn")
+    if width == 0:  # a pruned model may have lost this FFN altogether
+        return []
+    if not 1 <= groups <= width:
+        raise InputError(
+            f"ffn_groups is {groups}, but layer {layer} has {width} FFN channels. "
+            f"Choose between 1 and {width} (the paper uses 16)."
+        )
+    return _units_of(architecture, layer, "ffn", split_width(width, groups))
+
+
+def _units_of(
+    architecture: Architecture, layer: int, kind: Kind, blocks: list[tuple[int, int]]
+) -> list[Unit]:
+    return [
+        Unit(kind, layer, index, start, stop, _cost(architecture, layer, kind, start, stop))
+        for index, (start, stop) in enumerate(blocks)
+    ]
+
+
+def _cost(architecture: Architecture, layer: int, kind: Kind, start: int, stop: int) -> int:
+    """Parameters that disappear: projection rows with their biases, and the write columns."""
+    block = architecture.block(layer, kind)
+    cost = (stop - start) * architecture.output_projection(layer, kind).out_features
+    for rows in architecture.unit_rows(layer, kind, start, stop):
+        projection = getattr(block, rows.projection)
+        per_row = projection.in_features + (projection.bias is not None)
+        cost += (rows.stop - rows.start) * per_row
+    return int(cost)
+
+
+def _frozen(values: list[Any], dtype: Any) -> np.ndarray:
+    array = np.array(values, dtype=dtype)
+    array.flags.writeable = False
+    return array
