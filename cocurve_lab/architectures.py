@@ -164,6 +164,11 @@ def describe(model: Any) -> Architecture:
         raise ArchitectureError(
             f"{type(model).__name__} has no lm_head. Load it with AutoModelForCausalLM."
         )
+    if not hasattr(getattr(model, "model", None), "layers"):
+        raise ArchitectureError(
+            f"{type(model).__name__} keeps its layers somewhere else than model.model.layers. "
+            "Is it wrapped (an adapter, a trainer)? Unwrap it, merge adapters, and try again."
+        )
     for layer in range(len(architecture.layers)):
         for kind in KINDS:
             _require_linear(architecture, layer, kind)
@@ -171,18 +176,27 @@ def describe(model: Any) -> Architecture:
 
 
 def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
+    """Raise ArchitectureError unless a block's projections are plain floating-point layers."""
+    names = [architecture.output_name(kind)]
     try:
-        projection = architecture.output_projection(layer, kind)
-        columns = projection.weight.shape[1]
-    except (AttributeError, IndexError) as error:
+        if architecture.width(layer, kind) > 0:  # a block that lost all its units keeps no inputs
+            names += architecture.input_projections(kind)
+        for name in names:
+            projection = getattr(architecture.block(layer, kind), name)
+            if hasattr(projection, "base_layer"):
+                raise ArchitectureError(
+                    f"{name} of layer {layer} carries an adapter ({type(projection).__name__}). "
+                    "Merge adapters before pruning."
+                )
+            weight, expected = projection.weight, (projection.out_features, projection.in_features)
+            if not weight.is_floating_point() or tuple(weight.shape) != expected:
+                raise ArchitectureError(
+                    f"{name} of layer {layer} holds {weight.dtype} of shape {tuple(weight.shape)}: "
+                    "quantised weights cannot be sliced. Load the model unquantised."
+                )
+    except AttributeError as error:
         raise ArchitectureError(
             f"layer {layer} of {type(architecture.model).__name__} lacks the {kind} projection the "
             f"family {architecture.family.model_types[0]!r} should have ({error}). Is it a variant "
             "(mixture of experts, an adapter)? Merge adapters before pruning."
         ) from None
-    if not projection.weight.is_floating_point() or columns != projection.in_features:
-        raise ArchitectureError(
-            f"the {kind} output projection of layer {layer} holds {projection.weight.dtype} of shape "
-            f"{tuple(projection.weight.shape)}: quantised weights cannot be sliced. Load the model "
-            "unquantised."
-        )

@@ -54,8 +54,8 @@ class CalibrationSet:
         ids = torch.as_tensor(self.input_ids)
         if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or ids.is_floating_point():
             raise InputError(
-                f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}; expected integer ids [N, T] with "
-                "at least one row of two tokens."
+                f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}; expected integer ids "
+                "[N, T] with at least one row of two tokens."
             )
         rows, length = ids.shape
         positions = self.positions
@@ -63,7 +63,10 @@ class CalibrationSet:
             if positions != "all":
                 raise InputError(f'positions is {positions!r}; give a tensor [N, P] or "all".')
             positions = torch.arange(length - 1).expand(rows, -1)
-        positions = torch.as_tensor(positions).long().cpu().contiguous()
+        positions = torch.as_tensor(positions).cpu()
+        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
+            raise InputError("positions are not whole numbers. Give an integer tensor [N, P].")
+        positions = positions.long().contiguous()
         if positions.dim() != 2 or positions.shape[0] != rows or positions.shape[1] < 1:
             raise InputError(
                 f"positions has shape {tuple(positions.shape)}; expected [{rows}, P], P >= 1."
@@ -71,8 +74,14 @@ class CalibrationSet:
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high > length - 2:
             raise InputError(
-                f"positions reach from {low} to {high}, but position t scores token t + 1, so they lie in "
-                f"[0, {length - 2}] for rows of {length} tokens."
+                f"positions reach from {low} to {high}, but position t scores token t + 1, so they "
+                f"lie in [0, {length - 2}] for rows of {length} tokens."
+            )
+        repeats = (positions.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+        if bool(repeats.any()):
+            raise InputError(
+                f"row {int(repeats.nonzero()[0])} scores a position twice, which would count it "
+                "double. Name each position once."
             )
         if bool((ids < 0).any()):
             raise InputError(f"input_ids holds {int(ids.min())}; token ids are not negative.")
@@ -167,12 +176,18 @@ class CalibrationSet:
     @property
     def positions_per_sequence(self) -> int:
         """P, scored positions per row."""
-        return int(self.positions.shape[1])  # type: ignore[union-attr]
+        return int(self.scored.shape[1])
+
+    @property
+    def scored(self) -> Tensor:
+        """`positions` as a tensor [N, P]: "all" is spelled out when the set is made."""
+        assert isinstance(self.positions, Tensor)
+        return self.positions
 
     def rows(self, start: int, stop: int) -> CalibrationSet:
         """The rows `start:stop` as a set of their own."""
         return CalibrationSet(
-            self.input_ids[start:stop], self.positions[start:stop], self.source, self.seed
+            self.input_ids[start:stop], self.scored[start:stop], self.source, self.seed
         )
 
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
@@ -185,8 +200,8 @@ class CalibrationSet:
         remain = len(self) - held_out - test
         if remain < 1 or min(held_out, test) < 0:
             raise InputError(
-                f"splitting {len(self)} rows into {held_out} held out and {test} test leaves {remain} "
-                "for calibration. Ask for more sequences, or smaller parts."
+                f"splitting {len(self)} rows into {held_out} held out and {test} test leaves "
+                f"{remain} for calibration. Ask for more sequences, or smaller parts."
             )
         bounds = [(0, remain), (remain, remain + held_out), (remain + held_out, len(self))]
         parts = tuple(self.rows(a, b) for a, b in bounds if b > a)
@@ -203,7 +218,7 @@ class CalibrationSet:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of tokens and positions."""
-        return fingerprint(self.input_ids.numpy(), self.positions.numpy())  # type: ignore[union-attr]
+        return fingerprint(self.input_ids.numpy(), self.scored.numpy())
 
     def require_disjoint(self, other: CalibrationSet | Curvature) -> None:
         """Raise MismatchError if a row of this set is also in `other` (or built into that H)."""
@@ -215,16 +230,16 @@ class CalibrationSet:
         if shared:
             row = next(i for i, mark in enumerate(self.row_fingerprints) if mark in shared)
             raise MismatchError(
-                f"{len(shared)} rows are in both sets, the first is row {row}: what is measured on them "
-                "is not held out. Use text the calibration has not seen."
+                f"{len(shared)} rows are in both sets, the first is row {row}: what is measured on "
+                "them is not held out. Use text the calibration has not seen."
             )
 
     def __repr__(self) -> str:
         scored = self.positions_per_sequence
         every = " (all)" if scored == self.seq_len - 1 else ""
         return (
-            f"CalibrationSet({len(self)} rows x {self.seq_len} tokens, {scored} scored positions per "
-            f"row{every}, from {self.source})"
+            f"CalibrationSet({len(self)} rows x {self.seq_len} tokens, {scored} scored positions "
+            f"per row{every}, from {self.source})"
         )
 
 
@@ -285,17 +300,27 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
 def read_documents(path: str | os.PathLike[str]) -> list[str]:
     """Documents of a text file: the "text" fields of a `.jsonl`, else paragraphs."""
     path = Path(path)
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}). Convert it first.") from None
     if path.suffix != ".jsonl":
         return [part.strip() for part in content.split("\n\n") if part.strip()]
     documents = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    # not splitlines: a JSON string may hold other line separators (U+2028) as they are
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
         try:
-            documents.append(json.loads(line)["text"])
+            document = json.loads(line)["text"]
         except (ValueError, KeyError, TypeError):
+            document = None
+        if not isinstance(document, str):
             raise InputError(
-                f'{path}, line {number} is not a JSON object with a "text" field.'
-            ) from None
+                f'{path}, line {number} is not a JSON object with a "text" field that is a string. '
+                "Correct the line, or remove it."
+            )
+        documents.append(document)
     return documents
 
 
@@ -305,16 +330,16 @@ def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -
         from datasets import load_dataset
     except ImportError:
         raise InputError(
-            f"reading {dataset} needs the `datasets` package. Run `pip install cocurve-lab[hub]`, or "
-            "give a text file: CalibrationSet.from_file(path, tokenizer)."
+            f"reading {dataset} needs the `datasets` package. Run `pip install cocurve-lab[hub]`, "
+            "or give a text file: CalibrationSet.from_file(path, tokenizer)."
         ) from None
     try:
         rows = load_dataset(dataset, name, split=split, streaming=True)
         yield from (row[field_name] for row in rows)
     except (OSError, ValueError, KeyError) as error:  # network errors are OSErrors here
         raise InputError(
-            f"{dataset} cannot be read ({type(error).__name__}: {error}). Offline? Give a text file: "
-            "CalibrationSet.from_file(path, tokenizer)."
+            f"{dataset} cannot be read ({type(error).__name__}: {error}). Offline? Give a text "
+            "file: CalibrationSet.from_file(path, tokenizer)."
         ) from None
 
 
@@ -334,9 +359,10 @@ def _pack(
     """Join documents by the end token and cut the first rows * length tokens."""
     if tokenizer.eos_token_id is None:
         raise InputError("the tokenizer has no end token to join documents with. Set eos_token.")
-    needed, tokens, stream = rows * length, [], iter(documents)
+    tokens: list[int] = []
+    needed, stream = rows * length, (text for text in documents if text.strip())
     while len(tokens) < needed:
-        batch = [text for text in islice(stream, 256) if text.strip()]
+        batch = list(islice(stream, 256))
         if not batch:
             raise InputError(
                 f"the text has {len(tokens)} tokens, but {rows} rows of {length} need {needed}. "

@@ -63,6 +63,11 @@ class Curvature:
             array = getattr(self, name)
             if array is not None and array.shape[1:] != shape:
                 raise InputError(f"{name} has shape {array.shape}, expected [groups, *{shape}].")
+        groups = {
+            name: len(getattr(self, name)) for name in shapes if getattr(self, name) is not None
+        }
+        if len(set(groups.values())) > 1:
+            raise InputError(f"numbers of groups differ: {groups}. They come from one build.")
 
     # Statistics ---------------------------------------------------------------------------------
 
@@ -102,7 +107,7 @@ class Curvature:
         return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in BLOCKS}
 
     def pair_mask(self, block: str) -> np.ndarray:
-        """Which ordered pairs u != v belong to a block ("attention", "cross", "ffn"): bool [M, M]."""
+        """Which ordered pairs u != v belong to a block (one of BLOCKS): bool [M, M]."""
         if block not in BLOCKS:
             raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
         attention = self.units.kinds == "attention"
@@ -179,11 +184,12 @@ class Curvature:
         content = self._to_plain()
         if path.suffix == ".npz":
             buffer = io.BytesIO()
-            arrays = {
+            arrays: dict[str, Any] = {
                 name: value for name, value in content.items() if isinstance(value, np.ndarray)
             }
             header = {name: value for name, value in content.items() if name not in arrays}
-            np.savez(buffer, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+            arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+            np.savez(buffer, **arrays)
             write_atomically(path, buffer.getvalue())
         else:
             write_atomically(path, dump_plain(content))
@@ -213,12 +219,12 @@ class Curvature:
             curvature = cls(
                 content["matrix"],
                 UnitSet.from_plain(content["units"]),
-                content["provenance"],
+                dict(content["provenance"]),
                 content.get("group_grams"),
                 content.get("group_positions"),
                 content.get("group_risks"),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FileFormatError(
                 f"{path} lacks a part of a curvature ({error}). Build it again."
             ) from None
@@ -259,7 +265,7 @@ class Curvature:
         """One curvature from builds over disjoint sequences of the same model and settings.
 
         Groups of the same number are added, so shards that own whole groups give the bits of one
-        build.
+        build; a part of fewer sequences than groups has fewer groups, the rest of its are empty.
 
         Raises:
             MismatchError: units or settings differ (named), or a sequence occurs in two builds.
@@ -275,26 +281,28 @@ class Curvature:
             first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
             shared = {key: first.provenance.get(key) for key in _MERGE_KEYS}
             require_settings(part.provenance, shared, f"part {number}")
-            if part.group_grams.shape != first.group_grams.shape:  # type: ignore[union-attr]
-                raise MismatchError(
-                    f"part {number} has {len(part.group_grams)} groups, part 0 has "
-                    f"{len(first.group_grams)}. Build all parts with the same `groups`."  # type: ignore[arg-type]
+            if "row_fingerprints" not in part.provenance:
+                raise InputError(
+                    f"part {number} does not say which sequences it was built on, so a sequence "
+                    "counted twice could not be noticed. Merge curvatures from estimate_curvature."
                 )
-            rows += part.provenance.get("row_fingerprints", [])
+            rows += part.provenance["row_fingerprints"]
         if len(set(rows)) != len(rows):
             twice = next(row for row in rows if rows.count(row) > 1)
             raise MismatchError(
-                f"a sequence (fingerprint {twice[:12]}) is in more than one part: merging would count "
-                "it twice. Merge builds over disjoint sequences."
+                f"a sequence (fingerprint {twice[:12]}) is in more than one part: merging would "
+                "count it twice. Merge builds over disjoint sequences."
             )
         grams, positions, risks = (
-            np.sum([getattr(part, name) for part in parts], axis=0)
+            _sum_groups([getattr(part, name) for part in parts])
             for name in ("group_grams", "group_positions", "group_risks")
         )
         provenance = first.provenance | {
             "row_fingerprints": rows,
             "num_sequences": len(rows),
             "sequences_done": len(rows),
+            "calibration_fingerprint": None,  # no one calibration set any more
+            "groups": len(grams),
             "complete": all(part.provenance.get("complete", True) for part in parts),
             "merged_from": [part.fingerprint for part in parts],
         }
@@ -331,8 +339,8 @@ class Curvature:
         partial = "" if self.provenance.get("complete", True) else " (interrupted)"
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in self.block_means().items())
         return (
-            f"Curvature of {name}: M = {len(self.units)}{rows}{partial}; trace {self.saliency.sum():.3g} "
-            f"nats per token; mean |correlation| {blocks}"
+            f"Curvature of {name}: M = {len(self.units)}{rows}{partial}; trace "
+            f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
         )
 
 
@@ -344,6 +352,15 @@ _MERGE_KEYS = (
     "positions_per_sequence",
     "method",
 )
+
+
+def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum [G, ...] over parts, added in their order; missing groups count as empty."""
+    largest = max(arrays, key=len)
+    total = np.zeros_like(largest)
+    for array in arrays:
+        total[: len(array)] += array
+    return total
 
 
 def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
@@ -369,8 +386,8 @@ def _require_curvature(matrix: np.ndarray, size: int) -> None:
     gap = float(np.abs(matrix - matrix.T).max(initial=0.0))
     if gap > 1e-5 * scale:
         raise NumericalError(
-            f"H is not symmetric: largest |H_uv - H_vu| is {gap:.3g} against entries up to {scale:.3g}. "
-            "It is not a Gram matrix; check its source."
+            f"H is not symmetric: largest |H_uv - H_vu| is {gap:.3g} against entries up to "
+            f"{scale:.3g}. It is not a Gram matrix; check its source."
         )
     lowest = float(np.diagonal(matrix).min(initial=0.0))
     if lowest < -1e-9 * scale:
@@ -394,7 +411,8 @@ def _mean(values: np.ndarray, mask: np.ndarray) -> float:
 
 def _load_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # opened here, because np.load leaves a truncated archive open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             content: dict[str, Any] = {
                 name: archive[name] for name in archive.files if name != "header"
             }
@@ -418,10 +436,9 @@ def _read_registry(path: Path) -> dict[str, Any]:
         registry = json.loads(path.read_text())
     except ValueError as error:
         raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
-    if registry.get("schema_version") != 1 or "units" not in registry:
-        raise FileFormatError(
-            f"{path} has schema_version {registry.get('schema_version')!r}; the published layout is 1."
-        )
+    version = registry.get("schema_version") if isinstance(registry, dict) else None
+    if version != 1 or "units" not in registry:
+        raise FileFormatError(f"{path} has schema_version {version!r}; the published layout is 1.")
     return registry
 
 
@@ -432,12 +449,13 @@ def _read_npy(path: Path) -> np.ndarray:
                 f"{path} is a Git LFS pointer, not the matrix: the download was incomplete. "
                 "Run `git lfs pull` in that folder."
             )
-    try:
-        return np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise FileFormatError(
-            f"{path} is not a numpy array ({error}). Download it again."
-        ) from None
+        file.seek(0)
+        try:
+            return np.lib.format.read_array(file, allow_pickle=False)
+        except ValueError as error:
+            raise FileFormatError(
+                f"{path} is not a numpy array ({error}). Download it again."
+            ) from None
 
 
 def _release_units(registry: dict[str, Any]) -> UnitSet:
@@ -445,7 +463,7 @@ def _release_units(registry: dict[str, Any]) -> UnitSet:
     try:
         head_dim = _release_head_dim(registry["units"])
         units = tuple(_release_unit(row, head_dim) for row in registry["units"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, IndexError) as error:
         raise FileFormatError(f"registry.json lacks {error} in a unit.") from None
     return UnitSet(units, registry.get("ffn_groups_per_layer"))
 
@@ -478,5 +496,6 @@ def _release_head_dim(rows: list[dict[str, Any]]) -> int:
         if head["cost"] % per_channel == 0:
             return int(head["cost"] // per_channel)
     raise FileFormatError(
-        f"the attention cost {head['cost']} in registry.json fits no head_dim for hidden size {hidden}."
+        f"the attention cost {head['cost']} in registry.json fits no head_dim for hidden size "
+        f"{hidden}."
     )

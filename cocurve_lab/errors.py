@@ -27,7 +27,7 @@ class FileFormatError(CocurveError):
 
 
 class NumericalError(CocurveError):
-    """A model or a matrix produced numbers that cannot be used (NaN, infinity, a negative square)."""
+    """A model or a matrix gave numbers that cannot be used (NaN, infinity, a negative square)."""
 
 
 class EquivalenceError(CocurveError):

@@ -27,7 +27,13 @@ from .calibration import CalibrationSet
 from .curvature import Curvature, require_settings
 from .errors import FileFormatError, InputError, NumericalError
 from .fisher import center, kl_divergence
-from .loading import fingerprint_model, model_device, model_dtype, model_name
+from .loading import (
+    embedding_weight,
+    fingerprint_model,
+    model_device,
+    model_dtype,
+    model_name,
+)
 from .replay import Replay, SupportHead, top_support
 from .storage import dump_plain, fingerprint, load_plain, previous, write_atomically
 from .units import Unit, UnitSet, enumerate_units
@@ -46,7 +52,8 @@ class BuildOptions:
     """Knobs of a build that do not change what is estimated.
 
     Attributes:
-        units_per_batch: ablations per forward; None = from free memory. Halved when memory runs out.
+        units_per_batch: ablations per forward; None = from free memory. Halved when memory runs
+            out.
         groups: groups of sequences whose Grams are kept apart (error bars, merging).
         checkpoint_seconds: write the checkpoint after the first sequence that ends this long after
             the last one; 0 writes after every sequence.
@@ -133,7 +140,8 @@ def load_or_estimate(
     """Load H from `folder` if this very build is there, else build it and save it.
 
     The file is named by the model and the fingerprint of all settings, so another model,
-    calibration or r never overwrites it. An interrupted build resumes from the checkpoint beside it.
+    calibration or r never overwrites it. An interrupted build resumes from the checkpoint beside
+    it.
 
     Raises: as `estimate_curvature` and `Curvature.load`.
     """
@@ -274,8 +282,8 @@ class _Build:
     def _add_sequence(self, architecture: Architecture, bar: Any) -> None:
         """One sequence: teacher, all units, Gram. State changes only once it is whole."""
         ids = self.calibration.input_ids[self.done : self.done + 1]
-        positions = self.calibration.positions[self.done]  # type: ignore[index]
-        sequence = _Sequence(architecture, ids, positions, self.settings["top_r"], self.done)  # type: ignore[arg-type]
+        positions = self.calibration.scored[self.done]
+        sequence = _Sequence(architecture, ids, positions, self.settings["top_r"], self.done)
         features = sequence.new_features(len(self.units))
         risks = torch.zeros(len(self.units), dtype=torch.float64)
         counted = 0
@@ -284,11 +292,11 @@ class _Build:
             while start < len(layer_units):
                 batch = layer_units[start : start + self.runtime["units_per_batch"]]
                 rows = slice(first + start, first + start + len(batch))
-                try:
-                    risks[rows] = sequence.ablate(batch, features[rows])
-                except torch.OutOfMemoryError:
+                found = sequence.try_ablate(batch, features[rows])
+                if found is None:
                     self._halve_batch(bar)
                     continue
+                risks[rows] = found
                 start += len(batch)
                 counted += len(batch)
                 bar.update(len(batch))
@@ -312,8 +320,8 @@ class _Build:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         event = (
-            f"sequence {self.done}: out of memory, {self.runtime['units_per_batch']} units per batch "
-            "from here on"
+            f"sequence {self.done}: out of memory, {self.runtime['units_per_batch']} units per "
+            "batch from here on"
         )
         self.events.append(event)
         log.warning(event)
@@ -333,19 +341,17 @@ class _Build:
 
     def _announce(self, architecture: Architecture) -> None:
         """Time a few ablations and say what the build will take."""
-        ids, positions = self.calibration.input_ids[:1], self.calibration.positions[0]  # type: ignore[index]
+        ids, positions = self.calibration.input_ids[:1], self.calibration.scored[0]
         begun = time.monotonic()
-        sequence = _Sequence(architecture, ids, positions, self.settings["top_r"], 0)  # type: ignore[arg-type]
+        sequence = _Sequence(architecture, ids, positions, self.settings["top_r"], 0)
         teacher = time.monotonic() - begun
         layers = list(_by_layer(self.units))
         probes = []
         for _, layer_units in (layers[0], layers[-1]):
             batch = layer_units[: self.runtime["units_per_batch"]]
             features = sequence.new_features(len(batch))
-            try:
-                begun = time.monotonic()
-                sequence.ablate(batch, features)
-            except torch.OutOfMemoryError:
+            begun = time.monotonic()
+            if sequence.try_ablate(batch, features) is None:
                 return  # the build itself halves the batch and says so
             probes.append((time.monotonic() - begun) / len(batch))
         remaining = len(self.calibration) - self.done
@@ -359,11 +365,12 @@ class _Build:
             self.runtime["units_per_batch"],
         )
         print(
-            f"{len(self.units)} units x {remaining} sequences of {self.calibration.seq_len} tokens, "
-            f"{self.calibration.positions_per_sequence} scored each: about {_duration(seconds)} and "
-            f"{memory / 1e9:.2g} GB beside the model ({self.settings['model_dtype']} on "
-            f"{self.runtime['device_kind']}, {self.runtime['units_per_batch']} ablations per batch). "
-            "Interrupt any time; what is done is kept."
+            f"{len(self.units)} units x {remaining} sequences of {self.calibration.seq_len} "
+            f"tokens, {self.calibration.positions_per_sequence} scored each: about "
+            f"{_duration(seconds)} and {memory / 1e9:.2g} GB beside the model "
+            f"({self.settings['model_dtype']} on {self.runtime['device_kind']}, "
+            f"{self.runtime['units_per_batch']} ablations per batch). Interrupt any time; what is "
+            "done is kept."
         )
 
     def _provenance(self, model: PreTrainedModel, complete: bool) -> dict[str, Any]:
@@ -383,7 +390,7 @@ class _Build:
             "device": _device_name(model_device(model)),
             "versions": {
                 "cocurve_lab": __version__,
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),  # a str subclass, which is not plain
                 "transformers": transformers.__version__,
             },
         }
@@ -453,28 +460,37 @@ class _Sequence:
         self.replay = Replay(architecture, ids.to(device), positions.to(device))
         hidden = self.replay.scored_hidden
         self.head = SupportHead(architecture.head, top_support(architecture.head, hidden, top_r))
-        self.logits = self.head(hidden)  # [1, P, r] float32
+        self.logits = self.head(hidden)  # [1, P, r] float32, or float64 like the model
         if not bool(torch.isfinite(self.logits).all()):
             raise NumericalError(
-                f"the model gives NaN or infinite logits on sequence {number}. Check the weights; half "
-                "precision may overflow: try bfloat16 or float32."
+                f"the model gives NaN or infinite logits on sequence {number}. Check the weights; "
+                "half precision may overflow: try bfloat16 or float32."
             )
         self.probabilities = torch.softmax(self.logits, dim=-1)
         self.roots = self.probabilities.sqrt()
 
     def new_features(self, rows: int) -> Tensor:
-        """Room for whitened features [rows, P * r] float32."""
-        return torch.empty(rows, self.logits[0].numel(), device=self.logits.device)
+        """Room for whitened features [rows, P * r], dtype of the logits."""
+        return self.logits.new_empty(rows, self.logits[0].numel())
+
+    def try_ablate(self, batch: list[Unit], features: Tensor) -> Tensor | None:
+        """`ablate`, or None where memory runs out (outside the exception, so it can be freed)."""
+        try:
+            return self.ablate(batch, features)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
 
     def ablate(self, batch: list[Unit], features: Tensor) -> Tensor:
-        """Fill `features` [B, P * r] for units of one layer; returns their summed KL [B] float64."""
+        """Fill `features` [B, P * r] for units of one layer; return their summed KL [B] float64."""
         shift = self.head(self.replay.ablated_hidden(batch)).sub_(self.logits)  # z_u - z_0
         risk = kl_divergence(self.probabilities, shift).double().sum(dim=-1)
         if not bool(torch.isfinite(risk).all()):
             bad = batch[int((~torch.isfinite(risk)).nonzero()[0])]
             raise NumericalError(
-                f"removing {bad} gives NaN or infinite logits on sequence {self.number}. Half precision "
-                "may overflow: try bfloat16 or float32."
+                f"removing {bad} gives NaN or infinite logits on sequence {self.number}. Half "
+                "precision may overflow: try bfloat16 or float32."
             )
         # whitened z_0 - z_u; its sign is common to all units, so the Gram does not see it
         torch.mul(center(self.probabilities, shift), self.roots, out=features.view(shift.shape))
@@ -515,7 +531,7 @@ def memory_needed(
 ) -> float:
     """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
     config, length = architecture.model.config, calibration.seq_len
-    size = architecture.model.get_input_embeddings().weight.element_size()
+    size = embedding_weight(architecture.model).element_size()
     vocabulary, hidden = architecture.head.weight.shape
     scored = calibration.positions_per_sequence * top_r * 4
     whole_head = calibration.positions_per_sequence * vocabulary * 4
@@ -555,7 +571,7 @@ def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int
 
 def require_rows_fit(model: PreTrainedModel, calibration: CalibrationSet) -> None:
     """Raise InputError if token ids or row length lie outside what the model was made for."""
-    largest, rows = int(calibration.input_ids.max()), model.get_input_embeddings().weight.shape[0]
+    largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
             f"the calibration holds token id {largest}, the model's embedding has {rows} rows. "
@@ -572,7 +588,8 @@ def require_rows_fit(model: PreTrainedModel, calibration: CalibrationSet) -> Non
 @contextmanager
 def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
     """Eval mode, no gradients, true float32 products, a fixed number of threads; all put back."""
-    training, precision = model.training, torch.get_float32_matmul_precision()
+    modes = [(module, module.training) for module in model.modules()]
+    precision = torch.get_float32_matmul_precision()
     before = torch.get_num_threads()
     model.eval()
     torch.set_float32_matmul_precision("highest")
@@ -583,7 +600,8 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         torch.set_float32_matmul_precision(precision)
-        model.train(training)
+        for module, training in modes:  # not model.train(): submodules may differ from the top
+            module.training = training
 
 
 @contextmanager
@@ -603,6 +621,11 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, old)
     if came:
         raise KeyboardInterrupt
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out; on the CPU torch says so by a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _device_name(device: torch.device) -> str:

@@ -1,8 +1,10 @@
-"""Getting a model: the embedded one by default, any supported Hugging Face model by name or folder."""
+"""Getting a model: the embedded one by default, else a Hugging Face model by name or folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO = "demo"
-_CHUNK = 1 << 22  # weights hashed at a time; int64 copies of a whole layer would not fit
 
 
 def demo_folder() -> Path:
@@ -30,16 +31,19 @@ def demo_folder() -> Path:
         if (folder / "config.json").exists():
             return folder
     raise InputError(
-        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the repository whole, or "
-        "train it again with `python data/train_demo.py`."
+        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the repository "
+        "whole, or train it again with `python data/train_demo.py`."
     )
 
 
 def is_demo(model_id: str | os.PathLike[str]) -> bool:
     """Whether a model id means the embedded model."""
-    return str(model_id) == DEMO or (
-        Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
-    )
+    if str(model_id) == DEMO:
+        return True
+    try:
+        return Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
+    except InputError:  # no embedded model here, so this is another one
+        return False
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
@@ -47,6 +51,31 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     if device is not None:
         return torch.device(device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def report_device(device: str | torch.device | None = None) -> str:
+    """One line on where a model would run: device, dtype, free memory, versions.
+
+    Warns loudly (a RuntimeWarning) if the machine has an NVIDIA GPU that this torch cannot use,
+    because everything then still works, only a hundred times slower.
+    """
+    import psutil
+
+    target = pick_device(device)
+    if target.type == "cuda":
+        name, free = torch.cuda.get_device_name(target), torch.cuda.mem_get_info(target)[0]
+        dtype = "the checkpoint's dtype"
+    else:
+        name, free = f"CPU, {torch.get_num_threads()} threads", psutil.virtual_memory().available
+        dtype = "float32"
+        if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
+            warnings.warn(
+                f"THIS MACHINE HAS AN NVIDIA DRIVER, BUT TORCH {torch.__version__} CANNOT USE A "
+                "GPU: the CPU will be used. Install a CUDA build of torch, or check `nvidia-smi`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return f"{name}; {dtype}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
 
 
 def load_model(
@@ -82,23 +111,30 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{str(model_id)!r} cannot be loaded: {error}\nGive a folder with a Hugging Face model, or a "
-            "hub id you can reach (a gated one needs `hf auth login`)."
+            f"{str(model_id)!r} cannot be loaded: {error}\nGive a folder with a Hugging Face "
+            "model, or a hub id you can reach (a gated one needs `hf auth login`)."
         ) from error
     describe(model)  # an unsupported family fails here, before minutes of work
     if "device_map" not in options:
-        model.to(target)
+        torch.nn.Module.to(model, target)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
+    """The input embedding [V, d]: its device is where inputs go, its dtype is the model's."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def model_device(model: PreTrainedModel) -> torch.device:
     """Where the model's inputs go."""
-    return model.get_input_embeddings().weight.device
+    return embedding_weight(model).device
 
 
 def model_dtype(model: PreTrainedModel) -> str:
     """The weights' dtype, "float32" and so on."""
-    return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
+    return str(embedding_weight(model).dtype).removeprefix("torch.")
 
 
 def model_name(model: PreTrainedModel) -> str:
@@ -107,30 +143,18 @@ def model_name(model: PreTrainedModel) -> str:
     return Path(source.rstrip("/")).name or "model"
 
 
-@torch.inference_mode()
 def fingerprint_model(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes, dtypes and exact integer checksums of all weights.
-
-    Integer sums of the bit patterns do not depend on the device or on the order of addition; the
-    position-weighted one notices swapped values.
-    """
+    """SHA-256 over names, shapes, dtypes and bits of all weights; the same on every device."""
     weights = sorted(model.state_dict().items())
-    return fingerprint([[name, *tensor_checksum(tensor)] for name, tensor in weights])
+    return fingerprint([[name, fingerprint_tensor(tensor)] for name, tensor in weights])
 
 
-def tensor_checksum(tensor: torch.Tensor) -> list[Any]:
-    """Shape, dtype and two exact integer checksums of a tensor's bits, equal on every device."""
-    bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])
-    plain = weighted = 0
-    for start in range(0, bits.numel(), _CHUNK):
-        chunk = bits[start : start + _CHUNK].to(torch.int64)
-        places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65_521 + 1
-        plain += int(chunk.sum())
-        weighted += int((chunk % 65_537 * places).sum())
-    return [list(tensor.shape), str(tensor.dtype), plain, weighted]
+def fingerprint_tensor(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's shape, dtype and bits."""
+    bits = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return fingerprint(list(tensor.shape), str(tensor.dtype), bits.numpy())
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOKENIZER_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 

@@ -118,6 +118,7 @@ def _require_fit(architecture: Architecture, unit: Unit) -> None:
     if unit.layer >= layers or unit.stop > architecture.width(unit.layer, unit.kind):
         width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
         raise MismatchError(
-            f"{unit} (columns {unit.start}:{unit.stop}) is not in this model of {layers} layers, whose "
-            f"layer {unit.layer} has {width} {unit.kind} columns. Enumerate the units on this model."
+            f"{unit} (columns {unit.start}:{unit.stop}) is not in this model of {layers} layers, "
+            f"whose layer {unit.layer} has {width} {unit.kind} columns. Enumerate the units on "
+            "this model."
         )

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from .architectures import KINDS, Architecture, Kind, describe
 from .calibration import CalibrationSet
 from .errors import EquivalenceError, FileFormatError, InputError
-from .estimator import measuring
-from .loading import model_device, tensor_checksum
+from .estimator import measuring, require_rows_fit
+from .loading import embedding_weight, fingerprint_tensor, model_device, model_dtype
 from .masking import ablate
 from .replay import LayerCall, capture_calls, first_output
 from .selection import Selection
@@ -40,8 +40,8 @@ TOLERANCE = 1e-3  # max absolute logit difference in float32 (appendix "Structur
 class EmptyAttention(nn.Module):
     """Stands in for an attention block that lost every head: writes only the output bias, if any.
 
-    It still notes one number per token in the KV cache, because transformers reads the length of the
-    past from the cache of a layer.
+    It still notes one number per token in the KV cache, because transformers reads the length of
+    the past from the cache of a layer.
     """
 
     def __init__(self, attention: Any, output: nn.Linear) -> None:
@@ -174,7 +174,8 @@ def _slice_linear(
     gains: Tensor | None = None,
 ) -> nn.Linear:
     """A new linear layer with some rows (outputs, with their biases) or columns (inputs)."""
-    weight, bias = linear.weight.detach(), linear.bias
+    weight: Tensor = linear.weight.detach()
+    bias: Tensor | None = linear.bias
     if rows is not None:
         rows = rows.to(weight.device)
         weight, bias = weight[rows], None if bias is None else bias.detach()[rows]
@@ -229,13 +230,14 @@ class Equivalence:
     """What a check measured.
 
     Attributes:
-        max_abs_difference: largest |logit| difference masked against pruned. For half precision it is
-            the largest layer output difference with both computed in float32.
+        max_abs_difference: largest |logit| difference masked against pruned. For half precision it
+            is the largest layer output difference with both computed in float32.
         sequences, tokens: how much text was compared.
         dtype: the models' dtype.
-        raw_difference: half precision only: largest difference of the half-precision logits, reported
-            and not judged.
-        logit_spacing: half precision only: distance between neighbouring numbers at the largest logit.
+        raw_difference: half precision only: largest difference of the half-precision logits,
+            reported and not judged.
+        logit_spacing: half precision only: distance between neighbouring numbers at the largest
+            logit.
     """
 
     max_abs_difference: float
@@ -250,8 +252,8 @@ class Equivalence:
         if self.raw_difference is None:
             return f"{head} ({self.tokens} tokens, max abs logit difference, {self.dtype})"
         return (
-            f"{head} ({self.tokens} tokens, layer by layer in float32; kept weights bitwise equal; raw "
-            f"{self.dtype} logits differ by {self.raw_difference:.1e}, their spacing is "
+            f"{head} ({self.tokens} tokens, layer by layer in float32; kept weights bitwise equal; "
+            f"raw {self.dtype} logits differ by {self.raw_difference:.1e}, their spacing is "
             f"{self.logit_spacing:.1e})"
         )
 
@@ -298,22 +300,23 @@ class _Reference:
         text: the rows.
         dtype: the model's dtype.
         logits: masked logits [N, T, V].
-        layers: half precision only: per row and layer its call, and the masked layer's output on it,
-            both in float32.
-        weights: half precision only: checksum of every weight the pruned model must have.
+        layers: half precision only: per row and layer its call, and the masked layer's output on
+            it, both in float32.
+        weights: half precision only: fingerprint of every parameter the pruned model must have.
     """
 
     text: CalibrationSet
     dtype: torch.dtype
     logits: Tensor
     layers: list[list[tuple[LayerCall, Tensor]]]
-    weights: dict[tuple[int, Kind, str], list[Any]]
+    weights: dict[str, str]
 
     @classmethod
     def record(
         cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
     ) -> _Reference:
-        dtype = model.get_input_embeddings().weight.dtype
+        require_rows_fit(model, text)
+        dtype = embedding_weight(model).dtype
         with measuring(model, torch.get_num_threads()):
             with ablate(model, selection):
                 logits = _logits(model, text)
@@ -329,22 +332,27 @@ class _Reference:
         with measuring(pruned, torch.get_num_threads()):
             raw = float((_logits(pruned, self.text) - self.logits).abs().max())
             judged = self._worst_layer(architecture) if self.layers else raw
-        for (layer, kind, projection), checksum in self.weights.items():
-            weight = getattr(architecture.block(layer, kind), projection).weight
-            if tensor_checksum(weight) != checksum:
-                raise EquivalenceError(
-                    f"{projection} of layer {layer} is not the slice of the dense weight it should be. "
-                    "The pruned model was changed after pruning, or belongs to another plan."
-                )
+        if self.weights:
+            self._require_bits(pruned)
         if not judged <= TOLERANCE:  # the negation also catches NaN
             what = "layer outputs" if self.layers else "logits"
             raise EquivalenceError(
-                f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, above "
-                f"{TOLERANCE:g}. The pruned model is not this plan of this model; prune again, and if it "
-                "persists report the model's name."
+                f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, "
+                f"above {TOLERANCE:g}. The pruned model is not this plan of this model; prune "
+                "again, and if it persists report the model's name."
             )
         half = (raw, self._spacing()) if self.layers else (None, None)
         return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name, *half)
+
+    def _require_bits(self, pruned: PreTrainedModel) -> None:
+        """Half precision: every parameter is, bit for bit, the slice it should be."""
+        found = {name: fingerprint_tensor(weight) for name, weight in pruned.named_parameters()}
+        for name in sorted(self.weights.keys() | found.keys()):
+            if self.weights.get(name) != found.get(name):
+                raise EquivalenceError(
+                    f"{name} is not the slice of the dense weight it should be. The pruned model "
+                    "was changed after pruning, or belongs to another plan; prune again."
+                )
 
     def _worst_layer(self, architecture: Architecture) -> float:
         """Largest layer output difference, relative to the layer's largest output where above 1."""
@@ -389,7 +397,7 @@ def _masked_layers(
         with _float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
                 output = architecture.output_projection(layer, "ffn")
-                half = output.weight.to(model.get_input_embeddings().weight.dtype)
+                half = output.weight.to(embedding_weight(model).dtype)
                 output.weight.data = _fold(half, gains).float()
             with ablate(model, masks):
                 recorded.append(
@@ -403,24 +411,21 @@ def _gains_alone(selection: Selection) -> Selection:
     return replace(selection, pruned=(), node_terms=None, edge_terms=None)
 
 
-def _expected_weights(
-    architecture: Architecture, selection: Selection
-) -> dict[tuple[int, Kind, str], list[Any]]:
-    """Checksums of all projection weights the pruned model must have, bit for bit."""
+def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
+    """Fingerprints of all parameters the pruned model must have, by name."""
+    names = {id(module): name for name, module in architecture.model.named_modules()}
     sliced = {
-        (id(parent), name): new for parent, name, new in _sliced_modules(architecture, selection)
+        f"{names[id(parent)]}.{attribute}": module
+        for parent, attribute, module in _sliced_modules(architecture, selection)
     }
-    weights: dict[tuple[int, Kind, str], list[Any]] = {}
-    for layer in range(len(architecture.layers)):
-        for kind in KINDS:
-            block = architecture.block(layer, kind)
-            output = architecture.output_name(kind)
-            kept, _ = _kept_columns(architecture, selection, layer, kind)
-            if kind == "attention" and len(kept) == 0:
-                continue
-            for name in (*architecture.input_projections(kind), output):
-                module = sliced.get((id(block), name), getattr(block, name))
-                weights[layer, kind, name] = tensor_checksum(module.weight)
+    weights = {
+        name: fingerprint_tensor(weight)
+        for name, weight in architecture.model.named_parameters()
+        if not any(name.startswith(f"{cut}.") for cut in sliced)
+    }
+    for prefix, module in sliced.items():
+        for name, weight in module.named_parameters():
+            weights[f"{prefix}.{name}"] = fingerprint_tensor(weight)
     return weights
 
 
@@ -471,16 +476,17 @@ def save_pruned(
             "this model carries no manifest: it was not made by prune. Prune it, then save."
         )
     folder = Path(folder)
-    taken = folder.exists() and any(folder.iterdir())
+    taken = folder.is_file() or (folder.exists() and any(folder.iterdir()))
     if taken and not (overwrite and (folder / MANIFEST).exists()):
         raise InputError(
-            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to replace an "
-            "earlier pruned model there."
+            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
+            "replace an earlier pruned model there."
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         pruned.save_pretrained(temporary)
+        manifest = manifest | {"dtype": model_dtype(pruned)}  # it may have been converted since
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
         temporary.chmod(0o755)
         if folder.exists():
@@ -506,9 +512,9 @@ def load_pruned(
         dtype: default as saved.
 
     Raises:
-        FileFormatError: no manifest, another version, weights missing, or of the wrong shape (named).
+        FileFormatError: no manifest, another version, weights missing, or of a wrong shape (named).
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     folder = Path(folder)
     manifest = _read_manifest(folder)
@@ -519,12 +525,17 @@ def load_pruned(
     _narrow(describe(model), manifest["layers"])
     weights = _read_weights(folder)
     _require_shapes(model, weights, folder)
+    if dtype is not None:  # weights alone: rotary frequencies stay in float32
+        weights = {name: weight.to(dtype) for name, weight in weights.items()}
+        model.config.dtype = dtype
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     _rebuild_buffers(model)
     _settle_heads(describe(model))
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     model.cocurve_manifest = manifest
-    model.to(device=device or "cpu", dtype=dtype)
+    model.to(device=device or "cpu")
     return model.eval().requires_grad_(False)
 
 
@@ -540,7 +551,7 @@ def _manifest(architecture: Architecture, selection: Selection) -> dict[str, Any
     return {
         "format": FORMAT,
         "version": VERSION,
-        "dtype": str(architecture.model.get_input_embeddings().weight.dtype).removeprefix("torch."),
+        "dtype": model_dtype(architecture.model),
         "layers": layers,
         "requested_ratio": selection.requested_ratio,
         "realized_ratio": selection.realized_ratio,
@@ -558,19 +569,24 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.exists():
         raise FileFormatError(
-            f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model loads with "
-            "load_model."
+            f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model "
+            "loads with load_model."
         )
     try:
         manifest = json.loads(path.read_text())
         found = (manifest["format"], manifest["version"])
-        manifest["layers"], manifest["dtype"]
+        for widths in manifest["layers"]:
+            int(widths["attention_columns"]), int(widths["ffn_columns"])
+        if not isinstance(getattr(torch, manifest["dtype"], None), torch.dtype):
+            raise ValueError(f"unknown dtype {manifest['dtype']!r}")
     except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} is damaged ({error}). Save the model again.") from None
+        raise FileFormatError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
+        ) from None
     if found != (FORMAT, VERSION):
         raise FileFormatError(
-            f"{path} is {found[0]!r} version {found[1]}; this code reads {FORMAT!r} version {VERSION}. "
-            "Load it with the release that wrote it."
+            f"{path} is {found[0]!r} version {found[1]}; this code reads {FORMAT!r} version "
+            f"{VERSION}. Load it with the release that wrote it."
         )
     return manifest
 
@@ -579,12 +595,21 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
     """Give a meta-device model the widths of a manifest."""
     if len(layers) != len(architecture.layers):
         raise FileFormatError(
-            f"the manifest describes {len(layers)} layers, the configuration {len(architecture.layers)}."
+            f"the manifest describes {len(layers)} layers, the configuration "
+            f"{len(architecture.layers)}."
         )
     for layer, widths in enumerate(layers):
         for kind in KINDS:
-            columns = torch.arange(widths[f"{kind}_columns"])
-            _narrow_block(architecture, layer, kind, columns)
+            wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
+            step = 1
+            if kind == "attention":
+                step = architecture.head_dim(layer) * architecture.queries_per_group(layer)
+            if not 0 <= wanted <= dense or wanted % step:
+                raise FileFormatError(
+                    f"the manifest gives layer {layer} {wanted} {kind} columns; this configuration "
+                    f"has up to {dense} in steps of {step}. Save the model again."
+                )
+            _narrow_block(architecture, layer, kind, torch.arange(wanted))
 
 
 def _narrow_block(architecture: Architecture, layer: int, kind: Kind, columns: Tensor) -> None:
@@ -633,8 +658,8 @@ def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: 
         found = tuple(weights[name].shape) if name in weights else None
         if found != shape and not (found is None and name in tied):
             raise FileFormatError(
-                f"{name} in {folder} has shape {found}, the manifest says {shape}. The folder mixes two "
-                "models; save it again."
+                f"{name} in {folder} has shape {found}, the manifest says {shape}. The folder "
+                "mixes two models; save it again."
             )
     extra = next((name for name in weights if name not in wanted), None)
     if extra is not None:

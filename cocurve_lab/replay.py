@@ -67,7 +67,7 @@ class Replay:
         return self.final_hidden[:, self.positions]
 
     def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
-        """Final hidden states [B, P, d] at the scored positions with one unit of a layer ablated each.
+        """Final hidden states [B, P, d] at the scored positions, a unit of one layer ablated each.
 
         Args:
             units: B units of one layer; row b runs without units[b].
@@ -150,27 +150,27 @@ class Replay:
 
 
 class SupportHead:
-    """The language-model head on the teacher's top-r support, computed in float32.
+    """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
 
     Args:
         head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
     """
 
-    def __init__(self, head: nn.Module, support: Tensor) -> None:
-        self.weight, self.support = head.weight, support
-        self.bias = getattr(head, "bias", None)
+    def __init__(self, head: nn.Linear, support: Tensor) -> None:
+        self.weight: Tensor = head.weight
+        self.support, self.bias = support, head.bias
         vocabulary = self.weight.shape[0]
         self.whole = vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
         if self.whole:
-            self.weight = self.weight.float()
+            self.weight = widen(self.weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [B, P, r] float32 of hidden states [B, P, d]."""
-        hidden = hidden.float()
+        """Logits [B, P, r] float32 or better of hidden states [B, P, d]."""
+        hidden = widen(hidden)
         if self.whole:
-            bias = None if self.bias is None else self.bias.float()
+            bias = None if self.bias is None else widen(self.bias)
             logits = F.linear(hidden, self.weight, bias)
             if self.identity:
                 return logits
@@ -183,15 +183,15 @@ class SupportHead:
         logits = hidden.new_empty(len(hidden), positions, top)
         for start in range(0, positions, step):
             support = self.support[start : start + step]
-            rows = self.weight[support].float()  # [p, r, d]
+            rows = widen(self.weight[support])  # [p, r, d]
             chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
             if self.bias is not None:
-                chunk = chunk + self.bias[support].float().unsqueeze(-1)
+                chunk = chunk + widen(self.bias[support]).unsqueeze(-1)
             logits[:, start : start + step] = chunk.permute(2, 0, 1)
         return logits
 
 
-def top_support(head: nn.Module, hidden: Tensor, top_r: int) -> Tensor:
+def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
 
     Args:
@@ -203,7 +203,7 @@ def top_support(head: nn.Module, hidden: Tensor, top_r: int) -> Tensor:
     if top_r == vocabulary:
         return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
     step = max(1, _GATHER_BYTES // (vocabulary * 4))
-    parts = [head(part).float().topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
+    parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
     return torch.cat(parts)
 
 
@@ -211,18 +211,18 @@ def top_support(head: nn.Module, hidden: Tensor, top_r: int) -> Tensor:
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let `module(...)` call `forward` inside the block; hooks and other modules are untouched."""
     own = module.__dict__.get("forward")  # accelerate puts one on the instance; keep it
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:
         if own is None:
             del module.forward
         else:
-            module.forward = own  # type: ignore[method-assign]
+            module.forward = own
 
 
 def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
-    """Run the decoder once: final hidden states [B, T, d] after the norm, and every layer's call."""
+    """Run the decoder once: hidden states [B, T, d] after the final norm, every layer's call."""
     calls: list[LayerCall] = []
 
     def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -279,7 +279,7 @@ def _block_trace(
     return BlockTrace(columns[kind], writes[kind], rest)
 
 
-def _contributions(projection: nn.Module, columns: Tensor, units: list[Unit]) -> Tensor:
+def _contributions(projection: nn.Linear, columns: Tensor, units: list[Unit]) -> Tensor:
     """What each unit writes [B, T, d]: its columns through its slice of the projection, no bias."""
     weight = projection.weight
     return torch.stack(
@@ -288,6 +288,11 @@ def _contributions(projection: nn.Module, columns: Tensor, units: list[Unit]) ->
             for unit in units
         ]
     )
+
+
+def widen(values: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def first_output(output: Any) -> Tensor:

@@ -1,8 +1,8 @@
 """Measured risk: the KL that plans really cost, on text the curvature has not seen.
 
-`measure_plans` is the one engine for "the KL of many plans": sequences outside, the teacher once per
-sequence, many plans per batch through per-row masks, per-sequence values kept so that two plans are
-compared on the same text.
+`measure_plans` is the one engine for "the KL of many plans": sequences outside, the teacher once
+per sequence, many plans per batch through per-row masks, per-sequence values kept so that two plans
+are compared on the same text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from tqdm.auto import tqdm
 from .architectures import Architecture, describe
 from .calibration import CalibrationSet
 from .errors import InputError, MismatchError, NumericalError
-from .estimator import measuring, require_rows_fit
+from .estimator import is_out_of_memory, measuring, require_rows_fit
 from .fisher import kl_divergence
 from .loading import fingerprint_model, model_device, model_dtype
 from .masking import Scales, column_scales, resolve, scaled, stack_rows
+from .replay import widen
 from .selection import Selection
 from .storage import dump_plain, load_plain, write_atomically
 from .units import Unit
@@ -46,8 +47,8 @@ class PlanTable:
 
     Attributes:
         selections: the plans, in the order asked for.
-        kl: [plans, sequences] float64, mean KL(teacher || masked) over a sequence's scored positions,
-            full vocabulary, nats per token.
+        kl: [plans, sequences] float64, mean KL(teacher || masked) over a sequence's scored
+            positions, full vocabulary, nats per token.
         source: where the text came from.
     """
 
@@ -80,6 +81,7 @@ class PlanTable:
                 "interaction_strength": selection.interaction_strength,
                 "requested_ratio": selection.requested_ratio,
                 "realized_ratio": selection.realized_ratio,
+                "params_removed_fraction": selection.params_removed_fraction,
                 "units": len(selection),
                 "predicted_risk": selection.predicted_risk,
                 "measured_risk": float(mean),
@@ -127,12 +129,12 @@ def pruning_risk(
         NumericalError: NaN or infinite logits.
     """
     architecture = describe(model)
+    require_rows_fit(model, calibration)
     scales = column_scales(architecture, *resolve(model, selection))
-    total = 0.0
+    engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
-        for number in range(len(calibration)):
-            total += float(_sequence_risks(architecture, calibration, number, [scales], 1)[0])
-    return total / len(calibration)
+        risks = [engine.risks(number, [scales])[0] for number in range(len(calibration))]
+    return float(np.mean(risks))
 
 
 def measure_plans(
@@ -162,8 +164,8 @@ def measure_plans(
         A PlanTable; after Ctrl-C, nothing is lost with a checkpoint.
 
     Raises:
-        MismatchError: a selection is for other units, the checkpoint is of another model or text, or
-            a row was calibrated on.
+        MismatchError: a selection is for other units, the checkpoint is of another model or text,
+            or a row was calibrated on.
         NumericalError: NaN or infinite logits.
     """
     if not selections:
@@ -171,6 +173,7 @@ def measure_plans(
     if calibrated_on is not None:
         held_out.require_disjoint(calibrated_on)
     architecture = describe(model)
+    require_rows_fit(model, held_out)
     plans = {selection.fingerprint: selection for selection in selections}
     scales = {
         mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
@@ -178,16 +181,15 @@ def measure_plans(
     memory = _Memory.open(checkpoint, model, held_out)
     missing = [mark for mark in plans if mark not in memory.finished]
     batch = plans_per_batch or _plans_that_fit(architecture, held_out, len(missing))
-    numbers = [n for n in range(len(held_out)) if not memory.has(missing, n)]
+    engine = _Engine(architecture, held_out, batch)
+    numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
     with measuring(model, torch.get_num_threads()):
         bar = tqdm(
             numbers, desc=f"KL of {len(missing)} plans", unit="sequence", disable=not progress
         )
         for number in bar:
-            values = _sequence_risks(
-                architecture, held_out, number, [scales[m] for m in missing], batch
-            )
-            memory.add(missing, number, values)
+            absent = memory.absent(missing, number)
+            memory.add(absent, number, engine.risks(number, [scales[mark] for mark in absent]))
     table = np.array([memory.values[selection.fingerprint] for selection in selections])
     return PlanTable(tuple(selections), table, held_out.source)
 
@@ -228,49 +230,71 @@ class _Memory:
     def finished(self) -> set[str]:
         return {mark for mark, row in self.values.items() if not np.isnan(row).any()}
 
-    def has(self, marks: list[str], number: int) -> bool:
-        return all(m in self.values and not np.isnan(self.values[m][number]) for m in marks)
+    def absent(self, marks: list[str], number: int) -> list[str]:
+        """Those of `marks` not measured on sequence `number` yet."""
+        return [m for m in marks if m not in self.values or np.isnan(self.values[m][number])]
 
     def add(self, marks: list[str], number: int, values: np.ndarray) -> None:
         for mark, value in zip(marks, values, strict=True):
             row = self.values.setdefault(mark, np.full(self.sequences, np.nan))
             row[number] = value
-        if self.path is not None:
-            content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
-            write_atomically(self.path, dump_plain(content | {"values": self.values}))
-
-
-def _sequence_risks(
-    architecture: Architecture,
-    text: CalibrationSet,
-    number: int,
-    plans: list[Scales],
-    batch: int,
-) -> np.ndarray:
-    """KL [plans] of one sequence, averaged over its scored positions."""
-    device = model_device(architecture.model)
-    ids = text.input_ids[number : number + 1].to(device)
-    positions = text.positions[number].to(device)  # type: ignore[index]
-    teacher = _scored_hidden(architecture, ids, positions, {})
-    risks: list[Tensor] = []
-    while len(risks) < len(plans):
-        rows = plans[len(risks) : len(risks) + batch]
+        if self.path is None:
+            return
+        content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
         try:
-            masks = stack_rows(architecture, rows)
-            masked = _scored_hidden(architecture, ids.expand(len(rows), -1), positions, masks)
-            risks += list(_mean_kl(architecture, teacher, masked))
-        except torch.OutOfMemoryError:
-            if batch == 1:
+            write_atomically(self.path, dump_plain(content | {"values": self.values}))
+        except OSError as error:
+            log.warning("%s could not be written (%s). The measurement goes on.", self.path, error)
+
+
+@dataclass
+class _Engine:
+    """Measures plans on one sequence at a time.
+
+    Attributes:
+        batch: masked copies per forward; halved for good when memory runs out.
+    """
+
+    architecture: Architecture
+    text: CalibrationSet
+    batch: int
+
+    def risks(self, number: int, plans: list[Scales]) -> np.ndarray:
+        """KL [plans] of one sequence, averaged over its scored positions."""
+        device = model_device(self.architecture.model)
+        ids = self.text.input_ids[number : number + 1].to(device)
+        positions = self.text.scored[number].to(device)
+        teacher = _scored_hidden(self.architecture, ids, positions, {})
+        done: list[Tensor] = []
+        while len(done) < len(plans):
+            rows = plans[len(done) : len(done) + self.batch]
+            found = self._try_batch(ids, positions, teacher, rows)
+            if found is None:
+                self.batch //= 2
+                log.warning("out of memory: measuring %d plans at a time from here on", self.batch)
+                continue
+            done += list(found)
+        values = torch.stack(done).cpu().numpy() if done else np.zeros(0)
+        if not np.isfinite(values).all():
+            raise NumericalError(
+                f"sequence {number} gives NaN or infinite logits, in the dense model or under a "
+                "plan. Half precision may overflow: try bfloat16 or float32."
+            )
+        return values
+
+    def _try_batch(
+        self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
+    ) -> Tensor | None:
+        """Mean KL of some plans, or None where a batch of several does not fit in memory."""
+        try:
+            masks = stack_rows(self.architecture, rows)
+            repeated = ids.expand(len(rows), -1)
+            masked = _scored_hidden(self.architecture, repeated, positions, masks)
+            return _mean_kl(self.architecture, teacher, masked)
+        except RuntimeError as error:
+            if len(rows) == 1 or not is_out_of_memory(error):
                 raise
-            batch //= 2
-            log.warning("out of memory: measuring %d plans at a time from here on", batch)
-    values = torch.stack(risks).cpu().numpy() if risks else np.zeros(0)
-    if not np.isfinite(values).all():
-        raise NumericalError(
-            f"sequence {number} gives NaN or infinite logits for plan {int(np.argmin(np.isfinite(values)))} "
-            "(or the dense model). Half precision may overflow: try bfloat16 or float32."
-        )
-    return values
+        return None
 
 
 def _scored_hidden(
@@ -289,14 +313,10 @@ def _mean_kl(architecture: Architecture, teacher: Tensor, masked: Tensor) -> Ten
     total = torch.zeros(rows, dtype=torch.float64, device=masked.device)
     for start in range(0, positions, step):
         part = slice(start, start + step)
-        logits = _float(architecture.head(teacher[:, part]))
-        shift = _float(architecture.head(masked[:, part])) - logits
+        logits = widen(architecture.head(teacher[:, part]))
+        shift = widen(architecture.head(masked[:, part])) - logits
         total += kl_divergence(torch.softmax(logits, dim=-1), shift).double().sum(dim=-1)
     return total / positions
-
-
-def _float(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _plans_that_fit(architecture: Architecture, text: CalibrationSet, plans: int) -> int:

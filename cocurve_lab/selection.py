@@ -22,7 +22,7 @@ class Guards:
     """Anti-collapse guards (Alg. 2): they bound where units may go, never the objective.
 
     Attributes:
-        layer_cap: kappa, the largest share of a layer's removable cost that may go; None for no cap.
+        layer_cap: kappa, the largest share of a layer's removable cost that may go; None: no cap.
         layer_cap_factor: the same as a multiple of the ratio (the release uses 1.5). At most one of
             the two caps. The cap then depends on the ratio, so plans of smaller ratios are not
             prefixes of larger ones.
@@ -53,7 +53,7 @@ class Guards:
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def cap_at(self, ratio: float) -> float:
-        """The layer cap in force at a ratio, as a share of a layer's cost; 1 where there is none."""
+        """The layer cap in force at a ratio, a share of a layer's cost; 1 where there is none."""
         if self.layer_cap_factor is not None:
             return min(1.0, self.layer_cap_factor * ratio)
         return 1.0 if self.layer_cap is None else self.layer_cap
@@ -182,7 +182,7 @@ class Selection:
 
         A layer without units of a kind is NaN there.
         """
-        budget = {}
+        budget: dict[str, np.ndarray] = {}
         for kind in KINDS:
             mine = self.units.kinds == kind
             total, gone = (
@@ -206,8 +206,8 @@ class Selection:
             raise InputError("this plan has no removal order, so it has no prefixes. Solve again.")
         if self.guards.layer_cap_factor is not None:
             raise InputError(
-                f"the cap is {self.guards.layer_cap_factor} x ratio, so a plan of another ratio is not "
-                "a prefix of this one. Solve again at that ratio."
+                f"the cap is {self.guards.layer_cap_factor} x ratio, so a plan of another ratio is "
+                "not a prefix of this one. Solve again at that ratio."
             )
         if self.gains:
             raise InputError(
@@ -286,7 +286,7 @@ class Selection:
             for name in ("node_terms", "edge_terms"):
                 content[name] = None if content[name] is None else np.array(content[name])
             return cls(**content)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FileFormatError(f"not a selection: {type(error).__name__} {error}.") from None
 
     def require_units(self, units: UnitSet) -> None:
@@ -305,8 +305,9 @@ class Selection:
         strength = self.interaction_strength
         made = "" if strength is None else f" at lambda {strength:g}"
         return (
-            f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} of "
-            f"removable cost ({self.pruned_cost:,} parameters; {self.requested_ratio:.2%} asked){risk}"
+            f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
+            f"of removable cost ({self.pruned_cost:,} parameters; "
+            f"{self.requested_ratio:.2%} asked){risk}"
         )
 
 
@@ -320,7 +321,8 @@ def require_ratio(ratio: float) -> None:
     """Raise InputError unless ratio lies in [0, 1)."""
     if not 0 <= ratio < 1:
         raise InputError(
-            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in [0, 1)."
+            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "
+            "[0, 1)."
         )
 
 

@@ -25,19 +25,19 @@ _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
 
 
 def fingerprint(*parts: Any) -> str:
-    """SHA-256 (64 hex digits) of arrays, bytes and JSON-able values, each tagged with its length."""
+    """SHA-256 (64 hex digits) of arrays, bytes and JSON-able values, each with its length."""
     digest = hashlib.sha256()
+    payload: bytes | memoryview
     for part in parts:
         if isinstance(part, np.ndarray):
             # dtype and shape are hashed too: the same bytes can mean different arrays
-            payload = (
-                f"{part.dtype.str}{part.shape}".encode() + np.ascontiguousarray(part).tobytes()
-            )
+            digest.update(f"{part.dtype.str}{part.shape}:".encode())
+            payload = np.ascontiguousarray(part).data  # not copied: weights can be gigabytes
         elif isinstance(part, bytes):
             payload = part
         else:
             payload = json.dumps(part, sort_keys=True, separators=(",", ":")).encode()
-        digest.update(f"{len(payload)}:".encode())
+        digest.update(f"{memoryview(payload).nbytes}:".encode())
         digest.update(payload)
     return digest.hexdigest()
 
@@ -62,15 +62,22 @@ def write_atomically(
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(
-            temporary, 0o666 & ~_umask()
-        )  # mkstemp makes 0600, which hides results from a group
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes 0600, hiding results from a group
         if keep_previous and path.exists():
-            os.replace(path, previous(path))
+            _keep_as_previous(path)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _keep_as_previous(path: Path) -> None:
+    """Give the present file a second name, so that `path` exists at every moment."""
+    previous(path).unlink(missing_ok=True)
+    try:
+        os.link(path, previous(path))
+    except OSError:  # some network file systems have no hard links
+        os.replace(path, previous(path))
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -98,8 +105,8 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
         raise FileFormatError(f"{path}: {error}") from None
     except Exception as error:  # a broken pickle can raise nearly anything
         raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one of "
-            "our files. Delete it and build again, or use its .previous if there is one."
+            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one "
+            "of our files. Delete it and build again, or use its .previous if there is one."
         ) from None
     found = value.get("format") if isinstance(value, dict) else type(value).__name__
     if found != format_name:
@@ -137,8 +144,11 @@ def _encode(value: Any) -> Any:
         return [_encode(item) for item in value]
     if isinstance(value, np.generic):
         return value.item()
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+    if value is None or type(value) in (bool, int, float, str, bytes):
         return value
+    for plain in (int, float, str):  # subclasses (TorchVersion, say) would need an import
+        if isinstance(value, plain):
+            return plain(value)
     raise TypeError(f"{type(value).__name__} is not a plain value")
 
 

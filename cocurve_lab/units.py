@@ -62,6 +62,11 @@ class UnitSet(Sequence[Unit]):
     total_parameters: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.units:
+            raise InputError("the set has no unit: the model has nothing left that can be removed.")
+        odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
+        if odd is not None:
+            raise InputError(f"unit {odd} is of kind {odd.kind!r}; a kind is one of {KINDS}.")
         keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
@@ -175,8 +180,8 @@ class UnitSet(Sequence[Unit]):
     def __repr__(self) -> str:
         attention = int((self.kinds == "attention").sum())
         return (
-            f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups in "
-            f"{self.num_layers} layers; {self.total_cost:,} removable parameters)"
+            f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups "
+            f"in {self.num_layers} layers; {self.total_cost:,} removable parameters)"
         )
 
 

@@ -1,0 +1,51 @@
+# Every command sets up what it needs in .venv first, once: it is repeated when pyproject.toml or
+# constraints.txt changes, and otherwise needs no network.
+#
+#   PYTHON=python3.12         the interpreter to build .venv with (default: see .ci/setup)
+#   TORCH_INDEX=URL           a further package index to take torch from (see README, "Setting up")
+#   PORT=8888                 first port JupyterLab tries
+#   ARGS="-k solver -x"       passed on by `make demo` and `make test`
+
+VENV ?= .venv
+PORT ?= 8888
+ARGS ?=
+NOTEBOOK ?= notebooks/01_build_H.ipynb
+MARKERS ?= not gpu and not network
+
+RUN := $(VENV)/bin/python -m
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help lab demo test check format clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
+	    while IFS='|' read -r target text; do printf '%-12s %s\n' "$$target" "$$text"; done
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/setup $(VENV)
+	@touch $@
+
+lab: $(INSTALLED) ## open JupyterLab on the first notebook (over SSH: print how to reach it)
+	@sh .ci/lab $(VENV) $(PORT) $(NOTEBOOK)
+
+demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in the terminal
+	@$(RUN) cocurve_lab.demo $(ARGS)
+
+test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
+	@$(RUN) pytest -m "$(MARKERS)" $(ARGS)
+
+check: $(INSTALLED) ## check format, lint and types
+	@$(RUN) ruff format --check .
+	@$(RUN) ruff check .
+	@$(RUN) mypy
+
+format: $(INSTALLED) ## format the code, apply safe fixes, strip notebook outputs
+	@$(RUN) ruff format .
+	@$(RUN) ruff check --fix .
+	@find notebooks -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' \
+	    -exec $(RUN) nbstripout --extra-keys metadata.widgets {} +
+
+clean: ## remove .venv and caches; your results in notebooks/ stay
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find cocurve_lab widgets data notebooks tests -name __pycache__ -prune -exec rm -rf {} +

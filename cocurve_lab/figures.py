@@ -1,0 +1,193 @@
+"""The three pictures of notebook 01, as plotly figures. Plotly is imported when one is drawn.
+
+Backgrounds are transparent and text mid-grey, so a figure reads in JupyterLab's light and dark
+theme; colours are from the Okabe-Ito set, which colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .architectures import KINDS
+from .curvature import Curvature
+from .errors import CocurveError
+from .graph import Bridges, bridge_units
+from .selection import Selection
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+COLORS = {"attention": "#0072B2", "ffn": "#E69F00", "bridge": "#D55E00"}
+LABELS = {"attention": "attention", "ffn": "FFN"}
+_QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
+_MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
+
+
+def plot_correlation(curvature: Curvature) -> Figure:
+    """Curvature correlation rho_uv in blocks: attention, cross, FFN; layers in order within each.
+
+    Up to 320 units every cell is a pair of units, signed; above, the mean |rho| of a pair of
+    (kind, layer) blocks, as in the paper's figure.
+    """
+    go = _plotly()
+    order = np.argsort(
+        curvature.units.kinds == "ffn", kind="stable"
+    )  # attention first, layers kept
+    names = [curvature.units.units[i].name for i in order]
+    values = curvature.correlation()[np.ix_(order, order)]
+    np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
+    boundary = int((curvature.units.kinds == "attention").sum())
+    signed = len(names) <= _MOST_CELLS
+    if not signed:
+        values, names, boundary = _average_blocks(curvature, np.abs(values), order)
+    limit = float(np.nanquantile(np.abs(values), 0.995)) if np.isfinite(values).any() else 1.0
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.round(values, 4),
+            x=names,
+            y=names,
+            zmin=-limit if signed else 0.0,
+            zmax=limit,
+            colorscale="RdBu_r" if signed else "Viridis",
+            colorbar={"title": {"text": "ρ" if signed else "mean |ρ|"}},
+            hovertemplate="%{y}<br>%{x}<br>ρ = %{z:.3f}<extra></extra>",
+        )
+    )
+    line = {"color": "#808080", "width": 1.5, "dash": "dot"}
+    figure.add_hline(y=boundary - 0.5, line=line)
+    figure.add_vline(x=boundary - 0.5, line=line)
+    means = curvature.block_means()
+    text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+    axis = {"showticklabels": False, "constrain": "domain"}
+    figure.update_xaxes(title_text="attention units | FFN groups", **axis)
+    figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
+    return _finish(figure, f"Curvature correlation; mean |ρ|: {text}", width=680, height=620)
+
+
+def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
+    """Saliency against connectivity, log axes, bridge units ringed (appendix "Mechanism Analysis").
+
+    Units below 1e-6 of the largest value are drawn at that floor, so that the axes stay readable.
+    """
+    go = _plotly()
+    bridges = bridges if bridges is not None else bridge_units(curvature)
+    units, figure = curvature.units, go.Figure()
+    saliency = np.maximum(curvature.saliency, 1e-6 * curvature.saliency.max(initial=1e-300))
+    connectivity = np.maximum(
+        curvature.connectivity, 1e-6 * curvature.connectivity.max(initial=1e-300)
+    )
+    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
+        mine = np.flatnonzero(units.kinds == kind)
+        figure.add_scatter(
+            x=saliency[mine],
+            y=connectivity[mine],
+            mode="markers",
+            name=LABELS[kind],
+            text=[units.units[i].name for i in mine],
+            marker={"color": COLORS[kind], "symbol": symbol, "size": 8, "opacity": 0.8},
+            hovertemplate="%{text}<br>saliency %{x:.3g}<br>connectivity %{y:.3g}<extra></extra>",
+        )
+    chosen = list(bridges)
+    figure.add_scatter(
+        x=saliency[chosen],
+        y=connectivity[chosen],
+        mode="markers",
+        name=f"bridge units ({len(chosen)})",
+        text=[units.units[i].name for i in chosen],
+        marker={
+            "color": "rgba(0,0,0,0)",
+            "size": 15,
+            "line": {"color": COLORS["bridge"], "width": 2.5},
+        },
+        hovertemplate="%{text}: bridge<extra></extra>",
+    )
+    figure.update_xaxes(
+        type="log", exponentformat="power", title_text="saliency H<sub>uu</sub>, nats per token"
+    )
+    figure.update_yaxes(
+        type="log",
+        exponentformat="power",
+        title_text="connectivity Σ|H<sub>uv</sub>|, nats per token",
+    )
+    return _finish(figure, "Cheap alone, tied to many: bridge units are top left")
+
+
+def plot_budget(selection: Selection) -> Figure:
+    """Share of each layer's attention and FFN cost that a plan removes."""
+    go = _plotly()
+    figure = go.Figure()
+    layers = list(range(selection.units.num_layers))
+    for kind, share in selection.layer_budget().items():
+        figure.add_bar(
+            x=layers,
+            y=share,
+            name=LABELS[kind],
+            marker={
+                "color": COLORS[kind],
+                "pattern": {"shape": "" if kind == "attention" else "/"},
+            },
+            hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
+        )
+    figure.update_xaxes(title_text="layer", dtick=1 if len(layers) <= 16 else None)
+    figure.update_yaxes(
+        title_text="share of the layer's parameters removed", tickformat=".0%", range=[0, 1.02]
+    )
+    strength = selection.interaction_strength
+    title = f"Where {selection.realized_ratio:.1%} of removable parameters go" + (
+        "" if strength is None else f", λ = {strength:g}"
+    )
+    return _finish(figure, title)
+
+
+def _average_blocks(
+    curvature: Curvature, values: np.ndarray, order: np.ndarray
+) -> tuple[np.ndarray, list[str], int]:
+    """Mean over (kind, layer) blocks, their names, and where FFN blocks start."""
+    keys = [
+        (KINDS.index(curvature.units.units[i].kind), curvature.units.units[i].layer) for i in order
+    ]
+    blocks = sorted(set(keys))
+    member = np.array([[key == block for key in keys] for block in blocks], dtype=float)
+    present = np.isfinite(values).astype(float)
+    counts = member @ present @ member.T
+    sums = member @ np.nan_to_num(values) @ member.T
+    means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
+    return means, names, sum(kind == 0 for kind, _ in blocks)
+
+
+def _finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:
+    figure.update_layout(
+        title={"text": title, "font": {"size": 15}},
+        width=width,
+        height=height,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": "#808080"},
+        margin={"l": 70, "r": 20, "t": 60, "b": 60},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )
+    axis = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure
+
+
+def _plotly() -> Any:
+    try:
+        import plotly.graph_objects as go
+        import plotly.io as pio
+    except ImportError:
+        raise CocurveError(
+            "pictures need plotly, which is not installed. Run `pip install cocurve-lab[lab]`."
+        ) from None
+    renderer = pio.renderers["plotly_mimetype"]
+    # plotly offers to upload the figure to its cloud by default; a user's data stays here
+    renderer.config = {**(renderer.config or {}), **_QUIET}
+    if "plotly_mimetype" in pio.renderers.default:
+        pio.renderers.default = (
+            "plotly_mimetype"  # the other default embeds 5 MB of script a figure
+        )
+    return go

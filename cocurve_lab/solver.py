@@ -1,0 +1,350 @@
+"""Cost-normalised greedy co-pruning (Alg. 2): from a curvature and a ratio to a plan.
+
+The surrogate is fixed, so a solve is a loop over one vector: the running interactions g of
+Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
+why sliders re-solve instead of caching.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .curvature import Curvature
+from .errors import InfeasibleError, InputError
+from .selection import Guards, Selection, require_ratio, target_cost
+from .units import Unit, UnitSet
+
+UnitsLike = Iterable[Unit | str | int]
+
+
+def solve_greedy(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    *,
+    include: UnitsLike = (),
+    exclude: UnitsLike = (),
+) -> Selection:
+    """Remove `ratio` of the removable cost, cheapest signed marginal per parameter first (Alg. 2).
+
+    Each step takes argmin over admissible u of (1/2 H_uu + lambda g_u) / c_u, where g_u is the sum
+    of H_uv over v in S (eq. marginal with the lambda of eq. lambda). Marginals are never clipped: a
+    negative one cancels distortion already there. Exact ties go to the lowest index. It stops once
+    the pruned cost reaches `target_cost`, so it overshoots by less than one unit (Proposition
+    "Overshoot").
+
+    Args:
+        curvature: H [M, M], nats per token.
+        ratio: share of removable cost to remove, [0, 1); 0 is the empty plan.
+        interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
+        guards: where units may go. A unit that would push its layer above the cap is inadmissible.
+        include: units pruned first, in this order, whatever they cost and even beyond the ratio.
+        exclude: units never pruned.
+
+    Returns:
+        A Selection in removal order whose node and edge terms [k] come from the loop, so its
+        predicted risk is free.
+
+    Raises:
+        InputError: the ratio or lambda is out of range, a unit is unknown, or an included unit
+            breaks a guard.
+        InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
+            some plan does but greedy runs out of admissible units at this lambda.
+    """
+    require_strength(interaction_strength)
+    greedy = Greedy(curvature, ratio, guards, include, exclude)
+    greedy.run(interaction_strength)
+    if greedy.stalled:
+        raise greedy.infeasible()
+    return greedy.selection(interaction_strength)
+
+
+def reachable_ratio(
+    units: UnitSet,
+    guards: Guards,
+    ratio: float,
+    include: UnitsLike = (),
+    exclude: UnitsLike = (),
+) -> float:
+    """The largest share of removable cost any plan can remove under the guards, in [0, 1].
+
+    Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
+    dearest set of its admissible units within the layer cap. Exact, except for a layer whose cap is
+    more than 2^24 times the common divisor of its costs (not met in real models, where costs are
+    multiples of a width): there the cap itself stands in, an upper bound.
+
+    Args:
+        units: the UnitSet.
+        guards: where units may go.
+        ratio: the ratio asked for; it matters only through `Guards.layer_cap_factor`.
+        include, exclude: as for `solve_greedy`.
+
+    Raises:
+        InputError: as for `solve_greedy`.
+    """
+    rules = Rules(units, guards, ratio, include, exclude)
+    reachable = sum(units[u].cost for u in rules.forced)
+    free = rules.admissible.copy()
+    free[list(rules.forced)] = False
+    for layer, room in enumerate(rules.room_after(rules.forced)):
+        reachable += _largest_sum(units.costs[free & (units.layers == layer)], room)
+    return reachable / units.total_cost
+
+
+def require_strength(interaction_strength: float) -> None:
+    """Raise InputError unless lambda is finite and >= 0."""
+    if not 0 <= interaction_strength < math.inf:
+        raise InputError(
+            f"interaction_strength is {interaction_strength}; lambda is finite and at least 0 "
+            "(0 ignores the edges, 1 takes them in full)."
+        )
+
+
+class Rules:
+    """Guards, include and exclude, resolved for one UnitSet and ratio.
+
+    Attributes:
+        admissible: [M] bool, False for units that no plan may hold.
+        forced: indices of the included units, in the given order.
+        room: per layer, the cost that may go (kappa x the cost of all its units), whole parameters.
+    """
+
+    def __init__(
+        self,
+        units: UnitSet,
+        guards: Guards,
+        ratio: float,
+        include: UnitsLike = (),
+        exclude: UnitsLike = (),
+    ) -> None:
+        require_ratio(ratio)
+        self.units, self.guards = units, guards
+        self.cap = guards.cap_at(ratio)
+        layer_costs = np.bincount(units.layers, units.costs, minlength=units.num_layers)
+        # the hair keeps 0.29 x 100 (28.999999999999996) at 29
+        self.room = np.floor(self.cap * layer_costs * (1 + 1e-12)).astype(np.int64).tolist()
+        layers = units.layers
+        self.open = (layers >= guards.protect_first) & (
+            layers < units.num_layers - guards.protect_last
+        )
+        self.of_kind = np.isin(units.kinds, guards.kinds)
+        self.excluded = np.zeros(len(units), dtype=bool)
+        self.excluded[list(units.indices(exclude))] = True
+        self.admissible = self.open & self.of_kind & ~self.excluded
+        self.admissible &= units.costs <= np.array(self.room, dtype=np.int64)[layers]
+        self.forced = units.indices(include)
+        self._require_forced()
+
+    def room_after(self, pruned: Sequence[int]) -> list[int]:
+        """Cost still free under the cap in each layer once `pruned` is gone."""
+        room = self.room.copy()
+        for u in pruned:
+            unit = self.units[u]
+            room[unit.layer] -= unit.cost
+        return room
+
+    def _require_forced(self) -> None:
+        for count, u in enumerate(self.forced, start=1):
+            unit = self.units[u]
+            if self.excluded[u]:
+                why = "is in exclude too"
+            elif not self.open[u]:
+                first, last = self.guards.protect_first, self.guards.protect_last
+                why = f"is in a protected layer (first {first}, last {last})"
+            elif not self.of_kind[u]:
+                why = f"is of a kind that may not be pruned (kinds {self.guards.kinds})"
+            elif self.room_after(self.forced[:count])[unit.layer] < 0:
+                why = (
+                    f"takes layer {unit.layer} above its cap of {self.cap:.4g} of the layer's cost"
+                )
+            else:
+                continue
+            raise InputError(f"include names {unit}, which {why}. Drop it or loosen the guards.")
+
+
+class Greedy:
+    """The loop of Alg. 2 with its state, for `solve_greedy` (one run) and `lambda_path` (many).
+
+    Attributes:
+        order: removed units so far; the first `len(rules.forced)` were forced.
+        edges: g_u at each removal, nats per token.
+        until: [M] int, the first step at which a unit is no longer admissible.
+        history: [M + 1, M], g before each step, where asked for.
+        stalled: the last run ended below the target for want of admissible units.
+    """
+
+    def __init__(
+        self,
+        curvature: Curvature,
+        ratio: float,
+        guards: Guards,
+        include: UnitsLike = (),
+        exclude: UnitsLike = (),
+        *,
+        keep_history: bool = False,
+    ) -> None:
+        units = curvature.units
+        self.curvature, self.ratio, self.guards = curvature, ratio, guards
+        self.rules = Rules(units, guards, ratio, tuple(include), tuple(exclude))
+        self.target = target_cost(units, ratio)
+        self.half = curvature.saliency / 2
+        self.costs = units.costs.astype(np.float64)
+        self.size = len(units)
+        self.unit_costs, self.layers = units.costs.tolist(), units.layers.tolist()
+        self.until = np.where(self.rules.admissible, self.size + 1, 0)
+        self.history = np.zeros((self.size + 1, self.size)) if keep_history else None
+        self.order: list[int] = []
+        self.edges: list[float] = []
+        self.strength = 0.0
+        self.stalled = False
+        # units are layer-major, so a layer is a slice
+        layers = np.arange(units.num_layers)
+        self.bounds = np.searchsorted(units.layers, np.append(layers, len(layers))).tolist()
+        largest = np.zeros(len(layers), dtype=np.int64)
+        np.maximum.at(largest, units.layers, units.costs)
+        self.largest = largest.tolist()
+
+    def run(self, strength: float, start: int = 0) -> int:
+        """Solve at this lambda from step `start` on, keeping the steps before it.
+
+        Resuming (`start` > 0) needs the history. Once the new order has removed the same set as the
+        last run's order at that step, the rest of that order is kept too: g, caps and cost depend
+        on the set alone. That holds only if no later step of it changes its winner at this lambda,
+        which the caller must know (`lambda_path` does); a run from step 0 keeps nothing.
+
+        Returns:
+            The step from which on the last run was kept.
+        """
+        matrix, costs, history, order = self.curvature.matrix, self.costs, self.history, self.order
+        old_order, old_edges = order[start:], self.edges[start:]
+        old_until, old_stalled = self.until.copy(), self.stalled
+        del order[start:], self.edges[start:]
+        self.until[self.until > start] = self.size + 1
+        differs: set[int] = set()  # units removed by only one of the two orders so far
+        half = np.where(self.until > start, self.half, np.inf)  # +inf: never the argmin
+        room, spent = self.rules.room_after(order), self.pruned_cost
+        forced = self.rules.forced
+        g = np.zeros(self.size) if history is None else history[start]
+        score = np.empty(self.size)
+        self.strength, self.stalled = float(strength), False
+        for step in range(start, self.size + 1):
+            if step < len(forced):
+                u = forced[step]
+            elif spent >= self.target:
+                break
+            else:
+                np.multiply(g, strength, out=score)
+                score += half
+                score /= costs
+                u = int(score.argmin())
+                if half[u] == np.inf:
+                    self.stalled = True
+                    break
+            order.append(u)
+            self.edges.append(float(g[u]))
+            g = np.add(g, matrix[u], out=g if history is None else history[step + 1])
+            half[u] = np.inf
+            self.until[u] = step + 1
+            cost, layer = self.unit_costs[u], self.layers[u]
+            spent += cost
+            room[layer] -= cost
+            if room[layer] < self.largest[layer]:
+                self._block(layer, room[layer], half, step + 1)
+            if start and step - start < len(old_order):
+                differs ^= {u} ^ {old_order[step - start]}
+                if not differs:
+                    kept = step + 1
+                    order += old_order[kept - start :]
+                    self.edges += old_edges[kept - start :]
+                    later = old_until > kept
+                    self.until[later] = old_until[later]
+                    self.stalled = old_stalled
+                    return kept
+        return len(order)
+
+    def _block(self, layer: int, room: int, half: np.ndarray, step: int) -> None:
+        """Bar the units of a layer that no longer fit under its cap: a cap only ever tightens."""
+        first, last = self.bounds[layer : layer + 2]
+        fits_not = (self.costs[first:last] > room) & (half[first:last] < np.inf)
+        half[first:last][fits_not] = np.inf
+        self.until[first:last][fits_not] = step
+
+    @property
+    def pruned_cost(self) -> int:
+        return int(self.curvature.units.costs[self.order].sum()) if self.order else 0
+
+    @property
+    def realized_ratio(self) -> float:
+        return self.pruned_cost / self.curvature.units.total_cost
+
+    def selection(self, strength: float) -> Selection:
+        """The plan of the last run, recorded as made at this lambda."""
+        return Selection(
+            units=self.curvature.units,
+            pruned=tuple(self.order),
+            requested_ratio=float(self.ratio),
+            node_terms=self.half[self.order] if self.order else np.zeros(0),
+            edge_terms=np.array(self.edges),
+            interaction_strength=float(strength),
+            guards=self.guards,
+            curvature_fingerprint=self.curvature.fingerprint,
+            forced=len(self.rules.forced),
+        )
+
+    def infeasible(self) -> InfeasibleError:
+        """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
+        units, rules = self.curvature.units, self.rules
+        excluded = np.flatnonzero(rules.excluded).tolist()
+        reachable = reachable_ratio(units, self.guards, self.ratio, rules.forced, excluded)
+        possible = reachable * units.total_cost >= self.target
+        stalled = self.realized_ratio if possible else None
+        if stalled is None:
+            fact = f"no plan removes more than {_percent(reachable)} under {_describe(rules)}"
+            remedy = f"Ask for at most {_percent(reachable)}, or loosen the guards."
+        else:
+            fact = (
+                f"greedy at lambda {self.strength:g} stalls at {_percent(stalled)} under "
+                f"{_describe(rules)}, though a plan of {_percent(reachable)} exists"
+            )
+            remedy = "Try another interaction_strength, a smaller ratio, or looser guards."
+        return InfeasibleError(
+            f"ratio {self.ratio:g} is out of reach: {fact}. {remedy}",
+            requested_ratio=float(self.ratio),
+            reachable_ratio=reachable,
+            stalled_ratio=stalled,
+        )
+
+
+def _largest_sum(costs: np.ndarray, room: int) -> int:
+    """The largest sum of a subset of `costs` that is at most `room`."""
+    if int(costs.sum()) <= room:
+        return int(costs.sum())
+    step = int(np.gcd.reduce(costs))
+    if room // step > 1 << 24:  # a bit per possible sum: 2 MB and milliseconds per cost up to here
+        return room
+    sums, within = 1, (1 << room // step + 1) - 1  # bit k: some subset sums to k steps
+    for cost in costs.tolist():
+        sums |= sums << cost // step & within
+    return (sums.bit_length() - 1) * step
+
+
+def _percent(share: float) -> str:
+    """A share as a percentage rounded down, so that asking for the printed value works."""
+    return f"{math.floor(share * 1e4) / 100:.2f}%"
+
+
+def _describe(rules: Rules) -> str:
+    guards, excluded = rules.guards, int(rules.excluded.sum())
+    parts = [
+        f"a layer cap of {rules.cap:.4g}" if rules.cap < 1 else "",
+        f"{guards.protect_first} first and {guards.protect_last} last layers protected"
+        if guards.protect_first or guards.protect_last
+        else "",
+        f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
+        f"{excluded} units excluded" if excluded else "",
+    ]
+    return "; ".join(part for part in parts if part) or "no guards"

@@ -1,0 +1,227 @@
+"""What the estimator gains over naive full passes, and what calibration settings are worth.
+
+Everything is measured in one run on one machine. Ratios travel between machines, seconds do not.
+
+    python tests/benchmarks/bench_estimator.py              # the table of the README
+    python tests/benchmarks/bench_estimator.py --quick      # a minute, for checking the script
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.estimator import measuring
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.quick:
+        options.repeats = options.draws = 2
+        options.judge_rows, options.speed_rows, options.memory_rows = 8, 2, 2
+    if options.child_rows:
+        print(json.dumps(peak_memory(options.child_rows)))
+        return
+    torch.set_num_threads(options.threads)
+    model, tokenizer = cl.load_model(options.model)
+    units = cl.enumerate_units(model)
+    print(
+        f"{options.model}: {units}; {torch.get_num_threads()} threads, torch {torch.__version__}\n"
+    )
+    if "speed" in options.parts:
+        compare_speed(model, tokenizer, units, options)
+    if "quality" in options.parts:
+        compare_settings(model, tokenizer, units, options)
+    if "memory" in options.parts:
+        compare_memory(options)
+
+
+# Speed -------------------------------------------------------------------------------------------
+
+
+def compare_speed(model, tokenizer, units, options) -> None:
+    """Naive passes one sequence at a time, naive passes over a batch of sequences, the estimator.
+
+    The naive ways are timed on a subset of the units, spread evenly, and extrapolated to all.
+    """
+    rows = options.speed_rows
+    calibration, _ = cl.default_calibration(
+        options.model, tokenizer, rows, 1, positions_per_sequence="all"
+    )
+    subset = list(range(0, len(units), max(1, len(units) // options.naive_units)))
+    print(
+        f"Speed: {rows} rows x {calibration.seq_len} tokens, all positions, r = {options.top_r}. "
+        f"Naive: {len(subset)} of {len(units)} units timed, extrapolated to all."
+    )
+    ways: dict[str, Callable[[], np.ndarray]] = {
+        "naive, one sequence": lambda: naive(model, units, subset, calibration, options.top_r, 1),
+        "naive, batched": lambda: naive(model, units, subset, calibration, options.top_r, rows),
+        "estimator": lambda: (
+            cl.estimate_curvature(model, units, calibration, options.top_r, progress=False).matrix
+        ),
+    }
+    for way in ways.values():  # warm up every code path
+        way()
+    seconds = {name: [] for name in ways}
+    matrices = {}
+    for _ in range(options.repeats):  # interleaved, so that a slow minute hits all three
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            matrices[name] = way()
+            scale = len(units) / len(subset) if name.startswith("naive") else 1.0
+            seconds[name].append((time.perf_counter() - begun) * scale)
+    exact = matrices["estimator"][np.ix_(subset, subset)]
+    print(f"{'':<22}{'seconds (min, median, max)':>30}{'estimator is faster by':>34}{'error':>12}")
+    for name, times in seconds.items():
+        ratio = np.array(times) / np.array(seconds["estimator"])
+        error = np.linalg.norm(matrices[name] - exact) / np.linalg.norm(exact)
+        faster = f"{np.median(ratio):.1f}x ({ratio.min():.1f} to {ratio.max():.1f})"
+        spread = f"{min(times):.1f}, {np.median(times):.1f}, {max(times):.1f}"
+        own = name == "estimator"
+        print(
+            f"{name:<22}{spread:>30}{'' if own else faster:>34}{'' if own else f'{error:.1e}':>12}"
+        )
+    print()
+
+
+def naive(model, units, subset, calibration, top_r: int, batch: int) -> np.ndarray:
+    """H of a subset of units by full passes with full logits, from the definition."""
+    gram = torch.zeros(len(subset), len(subset), dtype=torch.float64)
+    with measuring(model, torch.get_num_threads()):
+        for start in range(0, len(calibration), batch):
+            ids = calibration.input_ids[start : start + batch]
+            teacher = model(input_ids=ids).logits[:, :-1]
+            support = teacher.topk(top_r, dim=-1).indices
+            z0 = teacher.gather(-1, support)
+            p0 = torch.softmax(z0, dim=-1)
+            features = []
+            for index in subset:
+                with cl.ablate(model, [units[index]]):
+                    z = model(input_ids=ids).logits[:, :-1].gather(-1, support)
+                dz = z0 - z
+                features.append((p0.sqrt() * (dz - (p0 * dz).sum(-1, keepdim=True))).flatten())
+            stacked = torch.stack(features)
+            gram += (stacked @ stacked.T).double()
+    return (gram / (len(calibration) * (calibration.seq_len - 1))).numpy()
+
+
+# Quality -----------------------------------------------------------------------------------------
+
+
+def compare_settings(model, tokenizer, units, options) -> None:
+    """Selections from differently spent calibration budgets, judged by one large independent H.
+
+    The judge is 1/2 s^T H s on H of `--judge-rows` other rows with all positions; 1.00 is the plan
+    solved on the judge itself.
+    """
+    context = min(2048, tokenizer.model_max_length)
+    judge_rows, draws = options.judge_rows, options.draws
+    most = max(rows * length for rows, length, _ in SETTINGS) // context
+    everything, _ = cl.default_calibration(
+        options.model, tokenizer, judge_rows + most, 1, positions_per_sequence="all"
+    )
+    judge_text, pool = everything.rows(0, judge_rows), everything.input_ids[judge_rows:]
+    judge = cl.estimate_curvature(model, units, judge_text, options.top_r, progress=False)
+    plans = {}
+    for ratio in options.ratios:
+        plans[ratio] = judge.risk(cl.solve_greedy(judge, ratio, 1.0).pruned)
+    print(
+        f"Selection quality at lambda 1: surrogate risk on {judge_rows} independent rows relative to "
+        f"the plan solved on them; mean +- standard error over {draws} draws of rows and positions"
+    )
+    header = "".join(f"{f'{ratio:.0%} removed':>18}" for ratio in options.ratios)
+    print(f"{'rows':>6}{'tokens':>8}{'scored':>8}{'seconds':>9}{header}")
+    for rows, length, scored in SETTINGS:
+        results, seconds = {ratio: [] for ratio in options.ratios}, []
+        for seed in range(draws):
+            text = draw(pool, rows, min(length, context), scored, seed)
+            begun = time.perf_counter()
+            curvature = cl.estimate_curvature(model, units, text, options.top_r, progress=False)
+            seconds.append(time.perf_counter() - begun)
+            for ratio in options.ratios:
+                chosen = cl.solve_greedy(curvature, ratio, 1.0).pruned
+                results[ratio].append(judge.risk(chosen) / plans[ratio])
+        cells = "".join(f"{mean_error(results[ratio]):>18}" for ratio in options.ratios)
+        print(f"{rows:>6}{min(length, context):>8}{scored!s:>8}{np.median(seconds):>9.1f}{cells}")
+    print()
+
+
+# (rows, tokens per row, scored positions per row); the first group spends equal tokens
+SETTINGS = (
+    (96, 64, "all"),
+    (48, 128, "all"),
+    (24, 256, "all"),
+    (24, 256, 64),
+    (24, 256, 16),
+    (24, 256, 4),
+    (6, 256, "all"),
+)
+
+
+def draw(pool: torch.Tensor, rows: int, length: int, scored, seed: int) -> cl.CalibrationSet:
+    """Rows from the pool, cut to a length; the seed draws the rows and the positions."""
+    generator = torch.Generator().manual_seed(seed)
+    pieces = pool.reshape(-1, length)
+    chosen = pieces[torch.randperm(len(pieces), generator=generator)[:rows]]
+    if scored == "all":
+        return cl.CalibrationSet(chosen)
+    positions = [torch.randperm(length - 1, generator=generator)[:scored] for _ in range(rows)]
+    return cl.CalibrationSet(chosen, torch.stack(positions))
+
+
+def mean_error(values: list[float]) -> str:
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return f"{np.mean(values):.3f} +- {error:.3f}"
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+
+def compare_memory(options) -> None:
+    """Peak resident memory of whole processes at N and 4 N sequences."""
+    print("Peak memory of a whole process (model and libraries included)")
+    for rows in (options.memory_rows, 4 * options.memory_rows):
+        command = [sys.executable, __file__, "--child-rows", str(rows)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        print(f"  {rows:>4} sequences: {json.loads(output.splitlines()[-1]) / 1e6:.0f} MB")
+    print()
+
+
+def peak_memory(rows: int) -> int:
+    """Bytes this process needed at most while building H over `rows` sequences."""
+    import resource
+
+    model, tokenizer = cl.load_model("demo")
+    text, _ = cl.default_calibration("demo", tokenizer, rows, 1, positions_per_sequence="all")
+    cl.estimate_curvature(model, None, text, progress=False)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--top-r", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--speed-rows", type=int, default=8)
+    parser.add_argument("--naive-units", type=int, default=12)
+    parser.add_argument("--judge-rows", type=int, default=96)
+    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
+    parser.add_argument("--memory-rows", type=int, default=16)
+    parser.add_argument("--parts", nargs="+", default=["speed", "quality", "memory"])
+    parser.add_argument("--child-rows", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="small numbers, to check the script")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Problems without a model: unit sets and curvatures from numpy alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cocurve_lab.curvature import Curvature
+from cocurve_lab.units import Kind, Unit, UnitSet
+
+
+def make_units(
+    layers: int = 3,
+    attention: int = 2,
+    ffn: int = 3,
+    attention_cost: int = 5,
+    ffn_cost: int = 11,
+) -> UnitSet:
+    """`layers` layers of equal units per kind; a cost is also the width of its columns."""
+    shape: list[tuple[Kind, int, int]] = [
+        ("attention", attention, attention_cost),
+        ("ffn", ffn, ffn_cost),
+    ]
+    return UnitSet(
+        tuple(
+            Unit(kind, layer, i, i * cost, (i + 1) * cost, cost)
+            for layer in range(layers)
+            for kind, count, cost in shape
+            for i in range(count)
+        ),
+        ffn_groups=ffn,
+    )
+
+
+def llama_8b_units() -> UnitSet:
+    """The units of Llama-3.1-8B: 32 layers of 8 query groups and 16 FFN groups."""
+    return make_units(32, 8, 16, attention_cost=5_242_880, ffn_cost=11_010_048)
+
+
+def random_curvature(
+    units: UnitSet,
+    seed: int = 0,
+    *,
+    shared: float = 0.3,
+    positions: int = 60,
+    groups: int | None = None,
+) -> Curvature:
+    """A Gram matrix of random features: log-normal saliencies, correlations of about `shared`^2.
+
+    Features are [M, positions]; row u is scale_u * (noise + shared * a_u * common), a_u normal, so
+    correlations have both signs. With `groups` the positions are dealt to that many groups.
+    """
+    rng = np.random.default_rng(seed)
+    size = len(units)
+    features = rng.normal(size=(size, positions))
+    features += shared * rng.normal(size=(size, 1)) * rng.normal(size=positions)
+    features *= 0.01 * np.exp(rng.normal(size=(size, 1)))
+    return gram_curvature(units, features, groups)
+
+
+def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = None) -> Curvature:
+    """H = features features^T / positions, whole or in groups (eq. gram)."""
+    if groups is None:
+        return Curvature(features @ features.T / features.shape[1], units)
+    parts = np.array_split(features, groups, axis=1)
+    return Curvature.from_groups(
+        units,
+        np.stack([part @ part.T for part in parts]),
+        np.array([part.shape[1] for part in parts]),
+        np.stack([0.5 * (part**2).sum(axis=1) for part in parts]),
+        {"row_fingerprints": [f"row {i}" for i in range(groups)]},
+    )

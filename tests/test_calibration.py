@@ -1,0 +1,260 @@
+"""Calibration: rows always full, positions that can be scored, and no text used twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+import cocurve_lab as cl
+from cocurve_lab.calibration import read_documents
+
+TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
+
+
+def pack(texts: Any = TEXTS, **options: Any) -> cl.CalibrationSet:
+    settings = {"num_sequences": 4, "seq_len": 16, "positions_per_sequence": 5} | options
+    return cl.CalibrationSet.from_texts(texts, word_tokenizer(), **settings)
+
+
+def test_documents_are_joined_by_the_end_token_and_cut() -> None:
+    rows = pack(iter(TEXTS))  # a stream is taken as it comes
+    expected = [token for text in TEXTS for token in [*(int(w[1:]) + 2 for w in text.split()), 0]]
+    assert rows.input_ids.flatten().tolist() == expected[:64]
+    assert rows.input_ids.shape == (4, 16)
+
+
+def test_rows_take_all_the_text_there_is() -> None:
+    tokens = sum(len(text.split()) + 1 for text in TEXTS)
+    assert len(pack(num_sequences=tokens // 16)) == tokens // 16
+    with pytest.raises(cl.InputError, match=f"has {tokens} tokens, but {tokens // 16 + 1} rows"):
+        pack(num_sequences=tokens // 16 + 1)
+
+
+def test_lists_are_shuffled_by_the_seed_and_repeatable() -> None:
+    a, b, c = pack(seed=1), pack(seed=1), pack(seed=2)
+    assert a.fingerprint == b.fingerprint != c.fingerprint
+    assert torch.equal(a.input_ids, b.input_ids)
+    assert torch.equal(a.scored, b.scored)
+    assert not torch.equal(a.input_ids, c.input_ids)
+    assert not torch.equal(a.scored, c.scored)
+    assert a.seed == 1
+
+
+def test_positions_are_distinct_ascending_and_have_a_next_token() -> None:
+    rows = pack(num_sequences=20, positions_per_sequence=14)
+    assert rows.scored.shape == (20, 14)
+    assert (rows.scored.diff(dim=1) > 0).all()
+    assert rows.scored.min() == 0
+    assert rows.scored.max() == 14  # 15 is the last token: nothing follows it
+    assert len({tuple(row) for row in rows.scored.tolist()}) > 1
+
+
+def test_all_positions() -> None:
+    for rows in (pack(positions_per_sequence="all"), tiny_text(4, 16)):
+        assert rows.scored.tolist() == [list(range(15))] * 4
+        assert rows.positions_per_sequence == 15
+        assert "15 scored positions per row (all)" in repr(rows)
+
+
+@pytest.mark.parametrize("wanted", [0, 16])
+def test_impossible_numbers_of_positions(wanted: int) -> None:
+    with pytest.raises(cl.InputError, match=f"positions_per_sequence is {wanted}.* 15 positions"):
+        pack(positions_per_sequence=wanted)
+
+
+@pytest.mark.parametrize("texts", ["", [], ["", "  \n"], iter(())], ids=repr)
+def test_empty_text_is_refused(texts: Any) -> None:
+    with pytest.raises(cl.InputError, match="the text has 0 tokens"):
+        pack(texts)
+
+
+def test_empty_documents_are_skipped_wherever_they_are() -> None:
+    padded = [""] * 700 + TEXTS
+    assert torch.equal(pack(iter(padded)).input_ids, pack(iter(TEXTS)).input_ids)
+
+
+def test_a_single_string_is_one_document() -> None:
+    rows = pack(" ".join(TEXTS), seq_len=8)
+    assert 0 not in rows.input_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_sequences": 0}, "num_sequences is 0"),
+        ({"seq_len": 1}, "seq_len is 1"),
+    ],
+)
+def test_bad_sizes_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(cl.InputError, match=message):
+        pack(**options)
+
+
+def test_no_end_token_is_refused() -> None:
+    with pytest.raises(cl.InputError, match="no end token"):
+        cl.CalibrationSet.from_texts(TEXTS, word_tokenizer(eos=None), 2, 8)
+
+
+def test_row_length_defaults_to_the_tokenizers_context_up_to_2048() -> None:
+    long = ["w1 w2 w3"] * 600
+
+    def rows(context: int) -> cl.CalibrationSet:
+        return cl.CalibrationSet.from_texts(
+            long, word_tokenizer(context), num_sequences=1, positions_per_sequence=4
+        )
+
+    assert rows(32).seq_len == 32
+    assert rows(131_072).seq_len == rows(10**30).seq_len == 2048
+
+
+@pytest.mark.parametrize(
+    ("ids", "positions", "message"),
+    [
+        (torch.zeros(4, dtype=torch.long), "all", "expected integer ids"),
+        (torch.zeros(0, 4, dtype=torch.long), "all", "expected integer ids"),
+        (torch.zeros(2, 1, dtype=torch.long), "all", "at least one row of two tokens"),
+        (torch.zeros(2, 4), "all", "torch.float32"),
+        (torch.full((2, 4), -1), "all", "token ids are not negative"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0], [3]]), r"\[0, 2\]"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0], [-1]]), "from -1 to 0"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0]]), r"expected \[2, P\]"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 0), r"expected \[2, P\]"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0, 0], [0, 1]]), "row 0 .*twice"),
+        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0.5], [1.0]]), "whole numbers"),
+        (torch.zeros(2, 4, dtype=torch.long), "some", "positions is 'some'"),
+    ],
+)
+def test_bad_explicit_rows_are_refused(ids: torch.Tensor, positions: Any, message: str) -> None:
+    with pytest.raises(cl.InputError, match=message):
+        cl.CalibrationSet(input_ids=ids, positions=positions)
+
+
+def test_split_parts_are_disjoint_and_complete() -> None:
+    rows = pack(num_sequences=9)
+    parts = rows.split(held_out=3, test=2)
+    assert [len(part) for part in parts] == [4, 3, 2]
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), rows.input_ids)
+    marks = [set(part.row_fingerprints) for part in parts]
+    assert not marks[0] & marks[1] | marks[0] & marks[2] | marks[1] & marks[2]
+    assert [len(part) for part in rows.split(test=4)] == [5, 4]
+    with pytest.raises(cl.InputError, match="leaves 0"):
+        rows.split(held_out=5, test=4)
+    with pytest.raises(cl.InputError, match="leaves 10"):
+        rows.split(held_out=-1)
+
+
+def test_overlap_is_refused_by_content() -> None:
+    rows = tiny_text(6, 16, 4)
+    others = cl.CalibrationSet(rows.input_ids[4:].clone(), rows.scored[:2])  # other positions
+    with pytest.raises(cl.MismatchError, match="2 rows are in both sets, the first is row 4"):
+        rows.require_disjoint(others)
+    rows.require_disjoint(tiny_text(6, 16, 4, seed=1))
+    repeated = cl.CalibrationSet(rows.input_ids[[0, 1, 0]])
+    with pytest.raises(cl.MismatchError, match="in both sets"):
+        repeated.split(held_out=1)
+
+
+def test_overlap_with_what_a_matrix_was_built_on_is_refused() -> None:
+    model, text = tiny_model(), tiny_text(4, 16, 4)
+    units = cl.enumerate_units(model, GROUPS)
+    curvature = cl.estimate_curvature(model, units, text.rows(0, 2), 16, progress=False)
+    text.rows(2, 4).require_disjoint(curvature)
+    with pytest.raises(cl.MismatchError, match="first is row 1"):
+        cl.CalibrationSet(text.input_ids[[2, 1, 0]]).require_disjoint(curvature)
+
+
+def test_files(tmp_path: Path) -> None:
+    plain, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    plain.write_text("w1 w2\nw3\n\n\n  w4 \n\n")
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS) + "\n\n")
+    assert read_documents(plain) == ["w1 w2\nw3", "w4"]
+    assert read_documents(lines) == TEXTS
+    settings = {"num_sequences": 2, "seq_len": 8, "positions_per_sequence": "all"}
+    rows = cl.CalibrationSet.from_file(lines, word_tokenizer(), **settings)
+    assert rows.source == "a.jsonl"
+    assert torch.equal(rows.input_ids, pack(**settings).input_ids)
+    with pytest.raises(FileNotFoundError):
+        cl.CalibrationSet.from_file(tmp_path / "none.txt", word_tokenizer())
+
+
+def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    text = "w1 \u2028 w2 \x85 w3"
+    path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_documents(path) == [text]
+
+
+@pytest.mark.parametrize("line", ["{", '{"body": "x"}', '["text"]', '{"text": 5}', "3"])
+def test_broken_json_lines_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "w1"}\n' + line + "\n")
+    with pytest.raises(cl.InputError, match=r"a\.jsonl, line 2 is not a JSON object"):
+        read_documents(path)
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("Grüße".encode("latin-1"))
+    with pytest.raises(cl.InputError, match="not UTF-8"):
+        read_documents(path)
+
+
+def test_missing_datasets_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(cl.InputError, match=r"cocurve-lab\[hub\].*from_file"):
+        cl.CalibrationSet.from_hub("allenai/c4", word_tokenizer(), name="en", seq_len=8)
+
+
+class FakeHub:
+    """Stands in for the datasets package."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.taken, self.asked = error, 0, ()
+
+    def load_dataset(self, *asked: Any, **options: Any) -> Iterator[dict[str, str]]:
+        self.asked = (*asked, options)
+        if self.error is not None:
+            raise self.error
+        return self.stream()
+
+    def stream(self) -> Iterator[dict[str, str]]:
+        for number in range(10**9):
+            self.taken += 1
+            yield {"text": f"w{number % 90} w{number // 90 % 90} w3"}
+
+
+def test_hub_text_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub()
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    tokenizer = word_tokenizer()
+    settings = {"seq_len": 16, "positions_per_sequence": 4}
+    built, held_out = cl.default_calibration("some/model", tokenizer, 5, 2, **settings)
+    assert hub.asked == ("allenai/c4", "en", {"split": "train", "streaming": True})
+    assert hub.taken <= 512
+    assert (len(built), len(held_out)) == (5, 2)
+    built.require_disjoint(held_out)
+    assert built.source == "allenai/c4 en"
+
+
+def test_an_unreachable_hub_asks_for_a_text_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(ConnectionError("no route"))
+    monkeypatch.setitem(sys.modules, "datasets", hub)  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match=r"allenai/c4 cannot be read .*Give a text file"):
+        cl.default_calibration("some/model", word_tokenizer(), 2, 1, seq_len=8)
+
+
+def test_default_calibration_from_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text("\n\n".join(TEXTS))
+    built, held_out = cl.default_calibration(
+        "some/model", word_tokenizer(), 4, 2, text_file=path, seq_len=16, positions_per_sequence=4
+    )
+    assert (len(built), len(held_out)) == (4, 2)
+    assert built.source == "own.txt"
