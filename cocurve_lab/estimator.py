@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
 _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
+_SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
 
 
@@ -160,7 +161,11 @@ def load_or_estimate(
     )
     if not curvature.provenance["complete"]:
         return curvature  # the checkpoint stays; running again goes on from there
-    curvature.save(path)
+    try:
+        curvature.save(path)
+    except OSError as error:  # hours of work: hand them over, whatever the disk says
+        log.warning("%s could not be written (%s). Free some space and call save(...)", path, error)
+        return curvature
     for leftover in (checkpoint, previous(checkpoint)):
         leftover.unlink(missing_ok=True)
     if progress:
@@ -259,7 +264,7 @@ class _Build:
         with bar:
             try:
                 while self.done < total:
-                    self._add_sequence(architecture, bar)
+                    self._try_sequence(architecture, bar)
                     self.seconds = before + time.monotonic() - begun
                     last = self.done == total
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
@@ -278,6 +283,19 @@ class _Build:
         return Curvature.from_groups(
             self.units, self.grams, self.positions, self.risks, self._provenance(model, complete)
         )
+
+    def _try_sequence(self, architecture: Architecture, bar: Any) -> None:
+        """One more sequence; what does not fit whatever the batch is a clear error."""
+        try:
+            self._add_sequence(architecture, bar)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.save()
+            raise InputError(
+                f"memory runs out on sequence {self.done} outside the ablations ({error}). "
+                f"{_SMALLER}"
+            ) from error
 
     def _add_sequence(self, architecture: Architecture, bar: Any) -> None:
         """One sequence: teacher, all units, Gram. State changes only once it is whole."""
@@ -311,10 +329,7 @@ class _Build:
 
     def _halve_batch(self, bar: Any) -> None:
         if self.runtime["units_per_batch"] == 1:
-            raise InputError(
-                "memory runs out with one ablation per batch. Use shorter rows, fewer positions, "
-                "bfloat16 weights, or a larger device."
-            )
+            raise InputError(f"memory runs out with one ablation per batch. {_SMALLER}")
         self.runtime["units_per_batch"] //= 2
         gc.collect()
         if torch.cuda.is_available():
@@ -515,6 +530,8 @@ def choose_batch(
     device = model_device(architecture.model)
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
+        # what torch holds back from earlier work is free to us as well
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     else:
         import psutil
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO = "demo"
+MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
 
 
 def demo_folder() -> Path:
@@ -104,6 +105,11 @@ def load_model(
     source = str(demo_folder() if str(model_id) == DEMO else model_id)
     if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
+    if (Path(source) / MANIFEST).exists():
+        raise InputError(
+            f"{source} holds a pruned model, whose layers have their own widths. Read it with "
+            "load_pruned; the tokenizer is that of the dense model."
+        )
     if dtype is None:
         dtype = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     try:

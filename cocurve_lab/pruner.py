@@ -24,7 +24,7 @@ from .architectures import KINDS, Architecture, Kind, describe
 from .calibration import CalibrationSet
 from .errors import EquivalenceError, FileFormatError, InputError
 from .estimator import measuring, require_rows_fit
-from .loading import embedding_weight, fingerprint_tensor, model_device, model_dtype
+from .loading import MANIFEST, embedding_weight, fingerprint_tensor, model_device, model_dtype
 from .masking import ablate
 from .replay import LayerCall, capture_calls, first_output
 from .selection import Selection
@@ -33,7 +33,7 @@ from .units import enumerate_units
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MANIFEST, FORMAT, VERSION = "cocurve_manifest.json", "cocurve-pruned", 1
+FORMAT, VERSION = "cocurve-pruned", 1
 TOLERANCE = 1e-3  # max absolute logit difference in float32 (appendix "Structured Units")
 
 

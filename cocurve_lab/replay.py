@@ -72,6 +72,8 @@ class Replay:
         Args:
             units: B units of one layer; row b runs without units[b].
         """
+        if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
+            raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
         last = len(self.architecture.layers) - 1
         # after the last layer's own projections nothing mixes positions any more
@@ -82,8 +84,6 @@ class Replay:
             if (chosen := [unit for unit in units if unit.kind == kind])
         ]
         hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
-        if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
-            raise ValueError("units of a batch must come attention first, as in their UnitSet")
         for later in range(layer + 1, last):
             hidden = self._run(later, hidden)
         if layer < last:

@@ -250,6 +250,18 @@ def test_an_unreachable_hub_asks_for_a_text_file(monkeypatch: pytest.MonkeyPatch
         cl.default_calibration("some/model", word_tokenizer(), 2, 1, seq_len=8)
 
 
+def test_default_calibration_of_the_embedded_model() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(cl.demo_folder())
+    built, held_out = cl.default_calibration("demo", tokenizer, 6, 3, seq_len=80)
+    assert (built.source, held_out.source) == ("demo calibration", "demo held_out")
+    assert (len(built), len(held_out)) == (6, 3)
+    built.require_disjoint(held_out)
+    folder = cl.default_calibration(str(cl.demo_folder()), tokenizer, 6, 3, seq_len=80)
+    assert folder[0].fingerprint == built.fingerprint
+
+
 def test_default_calibration_from_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("\n\n".join(TEXTS))

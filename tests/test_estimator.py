@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -251,6 +252,21 @@ def test_interrupt_before_the_first_sequence_is_raised(monkeypatch: pytest.Monke
         build(tiny_model(), tiny_text(2, 20, 6))
 
 
+def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> None:
+    booked = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def book() -> None:
+        with estimator._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            booked.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        book()
+    assert booked == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 @pytest.mark.parametrize("stop", [1, 4])
 def test_resumed_is_uninterrupted_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
@@ -487,6 +503,16 @@ def test_one_ablation_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.Mon
         build(tiny_model(), tiny_text(2, 20, 6))
 
 
+def test_memory_that_runs_out_elsewhere_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "build.ckpt"
+    interrupt_at(monkeypatch, 1, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(cl.InputError, match="sequence 1 outside the ablations"):
+        build(tiny_model(), tiny_text(2, 20, 6), checkpoint=path)
+    assert estimator.load_plain(path, format_name="cocurve-build", version=1)["done"] == 1
+
+
 def test_other_runtime_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied")
@@ -609,6 +635,22 @@ def test_load_or_estimate_saves_then_loads_and_says_so(
     cl.load_or_estimate(tmp_path, model, units, text, 16, progress=False)
     assert len(list(tmp_path.iterdir())) == 2  # another r never overwrites
     assert capsys.readouterr().out == ""
+
+
+def test_a_full_disk_at_the_end_does_not_lose_the_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    monkeypatch.setattr(cl.Curvature, "save", full)
+    units = cl.enumerate_units(model, GROUPS)
+    with caplog.at_level(logging.WARNING):
+        found = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
+    assert same_bits(found, build(model, text))
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.glob("*.ckpt"))  # what was written stays
 
 
 def test_load_or_estimate_goes_on_after_an_interrupt(

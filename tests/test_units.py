@@ -186,7 +186,7 @@ def test_mixture_of_experts_is_refused() -> None:
         cl.enumerate_units(model)
     disguised = tiny_model()
     disguised.model.layers[1].mlp = nn.ModuleList([disguised.model.layers[1].mlp])
-    with pytest.raises(cl.ArchitectureError, match="layer 1 .* lacks the ffn projection"):
+    with pytest.raises(cl.ArchitectureError, match=r"layer 1 .* lacks the ffn projection"):
         cl.enumerate_units(disguised)
 
 

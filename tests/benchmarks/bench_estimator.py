@@ -27,6 +27,7 @@ def main() -> None:
     if options.quick:
         options.repeats = options.draws = 2
         options.judge_rows, options.speed_rows, options.memory_rows = 8, 2, 2
+        options.precision_rows = 1
     if options.child_rows:
         print(json.dumps(peak_memory(options.child_rows)))
         return
@@ -40,6 +41,8 @@ def main() -> None:
         compare_speed(model, tokenizer, units, options)
     if "quality" in options.parts:
         compare_settings(model, tokenizer, units, options)
+    if "precision" in options.parts:
+        compare_precision(tokenizer, units, options)
     if "memory" in options.parts:
         compare_memory(options)
 
@@ -119,23 +122,22 @@ def naive(model, units, subset, calibration, top_r: int, batch: int) -> np.ndarr
 def compare_settings(model, tokenizer, units, options) -> None:
     """Selections from differently spent calibration budgets, judged by one large independent H.
 
-    The judge is 1/2 s^T H s on H of `--judge-rows` other rows with all positions; 1.00 is the plan
-    solved on the judge itself.
+    The judge is 1/2 s^T H s on H of `--judge-rows` held-out rows with all positions; 1.00 is the
+    plan solved on the judge itself. Draws come from a pool of `--pool-rows` calibration rows.
     """
     context = min(2048, tokenizer.model_max_length)
     judge_rows, draws = options.judge_rows, options.draws
-    most = max(rows * length for rows, length, _ in SETTINGS) // context
-    everything, _ = cl.default_calibration(
-        options.model, tokenizer, judge_rows + most, 1, positions_per_sequence="all"
+    pool_set, judge_text = cl.default_calibration(
+        options.model, tokenizer, options.pool_rows, judge_rows, positions_per_sequence="all"
     )
-    judge_text, pool = everything.rows(0, judge_rows), everything.input_ids[judge_rows:]
+    pool = pool_set.input_ids
     judge = cl.estimate_curvature(model, units, judge_text, options.top_r, progress=False)
     plans = {}
     for ratio in options.ratios:
         plans[ratio] = judge.risk(cl.solve_greedy(judge, ratio, 1.0).pruned)
     print(
-        f"Selection quality at lambda 1: surrogate risk on {judge_rows} independent rows relative to "
-        f"the plan solved on them; mean +- standard error over {draws} draws of rows and positions"
+        f"Selection quality at lambda 1: surrogate risk on {judge_rows} held-out rows relative to "
+        f"the plan solved on them; mean +- standard error over {draws} draws"
     )
     header = "".join(f"{f'{ratio:.0%} removed':>18}" for ratio in options.ratios)
     print(f"{'rows':>6}{'tokens':>8}{'scored':>8}{'seconds':>9}{header}")
@@ -154,7 +156,7 @@ def compare_settings(model, tokenizer, units, options) -> None:
     print()
 
 
-# (rows, tokens per row, scored positions per row); the first group spends equal tokens
+# (rows, tokens per row, scored positions per row); the first six compute the same number of tokens
 SETTINGS = (
     (96, 64, "all"),
     (48, 128, "all"),
@@ -162,7 +164,8 @@ SETTINGS = (
     (24, 256, 64),
     (24, 256, 16),
     (24, 256, 4),
-    (6, 256, "all"),
+    (12, 256, "all"),
+    (96, 256, 4),
 )
 
 
@@ -180,6 +183,38 @@ def draw(pool: torch.Tensor, rows: int, length: int, scored, seed: int) -> cl.Ca
 def mean_error(values: list[float]) -> str:
     error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return f"{np.mean(values):.3f} +- {error:.3f}"
+
+
+# Precision ---------------------------------------------------------------------------------------
+
+
+def compare_precision(tokenizer, units, options) -> None:
+    """H from float32, bfloat16 and float16 weights and layers against float64 on the same weights.
+
+    The embedded model ships in float16, so its weights are exact in all but bfloat16; that row is
+    compared with float64 on the bfloat16 weights, so that only arithmetic differs.
+    """
+    text, _ = cl.default_calibration(
+        options.model, tokenizer, options.precision_rows, 1, positions_per_sequence="all"
+    )
+    print(
+        f"Arithmetic: H over {len(text)} rows, all positions, against float64 on the same weights"
+    )
+    print(
+        f"{'':<10}{'Frobenius':>12}{'diagonal, median':>18}{'worst':>9}{'on the weakest 10 %':>21}"
+    )
+    for name in ("float32", "bfloat16", "float16"):
+        model, _ = cl.load_model(options.model, dtype=name)
+        half = cl.estimate_curvature(model, units, text, options.top_r, progress=False)
+        exact = cl.estimate_curvature(model.double(), units, text, options.top_r, progress=False)
+        total = np.linalg.norm(half.matrix - exact.matrix) / np.linalg.norm(exact.matrix)
+        errors = np.abs(half.saliency / exact.saliency - 1)
+        weakest = errors[np.argsort(exact.saliency)[: max(1, len(units) // 10)]]
+        print(
+            f"{name:<10}{total:>12.1e}{np.median(errors):>18.1e}{errors.max():>9.1e}"
+            f"{weakest.mean():>21.1e}"
+        )
+    print()
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -213,11 +248,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--speed-rows", type=int, default=8)
     parser.add_argument("--naive-units", type=int, default=12)
-    parser.add_argument("--judge-rows", type=int, default=96)
-    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--judge-rows", type=int, default=64)
+    parser.add_argument("--pool-rows", type=int, default=160)
+    parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
+    parser.add_argument("--precision-rows", type=int, default=12)
     parser.add_argument("--memory-rows", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", default=["speed", "quality", "memory"])
+    parser.add_argument("--parts", nargs="+", default=["speed", "quality", "precision", "memory"])
     parser.add_argument("--child-rows", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="small numbers, to check the script")
     return parser

@@ -1,0 +1,92 @@
+"""Getting a model: by name, by folder, and with a clear word where that fails."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from models import GROUPS, tiny_model, word_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import cocurve_lab as cl
+from cocurve_lab import loading
+from cocurve_lab.loading import fingerprint_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_model(dtype=torch.bfloat16).save_pretrained(tmp_path / "tiny")
+    word_tokenizer().save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_folders_load_ready_to_measure(folder: Path) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # on a CPU
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    assert tokenizer.eos_token_id == 0
+    half, _ = cl.load_model(folder, device="cpu", dtype="bfloat16", attn_implementation="eager")
+    assert half.dtype == torch.bfloat16
+    assert half.config._attn_implementation == "eager"
+
+
+def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(cl.InputError, match=r"nothing_here.* cannot be loaded"):
+        cl.load_model(tmp_path / "nothing_here")
+    with pytest.raises(cl.InputError, match="dtype is 'float31'"):
+        cl.load_model(folder, dtype="float31")
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=92)).save_pretrained(
+        tmp_path / "other"
+    )
+    word_tokenizer().save_pretrained(tmp_path / "other")
+    with pytest.raises(cl.ArchitectureError, match="gpt2"):
+        cl.load_model(tmp_path / "other", device="cpu")
+
+
+def test_a_pruned_folder_is_not_taken_for_a_dense_one(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0])
+    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
+    tokenizer.save_pretrained(small)
+    with pytest.raises(cl.InputError, match="load_pruned"):
+        cl.load_model(small)
+
+
+def test_other_models_load_where_the_embedded_one_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Path:
+        raise cl.InputError("the embedded model is not there")
+
+    monkeypatch.setattr(loading, "demo_folder", missing)
+    assert not loading.is_demo(folder)
+    assert loading.is_demo("demo")
+    assert cl.load_model(folder, device="cpu")[0].config.vocab_size == 97
+    with pytest.raises(cl.InputError, match="not there"):
+        cl.load_model("demo")
+
+
+def test_fingerprints_see_every_bit_and_nothing_else() -> None:
+    model = tiny_model()
+    mark = fingerprint_model(model)
+    assert fingerprint_model(copy.deepcopy(model).train()) == mark
+    for change in ("value", "swap", "dtype"):
+        other = copy.deepcopy(model)
+        weight = other.model.layers[1].mlp.up_proj.weight
+        if change == "value":
+            weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+        elif change == "swap":
+            weight[[0, 1]] = weight[[1, 0]]
+        else:
+            other = other.bfloat16()
+        assert fingerprint_model(other) != mark, change
+
+
+def test_device_report_warns_of_an_unusable_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
+    with pytest.warns(RuntimeWarning, match="CANNOT USE A GPU"):
+        assert "CPU" in cl.report_device()
