@@ -15,11 +15,12 @@ import numpy as np
 import transformers
 
 from .calibration import default_calibration
+from .equivalence import check_equivalence
 from .estimator import estimate_curvature, load_or_estimate
 from .generation import continue_text, example_prompts
 from .interaction import redundancy_gate
 from .loading import DEMO, is_demo, load_model, report_device
-from .pruner import check_equivalence, prune
+from .pruner import prune
 from .risk import PlanTable, measure_plans
 from .selection import Selection, target_cost
 from .solver import solve_greedy
@@ -103,9 +104,8 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
         error = float(np.std(values, ddof=1) / np.sqrt(len(values)))  # between plans
         removed = float(np.mean([row["realized_ratio"] for row in rows[2:]]))
         name = f"random, {len(values)} plans"
-        lines.append(
-            f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{'':>19}{np.mean(values):>10.4f} +- {error:.4f}"
-        )
+        mean = float(np.mean(values))
+        lines.append(f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{mean:>29.4f} +- {error:.4f}")
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .calibration import CalibrationSet
 from .loading import demo_folder, is_demo
@@ -25,14 +25,16 @@ def continue_text(
         max_new_tokens: at most this many tokens.
     """
     encoded = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(model.device)
-    output = model.generate(
+    generate: Any = model.generate  # a mixin the type checker cannot see through
+    output = generate(
         input_ids=encoded["input_ids"],
         attention_mask=encoded["attention_mask"],
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=tokenizer.eos_token_id,
     )
-    return tokenizer.decode(output[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
+    new = output[0, encoded["input_ids"].shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
 def example_prompts(
@@ -40,6 +42,6 @@ def example_prompts(
 ) -> list[str]:
     """Prompts to continue: one per capability of the embedded model, else held-out beginnings."""
     if not is_demo(model_id):
-        return [tokenizer.decode(row[:24]) for row in text.input_ids[:3]]
+        return [str(tokenizer.decode(row[:24])) for row in text.input_ids[:3]]
     files = sorted((demo_folder().parent / "prompts").glob("*.jsonl"))
     return [json.loads(file.read_text().splitlines()[0])["prompt"] for file in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -150,9 +151,15 @@ def model_name(model: PreTrainedModel) -> str:
 
 
 def fingerprint_model(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes, dtypes and bits of all weights; the same on every device."""
+    """SHA-256 over the configuration and all weights; the same on every device.
+
+    Of the configuration it takes what departs from its class's defaults, without what a loader
+    adds (path, versions, dtype).
+    """
+    config = {k: v for k, v in model.config.to_diff_dict().items() if k not in _LOADER_KEYS}
     weights = sorted(model.state_dict().items())
-    return fingerprint([[name, fingerprint_tensor(tensor)] for name, tensor in weights])
+    marks = [[name, fingerprint_tensor(tensor)] for name, tensor in weights]
+    return fingerprint(json.loads(json.dumps(config, default=str)), marks)
 
 
 def fingerprint_tensor(tensor: torch.Tensor) -> str:
@@ -161,6 +168,7 @@ def fingerprint_tensor(tensor: torch.Tensor) -> str:
     return fingerprint(list(tensor.shape), str(tensor.dtype), bits.numpy())
 
 
+_LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 _TOKENIZER_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 

@@ -22,11 +22,11 @@ from tqdm.auto import tqdm
 from .architectures import Architecture, describe
 from .calibration import CalibrationSet
 from .errors import InputError, MismatchError, NumericalError
-from .estimator import is_out_of_memory, measuring, require_rows_fit
 from .fisher import kl_divergence
 from .loading import fingerprint_model, model_device, model_dtype
 from .masking import Scales, column_scales, resolve, scaled, stack_rows
 from .replay import widen
+from .runtime import is_out_of_memory, measuring, require_rows_fit
 from .selection import Selection
 from .storage import dump_plain, load_plain, write_atomically
 from .units import Unit

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import pickle
 import tempfile
@@ -20,6 +21,7 @@ import numpy as np
 
 from .errors import FileFormatError
 
+log = logging.getLogger(__name__)
 _ARRAY = "__array__"
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
 
@@ -66,9 +68,24 @@ def write_atomically(
         if keep_previous and path.exists():
             _keep_as_previous(path)
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets a folder be synced."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        log.debug("%s cannot be synced", folder)
+    finally:
+        os.close(handle)
 
 
 def _keep_as_previous(path: Path) -> None:

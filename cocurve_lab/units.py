@@ -191,16 +191,23 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     Args:
         model: a supported causal language model, dense or already pruned.
         ffn_groups: n_f, contiguous channel groups per FFN layer; where the width does not divide,
-            the first groups are one channel wider.
+            the first groups are one channel wider. A layer that pruning left with fewer channels
+            has one group per channel.
 
     Returns:
         A UnitSet; for Llama-3.1-8B with 16 groups, M = 768.
 
     Raises:
         ArchitectureError: the family is unknown.
-        InputError: `ffn_groups` is not between 1 and the FFN width.
+        InputError: `ffn_groups` is not between 1 and the widest FFN, or no unit is left.
     """
     architecture = describe(model)
+    widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
+    if not 1 <= ffn_groups <= max(widest, 1):
+        raise InputError(
+            f"ffn_groups is {ffn_groups}, but the widest FFN has {widest} channels. "
+            f"Choose between 1 and {widest} (the paper uses 16)."
+        )
     units: list[Unit] = []
     for layer in range(len(architecture.layers)):
         units += _attention_units(architecture, layer)
@@ -222,15 +229,9 @@ def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
 
 
 def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit]:
-    width = architecture.width(layer, "ffn")
-    if width == 0:  # a pruned model may have lost this FFN altogether
-        return []
-    if not 1 <= groups <= width:
-        raise InputError(
-            f"ffn_groups is {groups}, but layer {layer} has {width} FFN channels. "
-            f"Choose between 1 and {width} (the paper uses 16)."
-        )
-    return _units_of(architecture, layer, "ffn", split_width(width, groups))
+    width = architecture.width(layer, "ffn")  # 0 where pruning took the whole FFN
+    blocks = split_width(width, min(groups, width)) if width else []
+    return _units_of(architecture, layer, "ffn", blocks)
 
 
 def _units_of(

@@ -1,4 +1,4 @@
-"""Notebook 01 in a real JupyterLab in a real browser: pictures appear, nothing leaves the machine."""
+"""Notebook 01 in a real JupyterLab and browser: pictures appear, nothing leaves the machine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ import pytest
 
 CHROMIUM = "/usr/bin/chromium"
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "01_build_H.ipynb"
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 pytestmark = [
     pytest.mark.browser,

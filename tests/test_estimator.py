@@ -27,7 +27,8 @@ from models import (
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab import estimator, replay
+from cocurve_lab import build as build_module
+from cocurve_lab import replay, runtime, storage
 from cocurve_lab.estimator import BuildOptions
 from cocurve_lab.replay import Replay, SupportHead, top_support
 from cocurve_lab.storage import previous
@@ -220,7 +221,7 @@ def test_half_precision_is_close_to_float32() -> None:
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, sequence: int, error: BaseException) -> None:
     """Raise while the Gram of a sequence is being computed, as a signal might."""
-    real, calls = estimator.gram_matrix, [0]
+    real, calls = build_module.gram_matrix, [0]
 
     def gram(features: torch.Tensor) -> np.ndarray:
         calls[0] += 1
@@ -228,7 +229,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, sequence: int, error: BaseExce
             raise error
         return real(features)
 
-    monkeypatch.setattr(estimator, "gram_matrix", gram)
+    monkeypatch.setattr(build_module, "gram_matrix", gram)
 
 
 def test_interrupted_build_is_labelled_and_is_the_build_over_its_sequences(
@@ -257,7 +258,7 @@ def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> No
     handler = signal.getsignal(signal.SIGINT)
 
     def book() -> None:
-        with estimator._uninterrupted():
+        with runtime.uninterrupted():
             signal.raise_signal(signal.SIGINT)
             booked.append("all of it")
 
@@ -277,8 +278,8 @@ def test_resumed_is_uninterrupted_to_the_bit(
         interrupt_at(patch, stop, KeyboardInterrupt())
         build(model, text, checkpoint=path, groups=2)
     calls = []
-    real = estimator.gram_matrix
-    monkeypatch.setattr(estimator, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
+    real = build_module.gram_matrix
+    monkeypatch.setattr(build_module, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
     resumed = build(model, text, checkpoint=path, groups=2)
     assert len(calls) == 5 - stop
     assert same_bits(resumed, whole)
@@ -304,15 +305,15 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from models import GROUPS, tiny_model, tiny_text
 import cocurve_lab as cl
-from cocurve_lab import estimator
+from cocurve_lab import build as build_module
 torch.set_num_threads(1)
-real, calls = estimator.gram_matrix, [0]
+real, calls = build_module.gram_matrix, [0]
 def gram(features):
     calls[0] += 1
     if calls[0] == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(features)
-estimator.gram_matrix = gram
+build_module.gram_matrix = gram
 model = tiny_model()
 cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(6, 20, 6), 32,
     checkpoint=sys.argv[2], progress=False, options=cl.BuildOptions(checkpoint_seconds=0))
@@ -325,7 +326,7 @@ def test_a_killed_process_loses_one_sequence_at_most(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
-    stored = estimator.load_plain(path, format_name="cocurve-build", version=1)
+    stored = storage.load_plain(path, format_name="cocurve-build", version=1)
     assert stored["done"] == 3
     model, text = tiny_model(), tiny_text(6, 20, 6)
     whole = build(model, text, num_threads=1)
@@ -410,7 +411,7 @@ def test_a_full_disk_does_not_stop_the_build(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model, text = tiny_model(), tiny_text(3, 20, 6)
-    monkeypatch.setattr(estimator, "write_atomically", full)
+    monkeypatch.setattr(build_module, "write_atomically", full)
     with caplog.at_level(logging.WARNING):
         found = build(model, text, checkpoint=tmp_path / "build.ckpt", checkpoint_seconds=0)
     assert "No space left on device" in caplog.text
@@ -422,7 +423,7 @@ def test_checkpoint_is_written_every_sequence_or_by_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves: list[int] = []
-    monkeypatch.setattr(estimator._Build, "save", lambda self: saves.append(self.done))
+    monkeypatch.setattr(build_module.Build, "save", lambda self: saves.append(self.done))
     model, text = tiny_model(), tiny_text(4, 20, 6)
     build(model, text, checkpoint=tmp_path / "a", checkpoint_seconds=0)
     assert saves == [1, 2, 3, 4]
@@ -510,7 +511,7 @@ def test_memory_that_runs_out_elsewhere_is_a_clear_error(
     interrupt_at(monkeypatch, 1, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(cl.InputError, match="sequence 1 outside the ablations"):
         build(tiny_model(), tiny_text(2, 20, 6), checkpoint=path)
-    assert estimator.load_plain(path, format_name="cocurve-build", version=1)["done"] == 1
+    assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 1
 
 
 def test_other_runtime_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

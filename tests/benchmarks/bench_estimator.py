@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import measuring
+from cocurve_lab.runtime import measuring
 
 
 def main() -> None:

@@ -1,0 +1,134 @@
+"""One sequence of a build: the teacher on its support, the whitened features, their Gram."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .architectures import Architecture
+from .calibration import CalibrationSet
+from .errors import NumericalError
+from .fisher import center, kl_divergence
+from .loading import embedding_weight, model_device
+from .replay import Replay, SupportHead, top_support
+from .runtime import is_out_of_memory
+from .units import Unit, UnitSet
+
+_GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
+_LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
+
+
+class AblatedSequence:
+    """One sequence's teacher on its support, and the features of ablations against it."""
+
+    def __init__(
+        self, architecture: Architecture, ids: Tensor, positions: Tensor, top_r: int, number: int
+    ) -> None:
+        device = model_device(architecture.model)
+        self.number = number
+        self.replay = Replay(architecture, ids.to(device), positions.to(device))
+        hidden = self.replay.scored_hidden
+        self.head = SupportHead(architecture.head, top_support(architecture.head, hidden, top_r))
+        self.logits = self.head(hidden)  # [1, P, r] float32, or float64 like the model
+        if not bool(torch.isfinite(self.logits).all()):
+            raise NumericalError(
+                f"the model gives NaN or infinite logits on sequence {number}. Check the weights; "
+                "half precision may overflow: try bfloat16 or float32."
+            )
+        self.probabilities = torch.softmax(self.logits, dim=-1)
+        self.roots = self.probabilities.sqrt()
+
+    def new_features(self, rows: int) -> Tensor:
+        """Room for whitened features [rows, P * r], dtype of the logits."""
+        return self.logits.new_empty(rows, self.logits[0].numel())
+
+    def try_ablate(self, batch: list[Unit], features: Tensor) -> Tensor | None:
+        """`ablate`, or None where memory runs out (outside the exception, so it can be freed)."""
+        try:
+            return self.ablate(batch, features)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
+
+    def ablate(self, batch: list[Unit], features: Tensor) -> Tensor:
+        """Fill `features` [B, P * r] for units of one layer; return their summed KL [B] float64."""
+        shift = self.head(self.replay.ablated_hidden(batch)).sub_(self.logits)  # z_u - z_0
+        risk = kl_divergence(self.probabilities, shift).double().sum(dim=-1)
+        if not bool(torch.isfinite(risk).all()):
+            bad = batch[int((~torch.isfinite(risk)).nonzero()[0])]
+            raise NumericalError(
+                f"removing {bad} gives NaN or infinite logits on sequence {self.number}. Half "
+                "precision may overflow: try bfloat16 or float32."
+            )
+        # whitened z_0 - z_u; its sign is common to all units, so the Gram does not see it
+        torch.mul(center(self.probabilities, shift), self.roots, out=features.view(shift.shape))
+        return risk.cpu()
+
+
+def gram_matrix(features: Tensor) -> np.ndarray:
+    """Features times their transpose [M, M] float64: float32 products, float64 between chunks."""
+    gram = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
+    for chunk in features.split(_GRAM_COLUMNS, dim=1):
+        gram += chunk @ chunk.T
+    return gram.cpu().numpy()
+
+
+def choose_batch(
+    architecture: Architecture, units: UnitSet, calibration: CalibrationSet, top_r: int
+) -> int:
+    """Ablations per batch: as many of a layer's units as half of the free memory holds."""
+    largest = max(len(layer_units) for _, layer_units in by_layer(units))
+    fixed = memory_needed(architecture, units, calibration, top_r, 0)
+    per_row = memory_needed(architecture, units, calibration, top_r, 1) - fixed
+    device = model_device(architecture.model)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        # what torch holds back from earlier work is free to us as well
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    else:
+        import psutil
+
+        free, largest = psutil.virtual_memory().available, min(largest, _LARGEST_CPU_BATCH)
+    return int(max(1, min(largest, (free / 2 - fixed) // per_row)))
+
+
+def memory_needed(
+    architecture: Architecture,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    top_r: int,
+    units_per_batch: int,
+) -> float:
+    """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
+    config, length = architecture.model.config, calibration.seq_len
+    size = embedding_weight(architecture.model).element_size()
+    vocabulary, hidden = architecture.head.weight.shape
+    scored = calibration.positions_per_sequence * top_r * 4
+    whole_head = calibration.positions_per_sequence * vocabulary * 4
+    features = len(units) * scored
+    teacher = length * hidden * size * (len(architecture.layers) + 8) + whole_head
+    grams = 8 * len(units) ** 2 * 18
+    # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
+    width = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
+    row = (
+        length * size * (6 * hidden + 3 * width)
+        + 4 * scored
+        + calibration.positions_per_sequence * hidden * 8
+    )
+    if getattr(config, "_attn_implementation", "") == "eager":
+        row += config.num_attention_heads * length**2 * (size + 4)
+    return features + teacher + grams + units_per_batch * row
+
+
+def by_layer(units: UnitSet) -> Iterator[tuple[int, list[Unit]]]:
+    """Units of each layer with the index of its first one."""
+    first = 0
+    while first < len(units):
+        layer = units.units[first].layer
+        stop = first + int((units.layers == layer).sum())
+        yield first, list(units.units[first:stop])
+        first = stop

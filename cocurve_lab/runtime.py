@@ -1,0 +1,79 @@
+"""Running a model while measuring: a fixed state, fitting text, memory that runs out, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from .calibration import CalibrationSet
+from .errors import InputError
+from .loading import embedding_weight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
+    """Eval mode, no gradients, true float32 products, a fixed number of threads; all put back."""
+    modes = [(module, module.training) for module in model.modules()]
+    precision = torch.get_float32_matmul_precision()
+    before = torch.get_num_threads()
+    model.eval()
+    torch.set_float32_matmul_precision("highest")
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
+        torch.set_float32_matmul_precision(precision)
+        for module, training in modes:  # not model.train(): submodules may differ from the top
+            module.training = training
+
+
+def require_rows_fit(model: PreTrainedModel, calibration: CalibrationSet) -> None:
+    """Raise InputError if token ids or row length lie outside what the model was made for."""
+    largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
+    if largest >= rows:
+        raise InputError(
+            f"the calibration holds token id {largest}, the model's embedding has {rows} rows. "
+            "Use the tokenizer that belongs to the model."
+        )
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context is not None and calibration.seq_len > context:
+        raise InputError(
+            f"rows have {calibration.seq_len} tokens, the model's context is {context}. Use "
+            f"seq_len={context} or less."
+        )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out; on the CPU torch says so by a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C for a few lines (main thread only; elsewhere it cannot arrive)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[bool] = []
+    old = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+    if came:
+        raise KeyboardInterrupt
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
