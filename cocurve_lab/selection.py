@@ -111,7 +111,7 @@ class Selection:
             units.require_same(curvature.units, mine="the selection", theirs="the curvature")
             node, edge = risk_terms(curvature.matrix, indices)
             mark = curvature.fingerprint
-        ratio = int(units.costs[list(indices)].sum()) / units.total_cost
+        ratio = int(units.costs[list(indices)].sum()) / max(units.total_cost, 1)
         defaults = {"requested_ratio": ratio, "ordered": False, "curvature_fingerprint": mark}
         return cls(units, indices, node_terms=node, edge_terms=edge, **(defaults | fields))
 
@@ -125,7 +125,7 @@ class Selection:
     @property
     def realized_ratio(self) -> float:
         """Removed share of removable cost (rho_actual)."""
-        return self.pruned_cost / self.units.total_cost
+        return self.pruned_cost / max(self.units.total_cost, 1)  # an emptied model has no cost
 
     @property
     def params_removed_fraction(self) -> float | None:

@@ -62,8 +62,6 @@ class UnitSet(Sequence[Unit]):
     total_parameters: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.units:
-            raise InputError("the set has no unit: the model has nothing left that can be removed.")
         odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
         if odd is not None:
             raise InputError(f"unit {odd} is of kind {odd.kind!r}; a kind is one of {KINDS}.")
@@ -102,8 +100,8 @@ class UnitSet(Sequence[Unit]):
             position = self._positions.get(unit if isinstance(unit, str) else unit.name)
         if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
             raise InputError(
-                f"there is no unit {unit!s} in this set of {len(self)} units "
-                f"({self[0]} to {self[len(self) - 1]}). Take units from enumerate_units(model)."
+                f"there is no unit {unit!s} in this set of {len(self)} units. "
+                "Take units from enumerate_units(model)."
             )
         return position
 
@@ -203,7 +201,7 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     """
     architecture = describe(model)
     widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
-    if not 1 <= ffn_groups <= max(widest, 1):
+    if widest and not 1 <= ffn_groups <= widest:
         raise InputError(
             f"ffn_groups is {ffn_groups}, but the widest FFN has {widest} channels. "
             f"Choose between 1 and {widest} (the paper uses 16)."
@@ -212,6 +210,8 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     for layer in range(len(architecture.layers)):
         units += _attention_units(architecture, layer)
         units += _ffn_units(architecture, layer, ffn_groups)
+    if not units:
+        raise InputError("the model has nothing left that can be removed. Start from a dense one.")
     return UnitSet(tuple(units), ffn_groups, sum(p.numel() for p in model.parameters()))
 
 
