@@ -161,7 +161,8 @@ class Reference:
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
                 with _float32_layer(architecture.layers[layer]) as module:
-                    found = first_output(module(call.hidden, *call.args, **call.kwargs))
+                    hidden = call.hidden.to(next(module.parameters()).device)
+                    found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
                 scale = max(1.0, float(expected.abs().max()))
                 worst = max(worst, float((found - expected).abs().max()) / scale)
         return worst
@@ -197,13 +198,13 @@ def _masked_layers(
         _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
         with _float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
-                output = architecture.output_projection(layer, "ffn")
-                half = output.weight.to(embedding_weight(model).dtype)
-                output.weight.data = fold_gains(half, gains).float()
+                projection = architecture.output_projection(layer, "ffn")
+                half = projection.weight.to(embedding_weight(model).dtype)
+                projection.weight.data = fold_gains(half, gains).float()
             with ablate(model, masks):
-                recorded.append(
-                    (wide, first_output(module(wide.hidden, *wide.args, **wide.kwargs)))
-                )
+                output = first_output(module(wide.hidden, *wide.args, **wide.kwargs))
+        # all layers of an 8B would be gigabytes on the device
+        recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
     return recorded
 
 
