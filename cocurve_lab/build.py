@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,7 @@ class Build:
         architecture = describe(model)
         self._settle_runtime(architecture)
         if self.done < len(self.calibration) and show:
-            self._announce(architecture)
+            self._within_memory(self._announce, architecture)
         saved = begun = time.monotonic()
         before = self.seconds
         total, size = len(self.calibration), len(self.units)
@@ -123,11 +124,10 @@ class Build:
             unit="ablation",
             disable=not show,
         )
-        complete = True
         with bar:
             try:
                 while self.done < total:
-                    self._try_sequence(architecture, bar)
+                    self._within_memory(self._add_sequence, architecture, bar)
                     self.seconds = before + time.monotonic() - begun
                     last = self.done == total
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
@@ -137,20 +137,19 @@ class Build:
                 self.save()
                 if self.done == 0:
                     raise
-                complete = False
                 bar.write(
                     f"Interrupted: H over {self.done} of {total} sequences is kept. "
                     "Run again to go on."
                     + ("" if self.checkpoint else " (Give checkpoint= for that.)")
                 )
         return Curvature.from_groups(
-            self.units, self.grams, self.positions, self.risks, self._provenance(model, complete)
+            self.units, self.grams, self.positions, self.risks, self._provenance(model)
         )
 
-    def _try_sequence(self, architecture: Architecture, bar: Any) -> None:
-        """One more sequence; what does not fit whatever the batch is a clear error."""
+    def _within_memory(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Take a step; what does not fit in memory whatever the batch is a clear error."""
         try:
-            self._add_sequence(architecture, bar)
+            step(*arguments)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -244,7 +243,7 @@ class Build:
             "done is kept."
         )
 
-    def _provenance(self, model: PreTrainedModel, complete: bool) -> dict[str, Any]:
+    def _provenance(self, model: PreTrainedModel) -> dict[str, Any]:
         import transformers
 
         from . import __version__
@@ -252,7 +251,7 @@ class Build:
         return self.settings | {
             "model_name": self.name,
             "sequences_done": self.done,
-            "complete": complete,
+            "complete": self.done == len(self.calibration),
             "row_fingerprints": self.calibration.row_fingerprints[: self.done],
             "calibration_source": self.calibration.source,
             "seed": self.calibration.seed,

@@ -62,12 +62,15 @@ class Curvature:
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array is not None and array.shape[1:] != shape:
-                raise InputError(f"{name} has shape {array.shape}, expected [groups, *{shape}].")
+                raise InputError(
+                    f"{name} has shape {array.shape}, but {size} units need [groups, *{shape}]. "
+                    "Take groups and units from one build."
+                )
         groups = {
             name: len(getattr(self, name)) for name in shapes if getattr(self, name) is not None
         }
         if len(set(groups.values())) > 1:
-            raise InputError(f"numbers of groups differ: {groups}. They come from one build.")
+            raise InputError(f"numbers of groups differ: {groups}. Take them from one build.")
 
     # Statistics ---------------------------------------------------------------------------------
 
@@ -212,8 +215,9 @@ class Curvature:
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
         path = Path(path)
-        content = _load_npz(path) if path.suffix == ".npz" else None
-        if content is None:
+        if path.suffix == ".npz":
+            content = _load_npz(path)
+        else:
             content = load_plain(path, format_name=FORMAT, version=VERSION)
         try:
             curvature = cls(
@@ -265,7 +269,7 @@ class Curvature:
         """One curvature from builds over disjoint sequences of the same model and settings.
 
         Groups of the same number are added, so shards that own whole groups give the bits of one
-        build; a part of fewer sequences than groups has fewer groups, the rest of its are empty.
+        build. A part of fewer sequences than groups has fewer groups; the missing ones are empty.
 
         Raises:
             MismatchError: units or settings differ (named), or a sequence occurs in two builds.
@@ -277,7 +281,10 @@ class Curvature:
         rows: list[str] = []
         for number, part in enumerate(parts):
             if part.group_grams is None or part.group_positions is None or part.group_risks is None:
-                raise InputError(f"part {number} has no group Grams, so it cannot be merged.")
+                raise InputError(
+                    f"part {number} has no group Grams, so it cannot be merged. Merge curvatures "
+                    "from estimate_curvature."
+                )
             first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
             shared = {key: first.provenance.get(key) for key in _MERGE_KEYS}
             require_settings(part.provenance, shared, f"part {number}")
@@ -375,7 +382,10 @@ def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str)
 
 def _require_curvature(matrix: np.ndarray, size: int) -> None:
     if matrix.shape != (size, size):
-        raise InputError(f"H has shape {matrix.shape}, but there are {size} units.")
+        raise InputError(
+            f"H has shape {matrix.shape}, but there are {size} units. Give one row and one column "
+            "per unit."
+        )
     if not np.isfinite(matrix).all():
         u, v = np.argwhere(~np.isfinite(matrix))[0]
         raise NumericalError(
@@ -421,12 +431,13 @@ def _load_npz(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # zipfile, numpy and json each have their own
         raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours."
+            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours. "
+            "Build it again."
         ) from None
     if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
         raise FileFormatError(
             f"{path} holds {content.get('format')!r} version {content.get('version')!r}; this code "
-            f"reads {FORMAT!r} version {VERSION}."
+            f"reads {FORMAT!r} version {VERSION}. Build it again."
         )
     return content
 
@@ -438,7 +449,9 @@ def _read_registry(path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
     version = registry.get("schema_version") if isinstance(registry, dict) else None
     if version != 1 or "units" not in registry:
-        raise FileFormatError(f"{path} has schema_version {version!r}; the published layout is 1.")
+        raise FileFormatError(
+            f"{path} has schema_version {version!r}; the published layout is 1. Download it again."
+        )
     return registry
 
 
@@ -464,7 +477,9 @@ def _release_units(registry: dict[str, Any]) -> UnitSet:
         head_dim = _release_head_dim(registry["units"])
         units = tuple(_release_unit(row, head_dim) for row in registry["units"])
     except (KeyError, TypeError, IndexError) as error:
-        raise FileFormatError(f"registry.json lacks {error} in a unit.") from None
+        raise FileFormatError(
+            f"registry.json lacks {error} in a unit. Download it again."
+        ) from None
     return UnitSet(units, registry.get("ffn_groups_per_layer"))
 
 
@@ -497,5 +512,5 @@ def _release_head_dim(rows: list[dict[str, Any]]) -> int:
             return int(head["cost"] // per_channel)
     raise FileFormatError(
         f"the attention cost {head['cost']} in registry.json fits no head_dim for hidden size "
-        f"{hidden}."
+        f"{hidden}. Is the model of a family with other projections? Check the registry."
     )

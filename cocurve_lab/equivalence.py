@@ -16,7 +16,7 @@ from .errors import EquivalenceError, InputError
 from .loading import embedding_weight, fingerprint_tensor, model_device
 from .masking import ablate
 from .replay import LayerCall, capture_calls, first_output
-from .runtime import measuring, require_rows_fit
+from .runtime import measuring, require_measurable
 from .selection import Selection
 from .slicing import fold_gains, kept_columns, sliced_modules
 
@@ -32,7 +32,8 @@ class Equivalence:
 
     Attributes:
         max_abs_difference: largest |logit| difference masked against pruned. For half precision it
-            is the largest layer output difference with both computed in float32.
+            is the largest layer output difference with both computed in float32, relative to the
+            layer's largest output where that is above 1.
         sequences, tokens: how much text was compared.
         dtype: the models' dtype.
         raw_difference: half precision only: largest difference of the half-precision logits,
@@ -116,7 +117,7 @@ class Reference:
     def record(
         cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
     ) -> Reference:
-        require_rows_fit(model, text)
+        require_measurable(model, text)
         dtype = embedding_weight(model).dtype
         with measuring(model, torch.get_num_threads()):
             with ablate(model, selection):

@@ -18,7 +18,7 @@ from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InputError
 from .loading import fingerprint_model, model_dtype, model_name
-from .runtime import measuring, require_rows_fit
+from .runtime import measuring, require_measurable
 from .storage import fingerprint, previous
 from .units import UnitSet, enumerate_units
 
@@ -160,4 +160,4 @@ def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int
         raise InputError(
             f"top_r is {top_r}; it lies between 1 and the vocabulary size {vocabulary}."
         )
-    require_rows_fit(model, calibration)
+    require_measurable(model, calibration)

@@ -66,7 +66,7 @@ def report_device(device: str | torch.device | None = None) -> str:
     target = pick_device(device)
     if target.type == "cuda":
         name, free = torch.cuda.get_device_name(target), torch.cuda.mem_get_info(target)[0]
-        dtype = "the checkpoint's dtype"
+        dtype = "float32 for the demo model, else the checkpoint's dtype"
     else:
         name, free = f"CPU, {torch.get_num_threads()} threads", psutil.virtual_memory().available
         dtype = "float32"

@@ -123,7 +123,7 @@ class Replay:
         """Teacher activations inside a layer, by running that layer once more.
 
         Keeping them for all layers would cost gigabytes on an 8B; one extra layer run per layer is
-        a 2/M of the work.
+        2/M of the work.
         """
         if self._traced is None or self._traced[0] != layer:
             self._traced = None  # free the old one first
@@ -269,8 +269,6 @@ def _block_trace(
 ) -> BlockTrace:
     answer = answers[kind]
     rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
-    if kind not in columns:  # a block that lost all its units: nothing restarts there
-        return BlockTrace(first_output(answer)[..., :0], first_output(answer), rest)
     if first_output(answer) is not writes[kind]:
         raise ArchitectureError(
             f"the {kind} block of layer {layer} does something after its output projection, so a "

@@ -26,7 +26,7 @@ from .fisher import kl_divergence
 from .loading import fingerprint_model, model_device, model_dtype
 from .masking import Scales, column_scales, resolve, scaled, stack_rows
 from .replay import widen
-from .runtime import is_out_of_memory, measuring, require_rows_fit
+from .runtime import is_out_of_memory, measuring, require_measurable
 from .selection import Selection
 from .storage import dump_plain, load_plain, write_atomically
 from .units import Unit
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-plans", 1
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+_BATCH_TOKENS = 16_384  # tokens per forward, so that activations stay moderate for long rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +103,11 @@ class PlanTable:
         for row in self.rows():
             strength = row["interaction_strength"]
             name = "     -" if strength is None else f"{strength:6.3g}"
+            predicted = row["predicted_risk"]
             lines.append(
-                f"  lambda {name}  removed {row['realized_ratio']:6.2%}  "
-                f"KL {row['measured_risk']:.5f} +- {row['standard_error']:.5f}"
+                f"  lambda {name}  removed {row['realized_ratio']:6.2%}  predicted "
+                f"{'      -' if predicted is None else f'{predicted:.5f}'}  measured "
+                f"{row['measured_risk']:.5f} +- {row['standard_error']:.5f}"
             )
         return "\n".join(lines)
 
@@ -129,7 +132,7 @@ def pruning_risk(
         NumericalError: NaN or infinite logits.
     """
     architecture = describe(model)
-    require_rows_fit(model, calibration)
+    require_measurable(model, calibration)
     scales = column_scales(architecture, *resolve(model, selection))
     engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
@@ -156,14 +159,16 @@ def measure_plans(
         checkpoint: file to resume from and write to, after every sequence; it also remembers plans
             measured earlier, so adding plans measures only the new ones.
         progress: show a progress bar with ETA.
-        plans_per_batch: masked copies per forward; None = what 256 MB of logits hold. Halved when
-            memory runs out.
+        plans_per_batch: masked copies per forward; None = as many as make 16,384 tokens. Halved
+            when memory runs out.
         calibrated_on: if given, overlap with its rows is refused.
 
     Returns:
         A PlanTable; after Ctrl-C, nothing is lost with a checkpoint.
 
     Raises:
+        InputError: no plan, text that does not fit the model, or one plan that does not fit in
+            memory.
         MismatchError: a selection is for other units, the checkpoint is of another model or text,
             or a row was calibrated on.
         NumericalError: NaN or infinite logits.
@@ -173,14 +178,14 @@ def measure_plans(
     if calibrated_on is not None:
         held_out.require_disjoint(calibrated_on)
     architecture = describe(model)
-    require_rows_fit(model, held_out)
+    require_measurable(model, held_out)
     plans = {selection.fingerprint: selection for selection in selections}
     scales = {
         mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
     }
     memory = _Memory.open(checkpoint, model, held_out)
     missing = [mark for mark in plans if mark not in memory.finished]
-    batch = plans_per_batch or _plans_that_fit(architecture, held_out, len(missing))
+    batch = plans_per_batch or max(1, min(len(missing), _BATCH_TOKENS // held_out.seq_len))
     engine = _Engine(architecture, held_out, batch)
     numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
     with measuring(model, torch.get_num_threads()):
@@ -270,7 +275,12 @@ class _Engine:
             rows = plans[len(done) : len(done) + self.batch]
             found = self._try_batch(ids, positions, teacher, rows)
             if found is None:
-                self.batch //= 2
+                self.batch = len(rows) // 2
+                if self.batch == 0:
+                    raise InputError(
+                        f"memory runs out on sequence {number} with one plan per forward. Use "
+                        "shorter rows, bfloat16 weights, or a larger device."
+                    )
                 log.warning("out of memory: measuring %d plans at a time from here on", self.batch)
                 continue
             done += list(found)
@@ -285,14 +295,14 @@ class _Engine:
     def _try_batch(
         self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
     ) -> Tensor | None:
-        """Mean KL of some plans, or None where a batch of several does not fit in memory."""
+        """Mean KL of some plans, or None where the batch does not fit in memory."""
         try:
             masks = stack_rows(self.architecture, rows)
             repeated = ids.expand(len(rows), -1)
             masked = _scored_hidden(self.architecture, repeated, positions, masks)
             return _mean_kl(self.architecture, teacher, masked)
         except RuntimeError as error:
-            if len(rows) == 1 or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         return None
 
@@ -317,12 +327,6 @@ def _mean_kl(architecture: Architecture, teacher: Tensor, masked: Tensor) -> Ten
         shift = widen(architecture.head(masked[:, part])) - logits
         total += kl_divergence(torch.softmax(logits, dim=-1), shift).double().sum(dim=-1)
     return total / positions
-
-
-def _plans_that_fit(architecture: Architecture, text: CalibrationSet, plans: int) -> int:
-    row = 4 * text.positions_per_sequence * architecture.head.weight.shape[0]
-    tokens = max(1, 16_384 // text.seq_len)  # activations stay moderate for long rows
-    return int(max(1, min(plans, tokens, 4 * _LOGIT_BYTES // row)))
 
 
 def _standard_error(values: np.ndarray) -> np.ndarray:

@@ -37,8 +37,18 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
             module.training = training
 
 
-def require_rows_fit(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    """Raise InputError if token ids or row length lie outside what the model was made for."""
+def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> None:
+    """Raise InputError if the model cannot be run on this text.
+
+    Its weights must be on one device (not spread, offloaded or on the meta device); token ids and
+    row length must be such as it was made for.
+    """
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise InputError(
+            f"the model's weights are on {', '.join(devices)}; measuring needs all of them on one "
+            'device. Load the model with device_map={"": 0}, or without a device_map.'
+        )
     largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
@@ -54,8 +64,9 @@ def require_rows_fit(model: PreTrainedModel, calibration: CalibrationSet) -> Non
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out; on the CPU torch says so by a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether memory ran out; the CPU allocator and cuBLAS say so by a plain RuntimeError."""
+    signs = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from .architectures import KINDS, Architecture, Kind, describe
 from .errors import FileFormatError, InputError
-from .loading import model_dtype
+from .loading import MANIFEST, model_dtype
 from .selection import Selection
 from .slicing import EmptyAttention, kept_rows, settle_heads, slice_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MANIFEST, FORMAT, VERSION = "cocurve_manifest.json", "cocurve-pruned", 1
+FORMAT, VERSION = "cocurve-pruned", 1
 
 
 def save_pruned(
@@ -165,7 +165,7 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
     if len(layers) != len(architecture.layers):
         raise FileFormatError(
             f"the manifest describes {len(layers)} layers, the configuration "
-            f"{len(architecture.layers)}."
+            f"{len(architecture.layers)}. Save the model again."
         )
     for layer, widths in enumerate(layers):
         for kind in KINDS:

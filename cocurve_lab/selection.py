@@ -38,7 +38,10 @@ class Guards:
 
     def __post_init__(self) -> None:
         if self.layer_cap is not None and self.layer_cap_factor is not None:
-            raise InputError("give layer_cap or layer_cap_factor, not both.")
+            raise InputError(
+                f"layer_cap is {self.layer_cap} and layer_cap_factor {self.layer_cap_factor}. Give "
+                "one of the two."
+            )
         if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
             raise InputError(f"layer_cap is {self.layer_cap}; it is a share in (0, 1].")
         if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
@@ -277,8 +280,12 @@ class Selection:
         """
         try:
             content = json.loads(text)
-            if (content.pop("format"), content.pop("version")) != ("cocurve-selection", 1):
-                raise FileFormatError("this JSON is not a selection of version 1.")
+            found = (content.pop("format"), content.pop("version"))
+            if found != ("cocurve-selection", 1):
+                raise FileFormatError(
+                    f"this JSON is {found[0]!r} version {found[1]!r}, not a selection of version "
+                    "1. Give what Selection.to_json wrote."
+                )
             content["units"] = UnitSet.from_plain(content["units"])
             content["pruned"] = content["units"].indices(content["pruned"])
             content["guards"] = Guards(**content["guards"])
@@ -287,7 +294,10 @@ class Selection:
                 content[name] = None if content[name] is None else np.array(content[name])
             return cls(**content)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileFormatError(f"not a selection: {type(error).__name__} {error}.") from None
+            raise FileFormatError(
+                f"not a selection: {type(error).__name__} {error}. Give what Selection.to_json "
+                "wrote."
+            ) from None
 
     def require_units(self, units: UnitSet) -> None:
         """Raise MismatchError if a model's units are not this selection's, naming the first."""

@@ -189,6 +189,29 @@ def test_calibration_order_does_not_matter() -> None:
     np.testing.assert_allclose(a.group_grams[order], b.group_grams, rtol=1e-12)
 
 
+def test_permuting_units_permutes_the_matrix() -> None:
+    """Two query groups of layer 0 and two channel groups of layer 1 change places."""
+    model, text = tiny_model(intermediate_size=48, dtype=torch.float64), tiny_text(2, 20)
+    before = build(model, text).matrix
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[1].mlp
+    queries, keys = (torch.arange(n).view(2, -1).flip(0).flatten() for n in (32, 16))
+    channels = torch.arange(48).view(GROUPS, -1)[[2, 1, 0, 3]].flatten()
+    for projection, rows in (
+        (attention.q_proj, queries),
+        (attention.k_proj, keys),
+        (attention.v_proj, keys),
+        (mlp.gate_proj, channels),
+        (mlp.up_proj, channels),
+    ):
+        projection.weight[:] = projection.weight[rows]
+    attention.o_proj.weight[:] = attention.o_proj.weight[:, queries]
+    mlp.down_proj.weight[:] = mlp.down_proj.weight[:, channels]
+    order = np.array([1, 0, *range(2, 8), 10, 9, 8, *range(11, 18)])
+    after = build(model, text).matrix
+    assert relative_error(after, before) > 0.01
+    assert relative_error(after, before[np.ix_(order, order)]) <= 1e-10
+
+
 def test_groups_sum_to_the_whole() -> None:
     curvature = build(tiny_model(), tiny_text(5, 20, 6), groups=2)
     assert curvature.group_grams is not None
@@ -561,6 +584,15 @@ def test_text_that_does_not_fit_the_model_is_refused() -> None:
         build(tiny_model(), tiny_text(2, 65))
     with pytest.raises(cl.InputError, match=r"token id \d+, the model's embedding has 97 rows"):
         build(tiny_model(), tiny_text(2, 20, vocab=500))
+
+
+def test_a_model_without_its_weights_is_refused() -> None:
+    model = tiny_model().to("meta")
+    with pytest.raises(cl.InputError, match="weights are on meta; measuring needs"):
+        build(model, tiny_text(2, 20, 6))
+    model.model.embed_tokens = tiny_model().model.embed_tokens
+    with pytest.raises(cl.InputError, match="weights are on cpu, meta"):
+        cl.pruning_risk(model, [], tiny_text(2, 20, 6))
 
 
 def test_units_of_another_model_are_refused() -> None:

@@ -276,6 +276,20 @@ def test_out_of_memory_halves_the_batch_for_good(
     assert "measuring 2 plans at a time" in caplog.text
 
 
+def test_one_plan_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    real = risk._scored_hidden
+
+    def tight(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
+        if masks:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        return real(architecture, ids, positions, masks)
+
+    monkeypatch.setattr(risk, "_scored_hidden", tight)
+    with pytest.raises(cl.InputError, match="sequence 0 with one plan per forward"):
+        cl.measure_plans(model, plans_of(model), text, progress=False)
+
+
 # Bad input --------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,8 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.runtime import measuring
 
+PARTS = ["speed", "quality", "precision", "memory", "solver"]
+
 
 def main() -> None:
     options = parser().parse_args()
@@ -45,6 +47,8 @@ def main() -> None:
         compare_precision(tokenizer, units, options)
     if "memory" in options.parts:
         compare_memory(options)
+    if "solver" in options.parts:
+        time_solver(options)
 
 
 # Speed -------------------------------------------------------------------------------------------
@@ -240,6 +244,26 @@ def peak_memory(rows: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+# Solver ------------------------------------------------------------------------------------------
+
+
+def time_solver(options) -> None:
+    """One solve at the sizes of an 8B and a 70B; bench_solver.py has more ratios and the path."""
+    from bench_solver import LAYERS, problem, seconds, show  # sets thread counts, so imported last
+
+    print("Solver, lambda 1, on a random Gram matrix")
+    for size in LAYERS:
+        curvature = problem(size, 0)
+        assert curvature.fingerprint  # computed once per matrix, and kept
+        for ratio in (0.2, 0.6):
+            times = seconds(
+                lambda: cl.solve_greedy(curvature, ratio, 1.0),  # noqa: B023  (called here)
+                3 * options.repeats,
+            )
+            print(f"  M = {size:>4}, ratio {ratio:.1f}: {show(times)}")
+    print()
+
+
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
@@ -254,7 +278,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument("--precision-rows", type=int, default=12)
     parser.add_argument("--memory-rows", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", default=["speed", "quality", "precision", "memory"])
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--child-rows", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="small numbers, to check the script")
     return parser
