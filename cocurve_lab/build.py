@@ -73,7 +73,7 @@ class Build:
     positions: np.ndarray  # [G] int64
     runtime: dict[str, Any]
     done: int = 0
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)  # of each sequence done
     events: list[str] = field(default_factory=list)
 
     @classmethod
@@ -110,12 +110,12 @@ class Build:
     # Running ------------------------------------------------------------------------------------
 
     def run(self, model: PreTrainedModel, *, show: bool) -> Curvature:
+        """Do the sequences that are left; H over all, or after Ctrl-C over those done."""
         architecture = describe(model)
         self._settle_runtime(architecture)
         if self.done < len(self.calibration) and show:
             self._within_memory(self._announce, architecture)
-        saved = begun = time.monotonic()
-        before = self.seconds
+        saved = time.monotonic()
         total, size = len(self.calibration), len(self.units)
         bar = tqdm(
             total=total * size,
@@ -128,7 +128,6 @@ class Build:
             try:
                 while self.done < total:
                     self._within_memory(self._add_sequence, architecture, bar)
-                    self.seconds = before + time.monotonic() - begun
                     last = self.done == total
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
                         self.save()
@@ -161,6 +160,7 @@ class Build:
 
     def _add_sequence(self, architecture: Architecture, bar: Any) -> None:
         """One sequence: teacher, all units, Gram. State changes only once it is whole."""
+        begun = time.monotonic()
         ids = self.calibration.input_ids[self.done : self.done + 1]
         positions = self.calibration.scored[self.done]
         sequence = AblatedSequence(architecture, ids, positions, self.settings["top_r"], self.done)
@@ -185,6 +185,7 @@ class Build:
             self.grams[group] += gram
             self.risks[group] += risks.numpy()
             self.positions[group] += len(positions)
+            self.seconds.append(time.monotonic() - begun)
             self.done += 1
 
     def _halve_batch(self) -> None:
@@ -212,9 +213,10 @@ class Build:
     def _announce(self, architecture: Architecture) -> None:
         """Time a few ablations and say what the build will take."""
         ids, positions = self.calibration.input_ids[:1], self.calibration.scored[0]
-        begun = time.monotonic()
-        sequence = AblatedSequence(architecture, ids, positions, self.settings["top_r"], 0)
-        teacher = time.monotonic() - begun
+        for _ in range(2):  # the first one warms up
+            begun = time.monotonic()
+            sequence = AblatedSequence(architecture, ids, positions, self.settings["top_r"], 0)
+            teacher = time.monotonic() - begun
         layers = list(by_layer(self.units))
         probes = []
         for _, layer_units in (layers[-1], layers[-1], layers[0]):  # the first one warms up
@@ -255,7 +257,8 @@ class Build:
             "row_fingerprints": self.calibration.row_fingerprints[: self.done],
             "calibration_source": self.calibration.source,
             "seed": self.calibration.seed,
-            "seconds": self.seconds,
+            "seconds": sum(self.seconds),
+            "sequence_seconds": list(self.seconds),
             "runtime": dict(self.runtime),
             "events": list(self.events),
             "device": device_name(model_device(model)),

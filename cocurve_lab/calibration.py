@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,6 +192,8 @@ class CalibrationSet:
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
         """Disjoint parts (calibration, held-out, test); a part of 0 rows is left out of the tuple.
 
+        Parts are runs of neighbouring rows, so where a part ends one document may be cut in two.
+
         Raises:
             InputError: no row would remain for calibration.
             MismatchError: the same row stands in two parts (repeated text).
@@ -274,12 +275,21 @@ def default_calibration(
         )
         parts[1].require_disjoint(parts[0])
         return parts[0], parts[1]
-    total = options | {"num_sequences": num_sequences + held_out}
     if text_file is not None:
-        everything = CalibrationSet.from_file(text_file, tokenizer, **total)
+        documents = read_documents(text_file)
+        random.Random(options.get("seed", 0)).shuffle(documents)
+        stream, source = iter(documents), Path(text_file).name
     else:
-        everything = CalibrationSet.from_hub("allenai/c4", tokenizer, name="en", **total)
-    calibration, rest = everything.split(held_out=held_out)
+        stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
+        source = "allenai/c4 en"
+    # one stream, read on: no document is in both sets
+    calibration, rest = (
+        CalibrationSet.from_texts(
+            stream, tokenizer, **{"source": source} | options | {"num_sequences": count}
+        )
+        for count in (num_sequences, held_out)
+    )
+    rest.require_disjoint(calibration)
     return calibration, rest
 
 
@@ -356,18 +366,24 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
 def _pack(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, rows: int, length: int
 ) -> Tensor:
-    """Join documents by the end token and cut the first rows * length tokens."""
+    """Join documents by the end token and cut the first rows * length tokens.
+
+    Documents are taken one by one, so what a stream holds beyond them stays in it.
+    """
     if tokenizer.eos_token_id is None:
         raise InputError("the tokenizer has no end token to join documents with. Set eos_token.")
+    needed, stream = rows * length, iter(documents)
     tokens: list[int] = []
-    needed, stream = rows * length, (text for text in documents if text.strip())
     while len(tokens) < needed:
-        batch = list(islice(stream, 256))
-        if not batch:
+        text = next(stream, None)
+        if text is None:
             raise InputError(
                 f"the text has {len(tokens)} tokens, but {rows} rows of {length} need {needed}. "
                 "Give more text, fewer rows, or shorter ones."
             )
-        for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
+        if not isinstance(text, str):
+            raise InputError(f"a document is {type(text).__name__} {text!r:.40}; give strings.")
+        if text.strip():
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             tokens += [*ids, tokenizer.eos_token_id]
     return torch.tensor(tokens[:needed]).view(rows, length)

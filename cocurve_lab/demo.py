@@ -7,6 +7,7 @@ shows text before and after.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import transformers
 
 from .calibration import default_calibration
 from .equivalence import check_equivalence
+from .errors import CocurveError
 from .estimator import estimate_curvature, load_or_estimate
 from .generation import continue_text, example_prompts
 from .interaction import redundancy_gate
@@ -156,4 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except CocurveError as error:
+        sys.exit(f"error: {error}")

@@ -24,7 +24,7 @@ def continue_text(
         text: the prompt.
         max_new_tokens: at most this many tokens.
     """
-    encoded = tokenizer(text, return_tensors="pt", add_special_tokens=False).to(model.device)
+    encoded = tokenizer(text, return_tensors="pt").to(model.device)
     generate: Any = model.generate  # a mixin the type checker cannot see through
     output = generate(
         input_ids=encoded["input_ids"],

@@ -302,7 +302,7 @@ class _Sweep:
 
 
 def _bar(progress: bool, maximum: float) -> Any:
-    from tqdm import tqdm  # imported late: only a path has a bar
+    from tqdm.auto import tqdm  # imported late: only a path has a bar
 
     form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
     return tqdm(total=maximum, desc="lambda", bar_format=form, disable=not progress)

@@ -194,6 +194,9 @@ class SupportHead:
 def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
 
+    The logits are those of the model's own dtype: in half precision, near-ties at the r-th place
+    fall either way, which changes which of two equally unlikely tokens is looked at.
+
     Args:
         head: lm_head.
         hidden: teacher's final hidden states [1, P, d].

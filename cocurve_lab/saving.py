@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .architectures import KINDS, Architecture, Kind, describe
 from .errors import FileFormatError, InputError
-from .loading import MANIFEST, model_dtype
+from .loading import MANIFEST, model_dtype, pick_device
 from .selection import Selection
 from .slicing import EmptyAttention, kept_rows, settle_heads, slice_linear
 
@@ -58,9 +58,13 @@ def save_pruned(
         manifest = manifest | {"dtype": model_dtype(pruned)}  # it may have been converted since
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
         temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+        if folder.exists():  # set aside, not deleted, until the new one is in place
+            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
+            folder.rename(old / folder.name)
+            temporary.rename(folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -77,7 +81,7 @@ def load_pruned(
 
     Args:
         folder: the folder.
-        device: default CPU.
+        device: default CUDA if usable, else CPU.
         dtype: default as saved.
 
     Raises:
@@ -104,11 +108,12 @@ def load_pruned(
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.cocurve_manifest = manifest
-    model.to(device=device or "cpu")
+    model.to(device=pick_device(device))
     return model.eval().requires_grad_(False)
 
 
 def manifest_of(architecture: Architecture, selection: Selection) -> dict[str, Any]:
+    """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
     layers = [
         {
             "attention_columns": architecture.width(layer, "attention"),

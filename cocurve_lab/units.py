@@ -55,11 +55,14 @@ class UnitSet(Sequence[Unit]):
         ffn_groups: groups per FFN layer the set was made with; None where unknown.
         total_parameters: parameters of the whole model, embeddings included; None where no model
             is known (then shares of all parameters cannot be stated).
+        model_layers: decoder layers of the model; None where unknown. Pruning may leave the last
+            ones without any unit.
     """
 
     units: tuple[Unit, ...]
     ffn_groups: int | None = None
     total_parameters: int | None = field(default=None, compare=False)
+    model_layers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
@@ -134,6 +137,9 @@ class UnitSet(Sequence[Unit]):
 
     @property
     def num_layers(self) -> int:
+        """Layers of the model; where unknown, up to the last one that has a unit."""
+        if self.model_layers is not None:
+            return self.model_layers
         return int(self.layers.max()) + 1 if len(self) else 0
 
     @property
@@ -168,12 +174,13 @@ class UnitSet(Sequence[Unit]):
             "units": rows,
             "ffn_groups": self.ffn_groups,
             "total_parameters": self.total_parameters,
+            "model_layers": self.model_layers,
         }
 
     @classmethod
     def from_plain(cls, value: dict[str, Any]) -> UnitSet:
         units = tuple(Unit(kind, *map(int, numbers)) for kind, *numbers in value["units"])
-        return cls(units, value["ffn_groups"], value["total_parameters"])
+        return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
 
     def __repr__(self) -> str:
         attention = int((self.kinds == "attention").sum())
@@ -212,7 +219,8 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
         units += _ffn_units(architecture, layer, ffn_groups)
     if not units:
         raise InputError("the model has nothing left that can be removed. Start from a dense one.")
-    return UnitSet(tuple(units), ffn_groups, sum(p.numel() for p in model.parameters()))
+    total = sum(p.numel() for p in model.parameters())
+    return UnitSet(tuple(units), ffn_groups, total, len(architecture.layers))
 
 
 def split_width(width: int, groups: int) -> list[tuple[int, int]]:

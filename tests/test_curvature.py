@@ -305,7 +305,7 @@ def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
 def test_merge_refuses_what_would_not_be_one_build() -> None:
     whole = random_curvature(UNITS, groups=4)
     one, two = shard(whole, [0, 1]), shard(whole, [2, 3])
-    with pytest.raises(MismatchError, match="count it twice"):
+    with pytest.raises(MismatchError, match="it would count twice"):
         Curvature.merge([one, shard(whole, [1, 2])])
     with pytest.raises(MismatchError, match="top_r is 128, not 256"):
         Curvature.merge([one.with_provenance(top_r=256), two.with_provenance(top_r=128)])

@@ -479,7 +479,7 @@ def test_merged_uneven_parts_are_one_build() -> None:
 def test_merging_overlap_or_other_settings_is_refused() -> None:
     model, text = tiny_model(), tiny_text(4, 20, 6)
     a, b = build(model, text.rows(0, 3)), build(model, text.rows(2, 4))
-    with pytest.raises(cl.MismatchError, match="more than one part"):
+    with pytest.raises(cl.MismatchError, match="occurs twice in the parts"):
         cl.Curvature.merge([a, b])
     with pytest.raises(cl.MismatchError, match="top_r is 8, not 32"):
         cl.Curvature.merge([a, build(model, text.rows(3, 4), 8)])

@@ -81,27 +81,21 @@ def main() -> None:
 def measure(shape, model, units, length: int, scored, rate: float, options) -> None:
     """Rows one at a time; the first, which warms up, is not counted."""
     generator = torch.Generator().manual_seed(0)
-    seconds = []
-    for row in range(options.rows + 1):
-        ids = torch.randint(0, model.config.vocab_size, (1, length), generator=generator)
-        positions = (
-            "all"
-            if scored == "all"
-            else torch.randperm(length - 1, generator=generator)[:scored].sort().values[None]
-        )
-        text = cl.CalibrationSet(ids, positions)
-        if model.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        curvature = cl.estimate_curvature(
-            model,
-            units,
-            text,
-            options.top_r,
-            progress=False,
-            options=cl.BuildOptions(units_per_batch=options.units_per_batch),
-        )
-        if row:
-            seconds.append(curvature.provenance["seconds"])
+    rows = options.rows + 1
+    ids = torch.randint(0, model.config.vocab_size, (rows, length), generator=generator)
+    draws = (
+        [torch.randperm(length - 1, generator=generator)[:scored] for _ in range(rows)]
+        if (scored != "all")
+        else []
+    )
+    text = cl.CalibrationSet(ids, torch.stack(draws).sort(dim=1).values if draws else "all")
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    knobs = cl.BuildOptions(units_per_batch=options.units_per_batch)
+    curvature = cl.estimate_curvature(
+        model, units, text, options.top_r, progress=False, options=knobs
+    )
+    seconds = curvature.provenance["sequence_seconds"][1:]
     peak = torch.cuda.max_memory_allocated() / 1e9 if model.device.type == "cuda" else float("nan")
     count = scored if scored != "all" else length - 1
     achieved = row_flops(model, units, length, count, options.top_r) / median(seconds) / rate
