@@ -94,7 +94,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
         x=saliency[chosen],
         y=connectivity[chosen],
         mode="markers",
-        name=f"bridge units ({len(chosen)})",
+        name=f"{'most connected' if bridges.ranked else 'bridge units'} ({len(chosen)})",
         text=[units.units[i].name for i in chosen],
         marker={
             "color": "rgba(0,0,0,0)",
@@ -103,15 +103,13 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
         },
         hovertemplate="%{text}: bridge<extra></extra>",
     )
-    figure.update_xaxes(
-        type="log", exponentformat="power", title_text="saliency H<sub>uu</sub>, nats per token"
-    )
-    figure.update_yaxes(
-        type="log",
-        exponentformat="power",
-        title_text="connectivity Σ|H<sub>uv</sub>|, nats per token",
-    )
-    return _finish(figure, "Cheap alone, tied to many: bridge units are top left")
+    decades = {"type": "log", "exponentformat": "power", "dtick": 1}
+    figure.update_xaxes(title_text="saliency H<sub>uu</sub>, nats per token", **decades)
+    figure.update_yaxes(title_text="connectivity Σ|H<sub>uv</sub>|, nats per token", **decades)
+    title = "Cheap alone, tied to many: bridge units are top left"
+    if bridges.ranked:
+        title = "Few bridge units; ringed are the most connected for their saliency"
+    return _finish(figure, title)
 
 
 def plot_budget(selection: Selection) -> Figure:
@@ -166,6 +164,7 @@ def _finish(figure: Any, title: str, width: int | None = None, height: int = 440
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#808080"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080", "orientation": "v"},
         margin={"l": 70, "r": 20, "t": 60, "b": 60},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     )
