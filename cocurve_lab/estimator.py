@@ -46,9 +46,10 @@ def estimate_curvature(
     result agrees with naive full passes to 1e-5 in relative Frobenius norm in float32.
 
     Weights and layers run in the model's dtype; the head on the support, the whitening and the Gram
-    run in float32, sums over positions in float64. On the embedded model (12 rows, all positions),
-    against float64: float32 differs by {FLOAT32}, bfloat16 by {BFLOAT16} in Frobenius norm, and by
-    {BFLOAT16_WORST} on the worst diagonal entry: weak units are differences of nearly equal logits.
+    run in float32 (float64 for a float64 model), sums over positions in float64. On the embedded
+    model (CPU, 6 rows, all positions), against float64 on the same weights: float32 differs by
+    4e-6 in Frobenius norm, float16 by 0.2 %, bfloat16 by 1.6 % and by up to 14 % on single diagonal
+    entries: weak units are differences of nearly equal logits.
 
     Args:
         model: a supported causal language model; measured in eval mode, left as it was.
