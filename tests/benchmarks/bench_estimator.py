@@ -40,7 +40,8 @@ def main() -> None:
         f"{options.model}: {units}; {torch.get_num_threads()} threads, torch {torch.__version__}\n"
     )
     if "speed" in options.parts:
-        compare_speed(model, tokenizer, units, options)
+        for tokens in options.speed_tokens:
+            compare_speed(model, tokenizer, units, options, tokens)
     if "quality" in options.parts:
         compare_settings(model, tokenizer, units, options)
     if "precision" in options.parts:
@@ -54,15 +55,16 @@ def main() -> None:
 # Speed -------------------------------------------------------------------------------------------
 
 
-def compare_speed(model, tokenizer, units, options) -> None:
+def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
     """Naive passes one sequence at a time, naive passes over a batch of sequences, the estimator.
 
     The naive ways are timed on a subset of the units, spread evenly, and extrapolated to all.
     """
     rows = options.speed_rows
-    calibration, _ = cl.default_calibration(
+    whole, _ = cl.default_calibration(
         options.model, tokenizer, rows, 1, positions_per_sequence="all"
     )
+    calibration = cl.CalibrationSet(whole.input_ids[:, :tokens])
     subset = list(range(0, len(units), max(1, len(units) // options.naive_units)))
     print(
         f"Speed: {rows} rows x {calibration.seq_len} tokens, all positions, r = {options.top_r}. "
@@ -271,6 +273,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--speed-rows", type=int, default=8)
+    parser.add_argument("--speed-tokens", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--naive-units", type=int, default=12)
     parser.add_argument("--judge-rows", type=int, default=64)
     parser.add_argument("--pool-rows", type=int, default=160)
