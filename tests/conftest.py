@@ -1,8 +1,14 @@
-"""Problems without a model: unit sets and curvatures from numpy alone."""
+"""Problems without a model (unit sets, curvatures from numpy alone), and the scripts in data/."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
+import pytest
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.units import Kind, Unit, UnitSet
@@ -69,3 +75,25 @@ def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = No
         np.stack([0.5 * (part**2).sum(axis=1) for part in parts]),
         {"row_fingerprints": [f"row {i}" for i in range(groups)]},
     )
+
+
+def data_script(name: str) -> ModuleType:
+    """A module of data/, whose scripts import one another by plain name."""
+    folder = str(Path(__file__).resolve().parents[1] / "data")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
+@pytest.fixture(scope="session")
+def world() -> ModuleType:
+    """The corpus generator."""
+    return data_script("world")
+
+
+@pytest.fixture(scope="session")
+def measure() -> ModuleType:
+    """What the training script scores the model with."""
+    return data_script("measure")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,15 +11,6 @@ import pytest
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 SPLITS = ("train", "calibration", "held_out", "test")
-
-
-@pytest.fixture(scope="module")
-def world() -> ModuleType:
-    sys.path.insert(0, str(DATA))
-    try:
-        return importlib.import_module("world")
-    finally:
-        sys.path.remove(str(DATA))
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -34,16 +32,6 @@ def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
     assert model.config.tie_word_embeddings
     assert model.dtype == torch.float32
     assert tokenizer.model_max_length == model.config.max_position_embeddings
-
-
-@pytest.fixture(scope="module")
-def measure() -> ModuleType:
-    """data/measure.py, which the training script scores the model with."""
-    sys.path.insert(0, str(DATA))
-    try:
-        return importlib.import_module("measure")
-    finally:
-        sys.path.remove(str(DATA))
 
 
 @pytest.mark.slow
