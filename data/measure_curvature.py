@@ -1,4 +1,5 @@
-"""Measure the co-pruning curvature of the demo model for its card: writes data/demo/curvature.json.
+"""Measure the co-pruning curvature of the demo model: writes data/demo/curvature.json for its card,
+and notebooks/explore_demo.html, the explorers with H and the measured plans in one offline page.
 
     python data/measure_curvature.py
     python data/model_card.py
@@ -21,8 +22,10 @@ STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
 
 
-def measure(rows: int, held_out_rows: int, ratios: list[float]) -> dict:
-    """Everything the card says about H, as plain values."""
+def measure(
+    rows: int, held_out_rows: int, ratios: list[float]
+) -> tuple[dict, cl.Curvature, cl.PlanTable]:
+    """Everything the card says about H, as plain values; H itself; and the measured plans."""
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model)
     text, held_out = cl.default_calibration(
@@ -49,7 +52,7 @@ def measure(rows: int, held_out_rows: int, ratios: list[float]) -> dict:
         values = table.mean[start + len(STRENGTHS) : start + per_ratio]
         row["random"] = shown(values.mean(), values.std(ddof=1) / np.sqrt(len(values)))
         kl.append(row)
-    return {
+    facts = {
         "rows": rows,
         "positions": text.positions_per_sequence,
         "held_out_rows": held_out_rows,
@@ -61,6 +64,25 @@ def measure(rows: int, held_out_rows: int, ratios: list[float]) -> dict:
         "ffn_noise_floor": curvature.ffn_redundancy_noise_floor,
         "kl": kl,
     }
+    return facts, curvature, table
+
+
+def export_page(curvature: cl.Curvature, table: cl.PlanTable, path: Path) -> None:
+    """The explorers without a kernel, with what was measured under the slider."""
+    from cocurve_widgets import Measured, Session, export_html
+
+    session = Session(curvature)
+    session.add_measured(
+        *(
+            Measured(plan, float(mean), float(error), table.source)
+            for plan, mean, error in zip(
+                table.selections, table.mean, table.standard_error, strict=True
+            )
+            if plan.interaction_strength is not None
+        )
+    )
+    title = "Co-pruning curvature of the demo model"
+    export_html(curvature, path, title=title, session=session)
 
 
 def shown(mean: float, error: float) -> str:
@@ -73,9 +95,11 @@ def main() -> None:
     parser.add_argument("--held-out-rows", type=int, default=64)
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
     parser.add_argument("--out", type=Path, default=Path("data/demo/curvature.json"))
+    parser.add_argument("--page", type=Path, default=Path("notebooks/explore_demo.html"))
     options = parser.parse_args()
-    result = measure(options.rows, options.held_out_rows, options.ratios)
-    options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    facts, curvature, table = measure(options.rows, options.held_out_rows, options.ratios)
+    options.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    export_page(curvature, table, options.page)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ Facts are shared between splits, forms of asking for one are not.
     {training["command"]}
 
 {training["steps"]:,} steps of 8 rows of 256 tokens ({training["tokens_seen"] / 1e6:.0f} million \
-tokens), AdamW, bf16 autocast, linear decay over the last 60 % of the steps; about {minutes:.0f} \
+tokens), AdamW, bf16 autocast, linear decay over the last 40 % of the steps; about {minutes:.0f} \
 minutes on {where}. Versions: {versions}.
 
 {table(["step", "training loss, nats per token"], loss_rows(training["loss_curve"]))}
@@ -132,10 +132,12 @@ right if its part before the first full stop or line end is the answer.
 The model knows its closed world and nothing else. It does not answer free questions, does not \
 follow instructions, and continues other text with pieces of its own. Numbers above 99, words of \
 more than three letters in code, and functions other than those in `data/lexicon.py` are outside \
-what it was shown. People and facts are invented. It recalls better than it copies: its misses are \
-mostly stories that end with the object met before, and questions that name two things to choose \
-from. The sentence forms and the ranges of numbers and words were settled over several training \
-runs while looking at test prompts, so the scores are not those of an untouched test set. The \
+what it was shown. People and facts are invented. Asked \
+which of two things is of some kind, it sometimes names a third thing that is. The sentence forms \
+and ranges were settled over several training runs while looking at test prompts; the splits were \
+then drawn anew, and one run on the new ones was stopped early because 50 test prompts showed \
+arithmetic at 0.44, before the shares of the families were changed. So the test set has been \
+looked at, though not trained on. The \
 results of pruning it say how a method works, not how well the method does on a large model.
 """
 

@@ -89,11 +89,11 @@ def rows_of_step(stream: torch.Tensor, starts: torch.Tensor, seed: int, step: in
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Warm-up over 200 steps, constant, and over the last 60 % linearly down to 2 % of the peak.
+    """Warm-up over 200 steps, constant, and over the last 40 % linearly down to 2 % of the peak.
 
-    Before the last 60 % the number of steps has no influence, so a run can still be lengthened.
+    Before the last 40 % the number of steps has no influence, so a run can still be lengthened.
     """
-    return peak * min(1.0, (step + 1) / 200, max(0.02, (steps - step) / (0.6 * steps)))
+    return peak * min(1.0, (step + 1) / 200, max(0.02, (steps - step) / (0.4 * steps)))
 
 
 def export(model, tokenizer, out: Path) -> None:
@@ -122,7 +122,7 @@ def split_sizes(tokenizer, train_documents: int, train_tokens: int) -> dict[str,
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("data/demo"))
-    parser.add_argument("--steps", type=int, default=5500)
+    parser.add_argument("--steps", type=int, default=9000)
     parser.add_argument("--documents", type=int, default=120_000, help="in the training stream")
     parser.add_argument("--peak-learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--vocabulary", type=int, default=1280)

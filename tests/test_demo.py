@@ -45,8 +45,7 @@ def test_the_card_is_true_and_the_bar_is_met(measure: ModuleType, family: str) -
     said = measure.replies(model, tokenizer, [row["prompt"] for row in asked])
     share = np.mean([reply == row["answer"] for reply, row in zip(said, asked, strict=True)])
     assert share == pytest.approx(stated, abs=0.011)
-    if share < BAR[family]:
-        pytest.xfail(f"{family}: {share:.3f} of {len(asked)} prompts, the bar is {BAR[family]}")
+    assert share >= BAR[family]
 
 
 @pytest.mark.slow
