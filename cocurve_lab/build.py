@@ -44,12 +44,16 @@ class BuildOptions:
         checkpoint_seconds: write the checkpoint after the first sequence that ends this long after
             the last one; 0 writes after every sequence.
         num_threads: CPU threads; None = torch's current number.
+        on_sequence: called with the Build after each sequence, in the building thread: a monitor.
+            It reads `done`, `seconds` and `so_far()`; what it raises ends the build, which keeps
+            what is done.
     """
 
     units_per_batch: int | None = None
     groups: int = 16
     checkpoint_seconds: float = 60.0
     num_threads: int | None = None
+    on_sequence: Callable[[Build], None] | None = None
 
     def __post_init__(self) -> None:
         for name in ("units_per_batch", "groups", "num_threads"):
@@ -132,18 +136,30 @@ class Build:
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
                         self.save()
                         saved = time.monotonic()
-            except KeyboardInterrupt:
+                    if self.options.on_sequence is not None:
+                        self.options.on_sequence(self)
+            except KeyboardInterrupt as stop:
                 self.save()
                 if self.done == 0:
                     raise
+                why = str(stop) or "Interrupted."
                 bar.write(
-                    f"Interrupted: H over {self.done} of {total} sequences is kept. "
+                    f"{why} H over {self.done} of {total} sequences is kept. "
                     "Run again to go on."
                     + ("" if self.checkpoint else " (Give checkpoint= for that.)")
                 )
         return Curvature.from_groups(
             self.units, self.grams, self.positions, self.risks, self._provenance(model)
         )
+
+    def so_far(self, groups: slice = slice(None)) -> Curvature:
+        """H over the sequences done, or over some of the groups of them.
+
+        Raises:
+            InputError: no sequence of these groups is done.
+        """
+        parts = (self.grams[groups], self.positions[groups], self.risks[groups])
+        return Curvature.from_groups(self.units, *parts, {"sequences_done": self.done})
 
     def _within_memory(self, step: Callable[..., None], *arguments: Any) -> None:
         """Take a step; what does not fit in memory whatever the batch is a clear error."""

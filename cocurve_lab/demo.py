@@ -19,12 +19,13 @@ from .calibration import default_calibration
 from .equivalence import check_equivalence
 from .errors import CocurveError
 from .estimator import estimate_curvature, load_or_estimate
+from .fidelity import random_set
 from .generation import continue_text, example_prompts
 from .interaction import redundancy_gate
 from .loading import DEMO, is_demo, load_model, report_device
 from .pruner import prune
 from .risk import PlanTable, measure_plans
-from .selection import Selection, target_cost
+from .selection import Selection
 from .solver import solve_greedy
 from .units import UnitSet, enumerate_units
 
@@ -80,10 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
     """Units in random order until the ratio is reached: the plan to beat."""
-    order = np.random.default_rng(seed).permutation(len(units))
-    reached = np.cumsum(units.costs[order])
-    length = int(np.searchsorted(reached, target_cost(units, ratio))) + 1 if ratio > 0 else 0
-    return Selection.from_pruned(units, order[:length].tolist(), requested_ratio=ratio)
+    chosen = random_set(units, ratio, np.random.default_rng(seed))
+    return Selection.from_pruned(units, chosen, requested_ratio=ratio)
 
 
 def render(table: PlanTable, ratios: Sequence[float]) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor
 from .architectures import Architecture
 from .calibration import CalibrationSet
 from .errors import NumericalError
-from .fisher import center, kl_divergence
+from .fisher import center, centered_kl
 from .loading import embedding_weight, model_device
-from .replay import Replay, SupportHead, top_support
+from .replay import GATHER_BYTES, Replay, SupportHead, top_support
 from .runtime import is_out_of_memory
 from .units import Unit, UnitSet
 
@@ -57,7 +57,8 @@ class AblatedSequence:
     def ablate(self, batch: list[Unit], features: Tensor) -> Tensor:
         """Fill `features` [B, P * r] for units of one layer; return their summed KL [B] float64."""
         shift = self.head(self.replay.ablated_hidden(batch)).sub_(self.logits)  # z_u - z_0
-        risk = kl_divergence(self.probabilities, shift).double().sum(dim=-1)
+        centered = center(self.probabilities, shift)
+        risk = centered_kl(self.probabilities, centered).double().sum(dim=-1)
         if not bool(torch.isfinite(risk).all()):
             bad = batch[int((~torch.isfinite(risk)).nonzero()[0])]
             raise NumericalError(
@@ -65,7 +66,7 @@ class AblatedSequence:
                 "precision may overflow: try bfloat16 or float32."
             )
         # whitened z_0 - z_u; its sign is common to all units, so the Gram does not see it
-        torch.mul(center(self.probabilities, shift), self.roots, out=features.view(shift.shape))
+        torch.mul(centered, self.roots, out=features.view(shift.shape))
         return risk.cpu()
 
 
@@ -110,6 +111,7 @@ def memory_needed(
     scored = calibration.positions_per_sequence * top_r * 4
     whole_head = calibration.positions_per_sequence * vocabulary * 4
     features = len(units) * scored
+    head = min(scored * hidden, GATHER_BYTES)
     teacher = length * hidden * size * (len(architecture.layers) + 8) + whole_head
     grams = 8 * len(units) ** 2 * 18
     # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
@@ -121,7 +123,7 @@ def memory_needed(
     )
     if getattr(config, "_attn_implementation", "") == "eager":
         row += config.num_attention_heads * length**2 * (size + 4)
-    return features + teacher + grams + units_per_batch * row
+    return features + teacher + head + grams + units_per_batch * row
 
 
 def by_layer(units: UnitSet) -> Iterator[tuple[int, list[Unit]]]:

@@ -43,7 +43,11 @@ def kl_divergence(probabilities: Tensor, shift: Tensor) -> Tensor:
         probabilities: p0 [..., V], summing to 1 over the last axis.
         shift: z_s - z_0 [..., V].
     """
-    centered = center(probabilities, shift)
+    return centered_kl(probabilities, center(probabilities, shift))
+
+
+def centered_kl(probabilities: Tensor, centered: Tensor) -> Tensor:
+    """`kl_divergence` of a shift that `center` has already been applied to."""
     size = centered.abs().amax(dim=-1)
     small = size < (_SMALL_SHIFT if centered.dtype == torch.float32 else _SMALL_SHIFT / 200)
     if bool(small.all()):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .architectures import Architecture, Kind, describe
 from .errors import InputError, MismatchError
+from .runtime import exclusive
 from .selection import Selection
 from .units import Unit, UnitSet, enumerate_units
 
@@ -44,7 +45,7 @@ def ablate(
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, units, unit_set))
-    with scaled(architecture, scales):
+    with exclusive(model), scaled(architecture, scales):
         yield model
 
 

@@ -24,7 +24,7 @@ from .units import Unit
 
 # support logits come from the whole head where it is not much larger than the support
 _WHOLE_HEAD_FACTOR = 8
-_GATHER_BYTES = 256 << 20  # head rows gathered at a time
+GATHER_BYTES = 256 << 20  # head rows gathered at a time
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,9 @@ class Replay:
 class SupportHead:
     """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
 
+    Its rows are gathered once where they fit in 256 MB; else the whole head runs where it is not
+    much larger than the support, and elsewhere the rows are gathered piece by piece in each call.
+
     Args:
         head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
@@ -160,15 +163,21 @@ class SupportHead:
     def __init__(self, head: nn.Linear, support: Tensor) -> None:
         self.weight: Tensor = head.weight
         self.support, self.bias = support, head.bias
-        vocabulary = self.weight.shape[0]
-        self.whole = vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
+        vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
+        self.columns: Tensor | None = None  # [P, d, r]
+        if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
+            self.columns = widen(F.embedding(support, self.weight)).transpose(1, 2)
+        self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
         if self.whole:
             self.weight = widen(self.weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [B, P, r] float32 or better of hidden states [B, P, d]."""
         hidden = widen(hidden)
+        if self.columns is not None:
+            logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
+            return logits if self.bias is None else logits + widen(self.bias[self.support])
         if self.whole:
             bias = None if self.bias is None else widen(self.bias)
             logits = F.linear(hidden, self.weight, bias)
@@ -179,7 +188,7 @@ class SupportHead:
 
     def _gathered(self, hidden: Tensor) -> Tensor:
         positions, top = self.support.shape
-        step = max(1, _GATHER_BYTES // (top * hidden.shape[-1] * 4))
+        step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
         logits = hidden.new_empty(len(hidden), positions, top)
         for start in range(0, positions, step):
             support = self.support[start : start + step]
@@ -205,7 +214,7 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     vocabulary = head.weight.shape[0]
     if top_r == vocabulary:
         return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
-    step = max(1, _GATHER_BYTES // (vocabulary * 4))
+    step = max(1, GATHER_BYTES // (vocabulary * 4))
     parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
     return torch.cat(parts)
 

@@ -65,7 +65,7 @@ class PlanTable:
     @property
     def standard_error(self) -> np.ndarray:
         """Standard error of `mean` over sequences [plans]; NaN with a single sequence."""
-        return _standard_error(self.kl)
+        return standard_error(self.kl)
 
     def paired(self, plan: int, other: int) -> tuple[float, float]:
         """Mean difference plan - other over the same sequences, and its standard error.
@@ -73,7 +73,7 @@ class PlanTable:
         Far sharper than the two plans' own errors: text that is hard for one is hard for both.
         """
         difference = self.kl[plan] - self.kl[other]
-        return float(difference.mean()), float(_standard_error(difference[None])[0])
+        return float(difference.mean()), float(standard_error(difference[None])[0])
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict per plan, ready for a DataFrame."""
@@ -329,7 +329,7 @@ def _mean_kl(architecture: Architecture, teacher: Tensor, masked: Tensor) -> Ten
     return total / positions
 
 
-def _standard_error(values: np.ndarray) -> np.ndarray:
+def standard_error(values: np.ndarray) -> np.ndarray:
     count = values.shape[1]
     if count < 2:
         return np.full(len(values), np.nan)

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import nn
 
 from .calibration import CalibrationSet
 from .errors import InputError
@@ -18,9 +20,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_REGISTRY = threading.Lock()
+
+
+def exclusive(model: nn.Module) -> threading.RLock:
+    """The one lock of a model: whoever masks, builds, measures or generates holds it.
+
+    Widget callbacks arrive on other threads than the cell that is running; without it a slider
+    could run a forward pass through a model whose units are switched off for a measurement.
+    """
+    with _REGISTRY:
+        return _LOCKS.setdefault(model, threading.RLock())
+
+
 @contextmanager
 def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
-    """Eval mode, no gradients, true float32 products, a fixed number of threads; all put back."""
+    """The model's lock, eval mode, no gradients, true float32 products, a fixed number of threads.
+
+    All is put back on leaving.
+    """
+    with exclusive(model), _fixed_state(model, threads):
+        yield
+
+
+@contextmanager
+def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     precision = torch.get_float32_matmul_precision()
     before = torch.get_num_threads()

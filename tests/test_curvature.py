@@ -325,7 +325,7 @@ def write_release(
     folder: Path, *, hidden: int = 4096, head_dim: int = 128, heads: int = 32, kv_heads: int = 8,
     width: int = 14336, layers: int = 2, groups: int = 16, biases: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """A folder in the layout of DESIGN.md; returns its matrix."""
+    """A folder in the layout of the authors' release; returns its matrix."""
     per_group = heads // kv_heads
     attention = hidden * head_dim * (2 * per_group + 2)
     attention += head_dim * (per_group + 2) if biases else 0

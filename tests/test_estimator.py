@@ -110,23 +110,23 @@ def test_few_layers(layers: int) -> None:
         assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("factor", [0, 1000])
-def test_gathered_and_whole_heads_agree(monkeypatch: pytest.MonkeyPatch, factor: int) -> None:
-    monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", factor)
-    monkeypatch.setattr(replay, "_GATHER_BYTES", 3 * 32 * 32 * 4)  # three positions at a time
+@pytest.mark.parametrize("way", ["once", "whole", "piecewise"])
+def test_every_way_to_the_support_logits_agrees(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way != "once":
+        monkeypatch.setattr(replay, "GATHER_BYTES", 3 * 32 * 32 * 4)  # three positions at a time
+        monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
     model, text = tiny_model(), tiny_text(2, 20)
+    hidden = torch.randn(1, 20, 32)
+    head = SupportHead(model.lm_head, top_support(model.lm_head, hidden, 32))
+    assert (head.columns is not None, head.whole) == (way == "once", way == "whole")
     assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
 
 
-def test_a_large_vocabulary_is_gathered() -> None:
-    model, text = tiny_model(vocab_size=997), tiny_text(2, 20, 6, vocab=997)
-    hidden = torch.randn(1, 6, 32)
-    head = SupportHead(model.lm_head, top_support(model.lm_head, hidden, 16))
-    assert not head.whole
-    assert relative_error(build(model, text, 16).matrix, naive_build(model, text, 16)[0]) <= 1e-5
-
-
-def test_head_biases_are_applied() -> None:
+@pytest.mark.parametrize("way", ["once", "whole", "piecewise"])
+def test_head_biases_are_applied(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way != "once":
+        monkeypatch.setattr(replay, "GATHER_BYTES", 1)
+        monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
     head = torch.nn.Linear(8, 50)
     hidden = torch.randn(3, 5, 8)
     for top_r in (4, 20, 50):

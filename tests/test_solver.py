@@ -349,7 +349,7 @@ def test_reachable_ratio_counts_forced_units() -> None:
 
 
 def test_the_ceiling_of_llama_8b() -> None:
-    """NOTES: cap 0.30 and protection 2/2 allow 26.25 % in the continuum, 26.08 % in whole units."""
+    """Cap 0.30 and protection 2/2 allow 26.25 % in the continuum, 26.08 % in whole units."""
     units = llama_8b_units()
     assert (len(units), units.total_cost) == (768, 6_979_321_856)
     guards = Guards(layer_cap=0.30, protect_first=2, protect_last=2)
