@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.units import Kind, Unit, UnitSet
+
+if TYPE_CHECKING:
+    from lab import Lab
 
 
 def make_units(
@@ -97,3 +102,12 @@ def world() -> ModuleType:
 def measure() -> ModuleType:
     """What the training script scores the model with."""
     return data_script("measure")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One JupyterLab and one browser for all tests that want them."""
+    from lab import running_lab
+
+    with running_lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running

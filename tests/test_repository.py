@@ -156,9 +156,17 @@ def test_readme_commands_are_targets() -> None:
 
 
 def test_readme_lists_every_file_of_the_library() -> None:
-    files = {path.name for path in ROOT.glob("cocurve_lab/*.py")} - {"__init__.py"}
+    folders = ("cocurve_lab", "widgets/cocurve_widgets")
+    files = {path.name for f in folders for path in (ROOT / f).glob("*.py")} - {"__init__.py"}
     listed = set(re.findall(r"^  (\w+\.py) ", README, flags=re.MULTILINE))
     assert (listed - files, files - listed) == (set(), set()), "(listed only, there only)"
+
+
+def test_gallery_is_small_and_there() -> None:
+    shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert len(shown) >= 4
+    assert all((ROOT / path).read_bytes().startswith(b"\x89PNG") for path in shown)
+    assert sum(path.stat().st_size for path in ROOT.glob("widgets/gallery/*.png")) < 1_000_000
 
 
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda p: p.name)

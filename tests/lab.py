@@ -1,0 +1,217 @@
+"""A real JupyterLab and Chromium for tests: open a notebook, run it, see what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+CHROMIUM = Path("/usr/bin/chromium")
+NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+KERNEL_READY = """() => {
+  const widget = window.jupyterapp && jupyterapp.shell.currentWidget;
+  const session = widget && widget.sessionContext && widget.sessionContext.session;
+  return session && session.kernel && session.kernel.connectionStatus === 'connected'
+    && session.kernel.status === 'idle';
+}"""
+# every code cell has a number, so all of them have run
+ALL_RAN = """() => {
+  const cells = jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code');
+  return cells.length > 0 && cells.every(c => c.model.executionState === 'idle'
+    && c.model.executionCount !== null);
+}"""
+
+ASK = """async code => {
+  const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  const options = {code: '', user_expressions: {x: code}, silent: true};
+  const reply = await kernel.requestExecute(options).done;
+  const found = reply.content.user_expressions.x;
+  return found.data ? found.data['text/plain'] : JSON.stringify(found);
+}"""
+
+
+def set_parameters(content: nbformat.NotebookNode, values: dict[str, str]) -> None:
+    """Replace lines `name = ...` of a notebook's parameters cell."""
+    for name, value in values.items():
+        cell = next(c for c in content.cells if "parameters" in c.metadata.get("tags", []))
+        cell.source, count = re.subn(
+            rf"^{name} = [^#\n]*", f"{name} = {value}  ", cell.source, flags=re.MULTILINE
+        )
+        assert count == 1, f"the parameters cell has no line for {name}"
+
+
+@dataclass
+class Visit:
+    """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
+
+    page: Any
+    outside: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    received: int = 0
+
+    def listen(self, address: str) -> None:
+        """Keep a record of everything that goes wrong or out."""
+        own = (address, "data:", "blob:", "file:")
+        self.page.on(
+            "request",
+            lambda r: None if r.url.startswith(own) else self.outside.append(r.url),
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))
+
+    def _count(self, data: str | bytes) -> None:
+        self.received += len(data)
+
+    def run_all(self, timeout: float = 500) -> None:
+        """Run every cell and wait until all have a number."""
+        self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
+        self.page.wait_for_function(ALL_RAN, timeout=timeout * 1000)
+
+    def ask(self, expression: str) -> str:
+        """What an expression is in the notebook's kernel, as it would be printed there."""
+        return str(self.page.evaluate(ASK, expression))
+
+    def theme(self, name: str) -> None:
+        """Switch JupyterLab to its "Light" or "Dark" theme."""
+        self.page.evaluate(
+            "name => jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
+            f"JupyterLab {name}",
+        )
+        self.page.wait_for_function(
+            "light => document.body.dataset.jpThemeLight === light",
+            arg=str(name == "Light").lower(),
+        )
+        self.page.wait_for_timeout(800)
+
+    def picture(self, name: str, locator: Any = None) -> None:
+        """A screenshot for a person, where COCURVE_SCREENSHOTS names a folder."""
+        folder = os.environ.get("COCURVE_SCREENSHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (locator or self.page).screenshot(path=str(Path(folder) / f"{name}.png"))
+
+    def require_clean(self) -> None:
+        """Nothing went out, nothing failed in the page, no cell shows an error."""
+        assert not self.outside, self.outside
+        noise = ("favicon", "the server responded with a status of 404")
+        found = [text for text in self.errors if not any(part in text for part in noise)]
+        assert not found, found
+        assert self.page.locator("[data-mime-type*='error']").count() == 0
+
+
+@dataclass
+class Lab:
+    """A JupyterLab on 127.0.0.1 with its own settings, and a browser to look at it."""
+
+    address: str
+    folder: Path
+    browser: Any
+
+    @contextmanager
+    def open(
+        self, notebook: Path, values: dict[str, str] | None = None, width: int = 1280
+    ) -> Iterator[Visit]:
+        """A copy of a notebook, with lines `name = ...` changed to values, on a cold kernel."""
+        content = nbformat.read(notebook, as_version=4)
+        set_parameters(content, values or {})
+        nbformat.write(content, self.folder / notebook.name)
+        page = self.browser.new_page(viewport={"width": width, "height": 1000})
+        visit = Visit(page)
+        visit.listen(self.address)
+        try:
+            page.goto(f"{self.address}/doc/tree/{notebook.name}?token=local&reset")
+            page.wait_for_function(KERNEL_READY, timeout=120_000)
+            visit.theme("Light")  # the last visit's choice is remembered
+            yield visit
+        finally:
+            page.close()
+            self._end_kernels()
+
+    def _end_kernels(self) -> None:
+        import json
+
+        listing = urllib.request.urlopen(f"{self.address}/api/sessions?token=local").read()
+        for session in json.loads(listing):
+            request = urllib.request.Request(
+                f"{self.address}/api/sessions/{session['id']}?token=local", method="DELETE"
+            )
+            urllib.request.urlopen(request).close()
+
+
+@contextmanager
+def running_lab(folder: Path) -> Iterator[Lab]:
+    """Start JupyterLab and Chromium; their files go under `folder`, notebooks in its `work`."""
+    from playwright.sync_api import sync_playwright
+
+    work = folder / "work"
+    work.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    places = {name: str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    environment = os.environ | {f"JUPYTER_{name}_DIR": path for name, path in places.items()}
+    settings = folder / "CONFIG/lab/user-settings/@jupyterlab/apputils-extension"
+    settings.mkdir(parents=True)
+    quiet = '{"fetchNews": "false", "checkForUpdates": false}'
+    (settings / "notification.jupyterlab-settings").write_text(quiet)
+    environment["IPYTHONDIR"] = str(folder / "ipython")
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *("--ServerApp.port_retries=0", "--allow-root", "--IdentityProvider.token=local"),
+        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
+        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    address = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_for(f"{address}/api/status?token=local", server)
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(
+                    executable_path=str(CHROMIUM), headless=True, args=FLAGS
+                )
+                yield Lab(address, work, browser)
+                browser.close()
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            for name in (*places.values(), str(folder / "ipython")):
+                shutil.rmtree(name, ignore_errors=True)
+
+
+def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=1).close()
+            return
+        except OSError:
+            assert server.poll() is None, "JupyterLab ended while starting"
+            time.sleep(0.5)
+    raise AssertionError("JupyterLab did not answer within two minutes")

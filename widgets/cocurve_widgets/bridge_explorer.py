@@ -1,0 +1,404 @@
+"""BridgeExplorer: the graph of H, saliency against connectivity, what plans do with bridges."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import numpy as np
+from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
+
+from cocurve_lab import (
+    CocurveError,
+    Curvature,
+    Guards,
+    MismatchError,
+    bridge_units,
+    edge_graph,
+    solve_greedy,
+)
+from cocurve_lab.curvature import BLOCKS
+
+from .instrument import Instrument, front, guarded, plan_code
+from .session import Session
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
+PARTNERS = 5
+READABLE = (3, 1_200)  # edges that pass the default threshold: so many per unit, at most so many
+RATIO = 0.2  # of the compared plans, until the session has one
+CONTROLS = (
+    *("threshold", "sign", "blocks", "ego", "saliency_quantile", "connectivity_quantile"),
+    *("selected_unit", "brushed", "table_of"),
+)
+
+
+class BridgeExplorer(Instrument, anywidget.AnyWidget):
+    """Which units hold on to which, and which of them a diagonal method removes unawares.
+
+    A fixed graph (layer across, kind and index down) whose edges are the signed correlations
+    rho_uv; beside it saliency H_uu against connectivity b_u with the bridge region; below it the
+    bridges and what plans do with them. All of it is estimated from H, nothing is measured.
+
+    Args:
+        curvature: H [M, M], nats per token.
+        session: shares plan and selected unit with other instruments; default: the curvature's.
+        model, tokenizer: given on to the session; nothing here needs them.
+        **controls: any of the controls below.
+
+    Controls (traits):
+        threshold: smallest |rho_uv| of a shown edge, [0, 1]; default: about 3 edges per unit
+            and no more than about 1,200 pass.
+        sign: "both", "positive" (worse together) or "negative" (losses partly cancel).
+        blocks: blocks of shown edges, a subset of ["attention", "cross", "ffn"].
+        ego: show only the selected unit, its edges and its neighbours.
+        saliency_quantile, connectivity_quantile: bounds of "low" and "high", [0, 1]; see
+            `cl.bridge_units`.
+        brushed: indices of the units marked in the plane, ascending.
+        selected_unit: index of the chosen unit, shared with the session; None for none.
+        table_of: what `table()`, the table and the CSV hold: "edges" (the shown), "units" or
+            "bridges".
+
+    Sent to the page (traits, not to be set):
+        nodes: columns of M values: kind, layer, index, name, saliency and connectivity [nats per
+            token], residual (None where it is undefined).
+        edge_ends, edge_correlation: the strongest edges by falling |rho|, at most 10,000, as bytes
+            of uint32 [E, 2] and float32 [E]. edge_total counts all pairs with H_uv != 0.
+        partners, partner_correlation: the 5 partners of largest |H_uv| of each unit, as bytes of
+            uint32 [M, 5] and float32 [M, 5]; a unit standing for itself means "no more".
+        bridges: indices, thresholds, note and the like of `cl.bridge_units`.
+        plans: the removal orders compared: ratio, diagonal, edge_aware, present, ordered, problem.
+        kernel: whether a kernel answers; False in an exported page.
+
+    Raises:
+        InputError: a misspelt control.
+        TraitError: a control outside its range.
+        MismatchError: the model's units are not the curvature's.
+    """
+
+    _esm = front("kit.js", "bridge_parts.js", "bridge.js", "bridge_main.js")
+    _css = front("instrument.css")
+
+    threshold = Float(0.0).tag(sync=True)
+    sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
+    blocks: List[str] = List(default_value=list(BLOCKS)).tag(sync=True)
+    ego = Bool(False).tag(sync=True)
+    saliency_quantile = Float(0.5).tag(sync=True)
+    connectivity_quantile = Float(0.5).tag(sync=True)
+    brushed: List[int] = List().tag(sync=True)
+    table_of = Enum(("edges", "units", "bridges"), "edges").tag(sync=True)
+
+    nodes = Dict().tag(sync=True)
+    edge_ends = Bytes().tag(sync=True)
+    edge_correlation = Bytes().tag(sync=True)
+    edge_total = Int().tag(sync=True)
+    partners = Bytes().tag(sync=True)
+    partner_correlation = Bytes().tag(sync=True)
+    bridges = Dict().tag(sync=True)
+    plans = Dict().tag(sync=True)
+    kernel = Bool(True).tag(sync=True)
+
+    def __init__(
+        self,
+        curvature: Curvature,
+        *,
+        session: Session | None = None,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **controls: Any,
+    ) -> None:
+        self._require_known(controls)
+        session = session or Session.of(curvature, model, tokenizer)
+        self._ends, self._rho = _strongest_edges(curvature)
+        controls.setdefault("threshold", _readable_threshold(self._rho, len(curvature.units)))
+        self._solved: tuple[Any, list[int] | None, list[int] | None, str] | None = None
+        self._seconds = 0.0
+        super().__init__(session, **_payload(curvature, self._ends, self._rho), **controls)
+        self._find_bridges()
+        self.follow(self._compare_plans, "selection")
+        self.on_msg(self._answer)
+
+    # Traits at the edge -------------------------------------------------------------------------
+
+    @validate("threshold", "saliency_quantile", "connectivity_quantile")
+    def _in_unit_interval(self, proposal: Any) -> float:
+        if not 0 <= proposal.value <= 1:  # NaN fails too
+            what = "|correlation|" if proposal.trait.name == "threshold" else "a quantile"
+            raise TraitError(
+                f"{proposal.trait.name} is {proposal.value}; {what} lies in [0, 1]. Set one there."
+            )
+        return float(proposal.value)
+
+    @validate("blocks")
+    def _known_blocks(self, proposal: Any) -> list[str]:
+        unknown = [block for block in proposal.value if block not in BLOCKS]
+        if unknown:
+            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(BLOCKS)}.")
+        return [block for block in BLOCKS if block in proposal.value]
+
+    @validate("brushed")
+    def _known_units(self, proposal: Any) -> list[int]:
+        for unit in proposal.value:
+            self._require_unit(unit, "brushed holds")
+        return sorted({int(unit) for unit in proposal.value})
+
+    @validate("selected_unit")
+    def _known_unit(self, proposal: Any) -> int | None:
+        if proposal.value is not None:
+            self._require_unit(proposal.value, "selected_unit is")
+        value: int | None = proposal.value
+        return value
+
+    def _require_unit(self, unit: Any, where: str) -> None:
+        size = len(self.session.curvature.units)
+        if not isinstance(unit, (int, np.integer)) or not 0 <= unit < size:
+            raise TraitError(f"{where} {unit!r}; units have the indices 0 to {size - 1}.")
+
+    # Bridges and plans --------------------------------------------------------------------------
+
+    @observe("saliency_quantile", "connectivity_quantile")
+    def _requantile(self, change: Any) -> None:
+        if self.bridges:  # not while the constructor sets them
+            self._find_bridges()
+
+    @guarded
+    def _find_bridges(self) -> None:
+        start = time.perf_counter()
+        found = bridge_units(
+            self.session.curvature, self.saliency_quantile, self.connectivity_quantile
+        )
+        pearson = found.saliency_connectivity_correlation
+        self.bridges = {
+            "indices": list(found.indices),
+            "saliency_threshold": found.saliency_threshold,
+            "connectivity_threshold": found.connectivity_threshold,
+            "ranked": found.ranked,
+            "note": found.note,
+            "correlation": None if math.isnan(pearson) else pearson,
+        }
+        self._seconds = time.perf_counter() - start
+        self._compare_plans()
+
+    @guarded
+    def _compare_plans(self, change: Any = None) -> None:
+        """Set `plans` for the session's present plan; the other two follow its ratio and guards."""
+        start = time.perf_counter()
+        plan, units = self.session.selection, self.session.curvature.units
+        self.error = ""
+        try:
+            if plan is not None:
+                units.require_same(plan.units, mine="the curvature", theirs="the session's plan")
+        except MismatchError as error:
+            self.report(error)
+            plan = None
+        ratio, guards = (RATIO, Guards()) if plan is None else (plan.requested_ratio, plan.guards)
+        if self._solved is None or self._solved[0] != (ratio, guards):
+            self._solved = ((ratio, guards), *self._two_orders(ratio, guards))
+            self._seconds += time.perf_counter() - start
+        _, diagonal, edge_aware, problem = self._solved
+        self.plans = {
+            "ratio": ratio,
+            "diagonal": diagonal,
+            "edge_aware": edge_aware,
+            "present": None if plan is None else list(plan.pruned),
+            "ordered": plan is None or plan.ordered,
+            "problem": problem,
+        }
+        self._tell()
+
+    def _two_orders(
+        self, ratio: float, guards: Guards
+    ) -> tuple[list[int] | None, list[int] | None, str]:
+        orders: list[list[int] | None] = []
+        problem = ""
+        for strength in (0.0, 1.0):
+            try:
+                plan = solve_greedy(self.session.curvature, ratio, strength, guards)
+                orders.append(list(plan.pruned))
+            except CocurveError as error:  # out of reach under these guards: said, not hidden
+                orders.append(None)
+                problem = str(error)
+        return orders[0], orders[1], problem
+
+    @observe("threshold", "sign", "blocks", "ego", "selected_unit")
+    def _restate(self, change: Any) -> None:
+        if self.bridges:
+            self._tell()
+
+    @guarded
+    def _tell(self) -> None:
+        shown, sent = int(self._shown().sum()), len(self._rho)
+        weakest = abs(self._rho[-1]) if sent else 0.0
+        where = f"{self.edge_total:,} edges (|correlation| >= {self.threshold:.3g})"
+        if self.edge_total > sent and self.threshold <= weakest:
+            where = f"the {sent:,} strongest of {self.edge_total:,} edges (>= {weakest:.3g})"
+        self.status = (
+            f"Shown: {shown:,} of {where}, {len(self.bridges['indices'])} units listed. Estimated "
+            f"from H, not measured; bridges and plans at ratio {self.plans['ratio']:.3g} took "
+            f"{1e3 * self._seconds:.0f} ms."
+        )
+
+    # What is shown ------------------------------------------------------------------------------
+
+    def _shown(self) -> np.ndarray:
+        """Which of the sent edges pass threshold, sign, blocks and ego view: bool [E]."""
+        u, v = self._ends.T
+        shown: np.ndarray = np.abs(self._rho) >= self.threshold
+        if self.sign != "both":
+            shown &= (self._rho > 0) == (self.sign == "positive")
+        attention = self.session.curvature.units.kinds == "attention"
+        heads = attention[u].astype(int) + attention[v]
+        wanted = [self.blocks.count(block) > 0 for block in ("ffn", "cross", "attention")]
+        shown &= np.array(wanted)[heads]
+        if self.ego and self.selected_unit is not None:
+            shown &= (u == self.selected_unit) | (v == self.selected_unit)
+        return shown
+
+    def table(self) -> list[dict[str, Any]]:
+        """Rows of `table_of`: one per shown edge, per unit, or per listed bridge.
+
+        H_uv, saliency and connectivity are in nats per token.
+        """
+        if self.table_of == "edges":
+            return self._edge_rows()
+        everyone = range(len(self.session.curvature.units))
+        chosen = everyone if self.table_of == "units" else self.bridges["indices"]
+        return [self._unit_row(unit) for unit in chosen]
+
+    def _edge_rows(self) -> list[dict[str, Any]]:
+        curvature, rho = self.session.curvature, self.session.curvature.correlation()
+        return [
+            {
+                "first": curvature.units[u].name,
+                "second": curvature.units[v].name,
+                "curvature": float(curvature.matrix[u, v]),
+                "correlation": float(rho[u, v]),
+            }
+            for u, v in self._ends[self._shown()].tolist()
+        ]
+
+    def _unit_row(self, unit: int) -> dict[str, Any]:
+        columns = ("name", "saliency", "connectivity", "residual")
+        name, saliency, connectivity, residual = (self.nodes[column][unit] for column in columns)
+        return {
+            "unit": name,
+            "saliency": saliency,
+            "connectivity": connectivity,
+            "residual": residual,
+            "bridge": unit in self.bridges["indices"],
+            "diagonal_plan": fate(unit, self.plans["diagonal"]),
+            "edge_aware_plan": fate(unit, self.plans["edge_aware"]),
+            "present_plan": fate(unit, self.plans["present"], self.plans["ordered"]),
+        }
+
+    def _graph(self) -> Any:
+        """The shown edges as a networkx graph, each node with `bridge` and `removed`."""
+        graph = edge_graph(self.session.curvature, top_k=MOST_EDGES)
+        graph.remove_edges_from(self._ends[~self._shown()].tolist())
+        if self.ego and self.selected_unit is not None:
+            near = {self.selected_unit, *graph[self.selected_unit]}
+            graph.remove_nodes_from([unit for unit in graph if unit not in near])
+        removed = self.plans["present"] or []
+        for unit, values in graph.nodes(data=True):
+            values |= {"bridge": unit in self.bridges["indices"], "removed": unit in removed}
+        return graph
+
+    def code(self) -> str:
+        """Python that reproduces what is on the screen; it needs `curvature`."""
+        defaults = {name: self.traits()[name].default() for name in CONTROLS}
+        changed = [
+            f"    {name}={getattr(self, name)!r},\n"
+            for name in CONTROLS
+            if name == "threshold" or getattr(self, name) != defaults[name]
+        ]
+        quantiles = f"{self.saliency_quantile!r}, {self.connectivity_quantile!r}"
+        return (
+            "import cocurve_lab as cl\nfrom cocurve_widgets import BridgeExplorer\n\n"
+            f"graph = cl.edge_graph(curvature, threshold={self.threshold!r}, top_k={MOST_EDGES})\n"
+            f"bridges = cl.bridge_units(curvature, {quantiles})\n"
+            f"explorer = BridgeExplorer(\n    curvature,\n{''.join(changed)})\n"
+            f"{self._plan_code()}explorer\n"
+        )
+
+    def _plan_code(self) -> str:
+        """The line that sets the session's plan."""
+        plan = self.session.selection
+        if plan is None:
+            return ""
+        return f"explorer.session.selection = {plan_code(plan, self.session.curvature)}\n"
+
+    def state(self) -> dict[str, Any]:
+        """All synced values of the instrument, for a page without kernel (`kernel` is False)."""
+        inherited = set(anywidget.AnyWidget.class_traits(sync=True))
+        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
+        fixed = {"kernel": False, "status": "Estimated from H, not measured.", "error": ""}
+        return {name: getattr(self, name) for name in names} | fixed
+
+    @guarded
+    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
+        if isinstance(content, dict) and "want" in content:
+            self.answer_files(content)
+
+
+def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:
+    """What a removal order does with a unit; None stands for a plan that does not exist."""
+    if removed is None:
+        return "no plan"
+    if unit not in removed:
+        return "kept"
+    return f"removed at step {removed.index(unit) + 1}" if ordered else "removed"
+
+
+# What the page gets -----------------------------------------------------------------------------
+
+
+def _strongest_edges(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
+    """Ends [E, 2] and rho [E] of the strongest edges, |rho| falling; rho rounded as in the page."""
+    edges = edge_graph(curvature, top_k=MOST_EDGES).edges(data="correlation")
+    rows = sorted(edges, key=lambda edge: (-abs(edge[2]), edge[0], edge[1]))
+    ends = np.array([row[:2] for row in rows], np.uint32).reshape(-1, 2)
+    return ends, np.array([row[2] for row in rows], np.float32).astype(np.float64)
+
+
+def _readable_threshold(rho: np.ndarray, size: int) -> float:
+    """The |rho| that about READABLE edges reach, rounded down to 0.001; 0 if there are fewer."""
+    wanted = min(READABLE[0] * size, READABLE[1])
+    return math.floor(1e3 * abs(rho[wanted - 1])) / 1e3 if len(rho) >= wanted else 0.0
+
+
+def _payload(curvature: Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:
+    units = curvature.units
+    partners, partner_rho = _partners(curvature)
+    residual = bridge_units(curvature).residual.tolist()
+    return {
+        "nodes": {
+            "kind": units.kinds.tolist(),
+            "layer": units.layers.tolist(),
+            "index": [unit.index for unit in units],
+            "name": [unit.name for unit in units],
+            "saliency": curvature.saliency.tolist(),
+            "connectivity": curvature.connectivity.tolist(),
+            "residual": [None if math.isnan(value) else value for value in residual],
+        },
+        "edge_ends": ends.tobytes(),
+        "edge_correlation": rho.astype(np.float32).tobytes(),
+        "edge_total": int(np.count_nonzero(np.triu(curvature.matrix, 1))),
+        "partners": partners.astype(np.uint32).tobytes(),
+        "partner_correlation": partner_rho.astype(np.float32).tobytes(),
+    }
+
+
+def _partners(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
+    """The PARTNERS units of largest |H_uv| of each unit and their rho, both [M, PARTNERS]."""
+    size = len(curvature.units)
+    strength = np.abs(curvature.matrix)
+    np.fill_diagonal(strength, 0.0)
+    best = np.argsort(-strength, axis=1, kind="stable")[:, :PARTNERS]
+    own = np.arange(size)[:, None]
+    order = np.repeat(own, PARTNERS, axis=1)  # itself: no more partners
+    order[:, : best.shape[1]] = np.where(strength[own, best] > 0, best, own)
+    return order, curvature.correlation()[own, order]

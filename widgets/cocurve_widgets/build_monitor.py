@@ -1,0 +1,95 @@
+"""The build monitor: how far a build is, when it ends, and whether its plans have settled."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+from traitlets import Float, Int, List, Unicode
+
+from cocurve_lab import InputError, solve_greedy
+from cocurve_lab.selection import require_ratio
+from cocurve_lab.solver import require_strength
+
+from .instrument import front
+
+if TYPE_CHECKING:
+    from cocurve_lab.build import Build
+
+_PATIENCE = 0.5  # seconds between looks: a look solves three plans
+
+
+class BuildMonitor(anywidget.AnyWidget):
+    """Watches a build: `cl.BuildOptions(on_sequence=BuildMonitor())`.
+
+    H from one half of the groups and H from the other half each give a plan. While the two differ,
+    the calibration is still too small to decide; their overlap is the picture.
+
+    Args:
+        ratio: share of removable cost of the plans, [0, 1).
+        interaction_strength: lambda of the plans.
+
+    Attributes:
+        done, total: sequences.
+        seconds_left: estimate of the time left, seconds.
+        overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either half
+            would prune, the share that both prune.
+        status: the same in a sentence.
+
+    Raises:
+        InputError: ratio or lambda out of range.
+    """
+
+    _esm = front("kit.js", "monitor.js")
+    _css = front("instrument.css")
+
+    done = Int(0).tag(sync=True)
+    total = Int(0).tag(sync=True)
+    seconds_left = Float(0.0).tag(sync=True)
+    overlap: List[Any] = List().tag(sync=True)
+    status = Unicode("Nothing built yet. An H that is found on disk is loaded at once.").tag(
+        sync=True
+    )
+    error = Unicode().tag(sync=True)
+
+    def __init__(self, ratio: float = 0.2, interaction_strength: float = 1.0) -> None:
+        require_ratio(ratio)
+        require_strength(interaction_strength)
+        self._plan = (ratio, interaction_strength)
+        self._looked = 0.0
+        super().__init__()
+
+    def __call__(self, build: Build) -> None:
+        """Take a look; the build calls this after each sequence."""
+        total = len(build.calibration)
+        last = build.done == total
+        if not last and time.monotonic() - self._looked < _PATIENCE:
+            return
+        recent = build.seconds[-8:]
+        with self.hold_sync():
+            self.done, self.total = build.done, total
+            self.seconds_left = (total - build.done) * sum(recent) / len(recent)
+            overlap = _overlap(build, *self._plan)
+            if overlap is not None:
+                self.overlap = [*self.overlap, [build.done, round(overlap, 4)]]
+            self.status = self._sentence(overlap)
+        self._looked = time.monotonic()
+
+    def _sentence(self, overlap: float | None) -> str:
+        text = f"{self.done} of {self.total} sequences"
+        if self.done < self.total:
+            text += f", about {self.seconds_left:.0f} s left"
+        if overlap is not None:
+            text += f"; plans from two halves of the text share {overlap:.0%} of their units"
+        return text + ("." if self.done == self.total else ". Interrupt the kernel to pause.")
+
+
+def _overlap(build: Build, ratio: float, strength: float) -> float | None:
+    """Shared part of the plans from even and odd groups; None before each half has a sequence."""
+    try:
+        halves = [build.so_far(slice(start, None, 2)) for start in (0, 1)]
+    except InputError:
+        return None
+    one, two = (set(solve_greedy(half, ratio, strength).pruned) for half in halves)
+    return len(one & two) / max(1, len(one | two))

@@ -1,0 +1,119 @@
+"""One file to mail to a class: the lambda and bridge explorers without kernel and network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cocurve_lab import Curvature
+from cocurve_lab.storage import write_atomically
+
+from .bridge_explorer import BridgeExplorer
+from .instrument import front
+from .lambda_explorer import LambdaExplorer
+from .session import Session
+
+MODULES = (
+    "kit.js",
+    "solver.js",
+    "plan_pictures.js",
+    "lambda.js",
+    "bridge_parts.js",
+    "bridge.js",
+    "page.js",
+)
+
+# The policy lets nothing in and nothing out: no request of any kind leaves the page.
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; \
+script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ margin: 0 auto; max-width: 1800px; padding: 8px; font: 14px/1.5 system-ui, sans-serif; }}
+header, footer {{ padding: 0 12px; }}
+{css}
+</style>
+</head>
+<body>
+<header><h1>{title}</h1><p>{about}</p></header>
+<main><div id="lambda"></div><div id="bridge"></div></main>
+<script type="application/json" id="cocurve-data">{data}</script>
+<script type="module">
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+def export_html(
+    curvature: Curvature,
+    path: str | os.PathLike[str],
+    *,
+    title: str | None = None,
+    session: Session | None = None,
+) -> Path:
+    """Write both explorers with H into one HTML file that works offline, without a kernel.
+
+    The greedy solver runs in the page on H as packed: float64 up to 512 units, float32 above
+    (about 2 MB at M = 768, growing with M squared).
+
+    Args:
+        curvature: H [M, M].
+        path: file to write; an existing one is replaced once the new one is complete.
+        title: heading; by default the model's name.
+        session: measured plans to show under the slider; by default none.
+
+    Returns:
+        The path.
+    """
+    own = session or Session(curvature)
+    plan = LambdaExplorer(curvature, session=own)
+    bridge = BridgeExplorer(curvature, session=own)
+    try:
+        states = {"lambda": plan.state(), "bridge": bridge.state()}
+    finally:
+        plan.close()
+        bridge.close()
+    name = curvature.provenance.get("model_name", "a model")
+    text = _PAGE.format(
+        title=html.escape(title or f"Co-pruning curvature of {name}"),
+        about=html.escape(_about(curvature)),
+        css=front("instrument.css"),
+        data=json.dumps(_plain(states), separators=(",", ":")).replace("</", "<\\/"),
+        script=front(*MODULES),
+    )
+    write_atomically(path := Path(path), text.encode())
+    return path
+
+
+def _about(curvature: Curvature) -> str:
+    facts = curvature.provenance
+    rows, length = facts.get("sequences_done"), facts.get("seq_len")
+    text = f" from {rows} sequences of {length} tokens" if rows and length else ""
+    return (
+        f"{len(curvature.units)} units; H estimated{text}. Everything here is predicted from H; "
+        "nothing is measured in this page. Solving happens in your browser."
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Bytes as {"$bytes": base64}; NaN and infinity, which JSON has not, as null."""
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

@@ -1,0 +1,268 @@
+"""The picture of FidelityScatter: a plotly FigureWidget with a fixed number of traces.
+
+Fixed, because restyling is one small message while adding and removing traces is many. The legend
+is made of empty traces: colour says the ratio, the symbol the method and lambda, never one alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.serializers import custom_serializers
+from traitlets import Dict
+
+from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
+
+GREY = "#808080"
+# Okabe-Ito without black and yellow, which vanish on one of the themes: upper end of ratio, colour
+RATIOS = [
+    (0.075, "up to 7.5 %", "#56B4E9"),
+    (0.15, "7.5 to 15 %", "#0072B2"),
+    (0.25, "15 to 25 %", "#009E73"),
+    (0.35, "25 to 35 %", "#E69F00"),
+    (0.45, "35 to 45 %", "#D55E00"),
+    (np.inf, "above 45 %", "#CC79A7"),
+]
+OTHER = "other plan"
+SYMBOLS = {
+    "diagonal, λ = 0": "circle",
+    "edge-aware, λ < 0.1": "diamond",
+    "edge-aware, 0.1 ≤ λ < 1": "square",
+    "edge-aware, λ ≥ 1": "triangle-up",
+    SWAP: "cross",
+    RANDOM: "x",
+    OTHER: "star",
+}
+DESCRIPTION = (
+    "Scatter of plans on log axes: predicted risk to the right, measured KL upwards, a dashed line "
+    "where the two are equal. The table below the figure holds the same points."
+)
+
+
+def color(ratio: float) -> str:
+    """Colour of a realised ratio."""
+    return next(c for upper, _, c in RATIOS if ratio <= upper)
+
+
+def symbol(method: str, interaction_strength: float | None) -> str:
+    """Marker of a method and its lambda."""
+    if method == EDGE_AWARE and interaction_strength is not None:
+        names = list(SYMBOLS)[1:4]
+        return SYMBOLS[names[int(interaction_strength >= 0.1) + int(interaction_strength >= 1)]]
+    return SYMBOLS["diagonal, λ = 0"] if method == DIAGONAL else SYMBOLS.get(method, "star")
+
+
+def _named_front() -> str:
+    """Plotly's front end as a string, its figure named for screen readers.
+
+    A string, because figures whose code is a path are never garbage-collected.
+    """
+    code = str(go.FigureWidget._esm)
+    label = json.dumps(DESCRIPTION)
+    wrapped = (
+        r"};export default()=>{const plain=\1();return{...plain,render(context){"
+        rf'context.el.setAttribute("role","figure");'
+        rf'context.el.setAttribute("aria-label",{label});return plain.render(context)}}}}}};'
+    )
+    return re.sub(r",\s*(\w+) as default\s*};", lambda m: m.expand(wrapped), code, count=1)
+
+
+class QuietFigure(go.FigureWidget):
+    """A FigureWidget that can be garbage-collected, has a name, and offers no cloud."""
+
+    _esm = _named_front()
+    # what the page reports after every change is 24 kB, which ipywidgets would send back to it
+    _js2py_traceDeltas = Dict(allow_none=True).tag(
+        sync=True, echo_update=False, **custom_serializers
+    )
+    _js2py_layoutDelta = Dict(allow_none=True).tag(
+        sync=True, echo_update=False, **custom_serializers
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._config = {
+            "showSendToCloud": False,
+            "plotlyServerURL": "",
+            "displaylogo": False,
+            "displayModeBar": True,
+            "toImageButtonOptions": {"filename": "predicted_and_measured", "scale": 2},
+        }
+
+
+class FidelityFigure:
+    """The traces of the scatter, and how they follow the points.
+
+    Attributes:
+        widget: the FigureWidget.
+    """
+
+    def __init__(self, singles: list[dict[str, Any]], single_text: list[str]) -> None:
+        self.widget = QuietFigure(_legend())
+        self._sent: dict[str, str] = {}  # what each part of the picture was last made of
+        add = self.widget.add_scatter
+        line = {"color": GREY, "width": 1.5}
+        add(name="measured = predicted", mode="lines", line=line | {"dash": "dash"})
+        add(name="within a factor of 2", mode="lines", line=line | {"dash": "dot", "width": 1})
+        add(
+            name="one unit alone",
+            mode="markers",
+            x=np.array([point["predicted_risk"] for point in singles]),
+            y=np.array([point["measured_risk"] for point in singles]),
+            text=single_text,
+            marker={"color": GREY, "size": 5, "opacity": 0.55},
+            showlegend=bool(singles),
+        )
+        add(
+            mode="markers",
+            showlegend=False,
+            marker={"size": 11, "line": {"color": GREY, "width": 0.7}},
+            error_y={"type": "data", "color": GREY, "thickness": 1, "width": 0},
+        )
+        ring = {"color": GREY, "size": 20, "symbol": "circle-open", "line": {"width": 2.5}}
+        add(name="chosen plan or unit", mode="markers", marker=ring, hoverinfo="skip")
+        add(name="chosen, not measured yet", mode="lines", line=line | {"dash": "dashdot"})
+        self.equal, self.band, self.singles, self.plans, self.ring, self.waiting = list(
+            self.widget.data
+        )[-6:]
+        for trace in (self.equal, self.band, self.waiting):
+            trace.update(hoverinfo="skip")
+        for trace in (self.singles, self.plans):
+            trace.update(hovertemplate="%{text}<extra></extra>")
+        _lay_out(self.widget)
+
+    def on_click(self, plan: Callable[[int], None], single: Callable[[int], None]) -> None:
+        """Call `plan` or `single` with the number of the clicked point."""
+        for trace, handler in ((self.plans, plan), (self.singles, single)):
+            trace.on_click(lambda _, points, __, handler=handler: _first(points, handler))
+
+    def draw(
+        self,
+        points: list[dict[str, Any]],
+        text: list[str],
+        *,
+        show_singles: bool,
+        rings: list[tuple[float, float]],
+        waiting: float | None,
+    ) -> None:
+        """Show these plans, rings around these places, and a line at a prediction alone.
+
+        Args:
+            points: rows of FidelityScatter.points whose two risks are above 0.
+            text: their hover texts.
+            show_singles: whether the single units are shown.
+            rings: (predicted, measured) of what is chosen.
+            waiting: predicted risk of the chosen plan where it is not measured; None for no line.
+        """
+        low, high = self._range(points, show_singles, waiting)
+        ends = [low, high]
+        wait = [] if waiting is None else [(waiting, low), (waiting, high)]
+        # One batch for one set of properties: where a batch gives a trace only some of them, the
+        # page of plotly 7.1 puts the others back to their defaults instead of leaving them.
+        places = {
+            "equal": (ends, ends),
+            "band": ([*ends, np.nan, *ends], [2 * low, 2 * high, np.nan, low / 2, high / 2]),
+        }
+        self._place("lines", places)
+        self._place("chosen", {"ring": _columns(rings), "waiting": _columns(wait)})
+        self._show_plans(points, text)
+        if self.singles.visible != show_singles:
+            self.singles.visible = show_singles
+
+    def _changes(self, part: str, content: Any) -> bool:
+        """Whether this part differs from what the page has; a choice need not resend the plans."""
+        if self._sent.get(part) == repr(content):
+            return False
+        self._sent[part] = repr(content)
+        return True
+
+    def _place(self, part: str, places: dict[str, tuple[list[float], list[float]]]) -> None:
+        """Move traces, by name, to x and y."""
+        if self._changes(part, places):
+            with self.widget.batch_update():
+                for name, (x, y) in places.items():
+                    trace = getattr(self, name)
+                    trace.x, trace.y = np.array(x), np.array(y)
+
+    def _show_plans(self, points: list[dict[str, Any]], text: list[str]) -> None:
+        x, y = _columns([(p["predicted_risk"], p["measured_risk"]) for p in points])
+        if self._changes("plans", (x, y, text)):
+            with self.widget.batch_update():
+                self.plans.x, self.plans.y, self.plans.text = np.array(x), np.array(y), text
+                self.plans.error_y.array = np.array([_finite(p["standard_error"]) for p in points])
+                self.plans.marker.color = [color(p["realized_ratio"]) for p in points]
+                self.plans.marker.symbol = [
+                    symbol(p["method"], p["interaction_strength"]) for p in points
+                ]
+
+    def _range(
+        self, points: list[dict[str, Any]], show_singles: bool, waiting: float | None
+    ) -> tuple[float, float]:
+        """The smallest and largest value drawn on either axis."""
+        values = [point[name] for point in points for name in ("predicted_risk", "measured_risk")]
+        values += [] if waiting is None else [waiting]
+        if show_singles:
+            values += [*self.singles.x, *self.singles.y]
+        values = [value for value in values if value > 0]
+        return (min(values), max(values)) if values else (1e-4, 1.0)
+
+
+def _first(points: Any, handler: Callable[[int], None]) -> None:
+    if points.point_inds:
+        handler(int(points.point_inds[0]))
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """x and y of some points."""
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _finite(error: float) -> float:
+    return error if np.isfinite(error) else 0.0
+
+
+def _legend() -> list[go.Scatter]:
+    """Empty traces that explain colour and symbol."""
+    entries = [("ratio", "Removed (colour)", name, shade, "square") for _, name, shade in RATIOS]
+    entries += [("method", "Method (symbol)", name, GREY, mark) for name, mark in SYMBOLS.items()]
+    return [
+        go.Scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=name,
+            legendgroup=group,
+            legendgrouptitle={"text": title},
+            marker={"color": shade, "symbol": mark, "size": 10},
+        )
+        for group, title, name, shade, mark in entries
+    ]
+
+
+def _lay_out(figure: go.FigureWidget) -> None:
+    figure.update_layout(
+        title={"text": "Predicted and measured risk of plans", "font": {"size": 15}},
+        height=600,
+        autosize=True,
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": GREY},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "orientation": "v"},
+        margin={"l": 80, "r": 20, "t": 50, "b": 60},
+        legend={"itemclick": False, "itemdoubleclick": False, "traceorder": "grouped"},
+        hoverlabel={"align": "left"},
+    )
+    axis = {
+        "type": "log",
+        "exponentformat": "power",
+        "dtick": 1,
+        "gridcolor": "rgba(128,128,128,0.25)",
+        "zeroline": False,
+    }
+    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
+    figure.update_yaxes(title_text="measured KL(dense ‖ pruned), nats per token", **axis)

@@ -1,0 +1,166 @@
+"""Measuring plans a few at a time: on the session's worker or here, keeping what is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from cocurve_lab import CalibrationSet, Selection, measure_plans
+
+from .fidelity_points import text_name
+from .session import Cancelled, CancelToken, Measured, Session
+
+CHUNK = 4  # plans between two looks at the cancel token; the model is free in between
+Waiting = tuple[Selection, CalibrationSet]
+
+
+class Measurer:
+    """Adds measured plans to a session.
+
+    Attributes:
+        done, total: plans of the present work; both 0 when idle.
+        stage: what it is doing, for a status line.
+        took: how long the last finished work took, in words; empty before the first.
+    """
+
+    def __init__(self, session: Session, moved: Callable[[], None]) -> None:
+        self.session, self._moved = session, moved
+        self._lock = threading.RLock()
+        self._todo: deque[Waiting] = deque()
+        self._tokens: list[CancelToken] = []  # of the work that is going on
+        self._job: CancelToken | None = None  # of the job that takes from `_todo`
+        self._began = 0.0
+        self.done = self.total = 0
+        self.stage = self.took = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything waits or runs; a job dropped by another instrument does neither."""
+        with self._lock:
+            return bool(self._tokens) or (self._job is not None and not self._job.cancelled)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate from the plans done so far; None before the first."""
+        with self._lock:
+            if not self.done:
+                return None
+            return (time.monotonic() - self._began) / self.done * (self.total - self.done)
+
+    def words(self) -> str:
+        """How far it is, for a person; empty when idle."""
+        with self._lock:
+            if not self.total:
+                return ""
+            left = self.seconds_left
+            eta = "" if left is None else f", about {left:.0f} s left"
+            return f"{self.done} of {self.total} plans measured{eta} ({self.stage})"
+
+    def measure_here(self, plans: Sequence[Selection], held_out: CalibrationSet) -> None:
+        """Measure in this thread; returns when done or cancelled."""
+        token = CancelToken()
+        self._expect(len(plans))
+        self._start(token)
+        try:
+            for start in range(0, len(plans), CHUNK):
+                self._measure(list(plans[start : start + CHUNK]), held_out, token)
+        except Cancelled:
+            pass
+        finally:
+            self._end(token)
+
+    def measure_soon(
+        self,
+        plans: Sequence[Selection],
+        held_out: CalibrationSet,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Hand plans to the worker, after those it already has; `failed` gets what goes wrong."""
+        if not plans:
+            return
+        with self._lock:
+            self._expect(len(plans))
+            self._todo.extend((plan, held_out) for plan in plans)
+            if self._job is None or self._job.cancelled:
+                self._job = self.session.worker.submit("measure", self._work, failed)
+        self._moved()
+
+    def cancel(self) -> None:
+        """Stop after the plans that are in the model now; they still count."""
+        with self._lock:
+            self.total -= len(self._todo)
+            self._todo.clear()
+            if self._tokens:
+                self.stage = "stopping after the plans being measured"
+            for token in (*self._tokens, self._job):
+                if token is not None:
+                    token.cancel()
+        self._moved()
+
+    def _work(self, token: CancelToken) -> None:
+        self._start(token)
+        try:
+            while chunk := self._next(token):
+                self._measure([plan for plan, _ in chunk], chunk[0][1], token)
+        finally:
+            with self._lock:
+                if self._job is token:  # else a newer job owns what waits
+                    self._job = None
+                    self._todo.clear()
+            self._end(token)
+
+    def _next(self, token: CancelToken) -> list[Waiting]:
+        """The next plans on one text; none when all are done."""
+        with self._lock:
+            token.check()
+            chunk: list[Waiting] = []
+            while self._todo and len(chunk) < CHUNK:
+                if chunk and self._todo[0][1] is not chunk[0][1]:
+                    break
+                chunk.append(self._todo.popleft())
+            if not chunk:
+                self._job = None  # plans that come from here on need a new job
+            return chunk
+
+    def _measure(
+        self, plans: list[Selection], held_out: CalibrationSet, token: CancelToken
+    ) -> None:
+        token.check()
+        self._say("waiting for the model")
+        with self.session.exclusive(token) as model:
+            self._say("measuring")
+            table = measure_plans(
+                model, plans, held_out, progress=False, calibrated_on=self.session.curvature
+            )
+        text = text_name(held_out)
+        numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
+        with self._lock:
+            self.done += len(plans)
+        self.session.add_measured(*(Measured(plan, kl, se, text) for plan, kl, se in numbers))
+
+    def _expect(self, plans: int) -> None:
+        with self._lock:
+            if not self.active:
+                self.done = self.total = 0
+                self._began = time.monotonic()
+            self.total += plans
+
+    def _start(self, token: CancelToken) -> None:
+        with self._lock:
+            self._tokens.append(token)
+
+    def _end(self, token: CancelToken) -> None:
+        with self._lock:
+            self._tokens.remove(token)
+            if not self.active:
+                seconds = time.monotonic() - self._began
+                self.took = f"{self.done} of {self.total} plans measured in {seconds:.1f} s"
+                self.done = self.total = 0
+        self._moved()
+
+    def _say(self, stage: str) -> None:
+        with self._lock:
+            self.stage = stage
+        self._moved()

@@ -1,0 +1,465 @@
+// The bridge explorer: graph of the edges, saliency against connectivity, the list of bridges.
+
+import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, palette, percent, picture,
+ receiveFiles, show, typed, watch } from "./kit.js";
+import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
+ readEdges, shareBelow, signColors, stepUnit, strokeEdges, tickText, unitsInside,
+ visibleEdges } from "./bridge_parts.js";
+
+const TABLE_ROWS = 500; // on the page; the file has all
+const DASHED = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
+  "background:rgba(128,128,128,0.2)";
+const RING = "position:absolute;width:22px;height:22px;border:2px solid var(--cc-accent);" +
+  "border-radius:50%;pointer-events:none;box-sizing:border-box";
+
+export function renderBridge({ model, el }) {
+  const cleaner = new Cleaner();
+  const nodes = model.get("nodes");
+  const layout = graphLayout(nodes);
+  const edges = readEdges(typed(model.get("edge_ends"), Uint32Array),
+    typed(model.get("edge_correlation"), Float32Array), nodes.kind);
+  const partners = typed(model.get("partners"), Uint32Array);
+  const partnerRho = typed(model.get("partner_correlation"), Float32Array);
+  const line = fitLine(nodes.saliency, nodes.connectivity);
+  const live = model.get("kernel") !== false;
+  const put = (name, value) => assign(model, { [name]: value });
+  let shown = [];
+  let [graphPlace, planePlace] = [null, null];
+  let hovered = null;
+  let mostRows = Infinity;
+
+  const graph = picture("Graph of the units and their strongest edges");
+  const plane = picture("Saliency against connectivity of every unit");
+  const options = { title: "Bridges", name: "bridges", table: tableOf,
+    canvases: () => [graph, plane] };
+  if (live) options.gexf = () => model.send({ want: ".gexf" });
+  const { root, controls, body } = frame(model, el, cleaner, options);
+  receiveFiles(model, cleaner, "bridges");
+
+  // Controls ------------------------------------------------------------------------------------
+
+  const bounded = (text) => Math.min(1, Math.max(0, Number(text) || 0));
+  const slider = h("input", { type: "range", min: 0, max: 1, step: 0.005, "aria-label": "threshold",
+    oninput: () => put("threshold", bounded(slider.value)) });
+  const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,
+    "aria-label": "threshold as number", onchange: () => put("threshold", bounded(box.value)) });
+  const sign = h("select", { onchange: () => put("sign", sign.value) },
+    ...["both", "positive", "negative"].map((value) => h("option", { value }, value)));
+  const blocks = ["attention", "cross", "ffn"].map((value) => h("input", { type: "checkbox", value,
+    onchange: () => put("blocks", blocks.filter((b) => b.checked).map((b) => b.value)) }));
+  const ego = h("input", { type: "checkbox", onchange: () => put("ego", ego.checked) });
+  const quantile = (name) => h("input", { type: "number", min: 0, max: 1, step: 0.05,
+    onchange: (event) => put(name, bounded(event.target.value)) });
+  const quantiles = ["saliency_quantile", "connectivity_quantile"]
+    .map((name) => [name, quantile(name)]);
+  const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
+  controls.append(
+    labelled("threshold: smallest |ρ| of a shown edge",
+      h("span", { class: "cc-row", style: "color:inherit" }, slider, box)),
+    labelled("sign of ρ", sign),
+    h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
+      h("legend", { style: "font-size:12px;color:var(--cc-muted);padding:0" }, "blocks"),
+      ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
+    h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbours" },
+      ego, "ego view"),
+    ...(live ? [
+      labelled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
+      labelled("high connectivity quantile", quantiles[1][1], "high: at least this"),
+    ] : []));
+
+  // Pictures, card, lists ------------------------------------------------------------------------
+
+  const caption = h("h4", {});
+  const rings = [0, 1].map(() => h("div", { hidden: true, style: RING }));
+  const band = h("div", { hidden: true, style: DASHED });
+  const stage = (...content) => h("div", { style: "position:relative" }, ...content);
+  const card = h("div", { class: "cc-card", "aria-live": "polite", style: "min-height:270px" });
+  const brushList = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
+  const listTitle = h("h4", {});
+  const listNote = h("p", { class: "cc-muted" });
+  const list = h("div", { class: "cc-scroll" });
+  const button = (text, hint, onclick) =>
+    h("button", { type: "button", title: hint, onclick }, text);
+  graph.style.cursor = plane.style.cursor = "crosshair";
+  plane.style.touchAction = "none";
+  const [graphSide, planeSide] = [0, 1].map(() => h("div", { style: "flex:none" }));
+  graphSide.append(caption, stage(graph, rings[0]),
+    h("p", { class: "cc-muted" }, "Click a unit, or focus the graph and use the arrow keys: ",
+      "left and right change the layer, up and down the unit; Escape clears."));
+  planeSide.append(h("h4", {}, "Saliency and connectivity"), stage(plane, rings[1], band), card);
+  body.append(graphSide, planeSide,
+    h("div", { style: "flex:1 1 100%" },
+      h("div", { class: "cc-row", style: "flex-wrap:wrap" },
+        button("Brush the bridge region", "mark every unit of low saliency and high connectivity",
+          () => put("brushed", region())),
+        button("Clear brush", "mark no unit", () => put("brushed", [])), brushList),
+      listTitle, listNote, list));
+  const tableChoice = h("select", { onchange: () => put("table_of", tableChoice.value) },
+    h("option", { value: "edges" }, "shown edges"), h("option", { value: "units" }, "units"),
+    h("option", { value: "bridges" }, "bridges"));
+  root.querySelector(".cc-files").prepend(
+    h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
+
+  const select = (unit) => put("selected_unit", unit);
+  const unitButton = (unit) => button(nodes.name[unit], "select this unit", () => select(unit));
+  const curvature = (u, v, rho) => rho * Math.sqrt(nodes.saliency[u] * nodes.saliency[v]);
+  const isBridge = (unit) => model.get("bridges").indices.includes(unit);
+  const fate = (unit, plan) => fateText(unit, model.get("plans")[plan],
+    plan !== "present" || model.get("plans").ordered);
+  function region() {
+    const { saliency_threshold: low, connectivity_threshold: high } = model.get("bridges");
+    return nodes.saliency.flatMap((d, u) => (d <= low && nodes.connectivity[u] >= high ? [u] : []));
+  }
+
+  function drawCard() {
+    const unit = hovered ?? model.get("selected_unit");
+    if (unit === null || unit === undefined) {
+      card.replaceChildren(h("h4", {}, "No unit chosen"),
+        h("p", { class: "cc-muted" }, "Point at a unit to read it, click it to keep it."));
+      return;
+    }
+    const place = (values) => `${show(values[unit])} (at or above ${percent(
+      shareBelow(values, values[unit]), 0)} of units)`;
+    const rows = [];
+    for (let k = 5 * unit; k < 5 * unit + 5; k++) {
+      const v = partners[k];
+      if (v !== unit) {
+        rows.push(h("tr", {}, h("td", {}, nodes.name[v]),
+          h("td", {}, show(curvature(unit, v, partnerRho[k]))), h("td", {}, show(partnerRho[k]))));
+      }
+    }
+    const fact = (name, text) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), text);
+    card.replaceChildren(
+      h("h4", {}, nodes.name[unit] + (isBridge(unit) ? ", listed as bridge" : "")),
+      fact("saliency H_uu", place(nodes.saliency)),
+      fact("connectivity b_u", place(nodes.connectivity)),
+      fact("residual", show(nodes.residual[unit])),
+      fact("lambda 0:", `${fate(unit, "diagonal")}; lambda 1: ${fate(unit, "edge_aware")}`),
+      h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "strongest partners"),
+        h("th", {}, "H_uv"), h("th", {}, "ρ"))), h("tbody", {}, ...rows)));
+  }
+
+  function marks(g, colors, place, r, faint) {
+    const removed = new Set(model.get("plans").present ?? []);
+    const bridges = new Set(model.get("bridges").indices);
+    const brushed = new Set(model.get("brushed"));
+    const selected = model.get("selected_unit");
+    const weight = (u) => (u === selected ? 4 : 2 * bridges.has(u) + brushed.has(u));
+    const order = nodes.name.map((_, u) => u).sort((u, v) => weight(u) - weight(v));
+    for (const u of order) { // what is marked comes last, so that nothing covers it
+      g.globalAlpha = faint && !faint.has(u) ? 0.15 : 1;
+      drawMark(g, colors, { kind: nodes.kind[u], x: place.x[u], y: place.y[u], r,
+        bridge: bridges.has(u), removed: removed.has(u), brushed: brushed.has(u),
+        selected: u === selected });
+    }
+    g.globalAlpha = 1;
+  }
+
+  /** Widths of graph and plane: side by side where there is room. */
+  function widths() {
+    const wide = Math.max(280, body.clientWidth || 900);
+    const side = wide < 720 ? wide : Math.min(520, Math.round(0.38 * wide));
+    const both = [wide < 720 ? wide : wide - side - 26, side];
+    [graphSide, planeSide].forEach((column, i) => (column.style.width = `${both[i]}px`));
+    return both;
+  }
+
+  function drawGraph() {
+    const start = performance.now();
+    const [filters, width] = [{ unit: model.get("selected_unit") }, widths()[0]];
+    for (const name of ["threshold", "sign", "blocks", "ego"]) filters[name] = model.get(name);
+    shown = visibleEdges(edges, filters);
+    const colors = palette(root);
+    const box_ = { left: 34, right: width - 12, top: 10 };
+    const tall = Math.max(22 * layout.rows, Math.min(30 * layout.rows, 0.42 * width));
+    box_.bottom = box_.top + Math.max(200, Math.min(560, tall));
+    const measure = graph.getContext("2d");
+    measure.font = "12px system-ui, sans-serif";
+    const legend = drawLegend(measure, colors, 8, 0, width - 16, false);
+    const g = fit(graph, width, box_.bottom + 46 + legend);
+    const place = graphPlace = placeGraph(layout, box_);
+    const alone = filters.ego && filters.unit !== null && filters.unit !== undefined;
+    const mine = (e) => edges.u[e] === filters.unit || edges.v[e] === filters.unit;
+    const focus = shown.filter(mine);
+    Object.assign(colors, signColors(g, colors.back));
+    strokeEdges(g, colors, place, edges, shown, focus.length && !alone ? 0.3 : 1);
+    if (focus.length && !alone) strokeEdges(g, colors, place, edges, focus, 1);
+    const ends = shown.flatMap((e) => [edges.u[e], edges.v[e]]);
+    const near = alone && new Set([filters.unit, ...ends]);
+    marks(g, colors, place, place.radius, near);
+    drawGraphAxes(g, colors, place, box_);
+    drawLegend(g, colors, 8, box_.bottom + 44, width - 16, true);
+    sayShown(filters, alone);
+    Object.assign(graph.dataset, { edges: shown.length, ms: (performance.now() - start).toFixed(1),
+      draws: Number(graph.dataset.draws ?? 0) + 1 });
+  }
+
+  function drawGraphAxes(g, colors, place, box_) {
+    g.fillStyle = colors.muted;
+    g.textAlign = "center";
+    g.textBaseline = "top";
+    const every = Math.ceil(26 / place.cell[0]);
+    for (let c = 0; c < layout.columns; c += every) {
+      g.fillText(String(c), box_.left + (c + 0.5) * place.cell[0], box_.bottom + 4);
+    }
+    g.fillText("layer", (box_.left + box_.right) / 2, box_.bottom + 21);
+    const side = (text, from, rows) => {
+      if (!rows) return;
+      g.save();
+      g.translate(10, box_.top + (from + rows / 2) * place.cell[1]);
+      g.rotate(-Math.PI / 2);
+      g.fillText(text, 0, 0);
+      g.restore();
+    };
+    side(layout.attention * place.cell[1] < 52 ? "attn." : "attention", 0, layout.attention);
+    side("FFN", layout.rows - layout.ffn, layout.ffn);
+  }
+
+  function sayShown(filters, alone) {
+    const [total, sent] = [model.get("edge_total"), edges.rho.length];
+    const weakest = sent ? Math.abs(edges.rho[sent - 1]) : 0;
+    let text = `${count(shown.length)} of ${count(total)} edges: |ρ| ≥ ${show(filters.threshold)}`;
+    if (total > sent && filters.threshold <= weakest) {
+      text = `the ${count(sent)} strongest of ${count(total)} edges: |ρ| ≥ ${show(weakest)}`;
+      if (shown.length < sent) text = `${count(shown.length)} of ${text}`;
+    }
+    if (alone) text += `; ego view of ${nodes.name[filters.unit]}`;
+    else if (filters.ego) text += "; choose a unit for the ego view";
+    if (!total) text = "No two units of this model meet: H has no edge";
+    caption.textContent = text;
+    graph.setAttribute("aria-label", `Graph of ${nodes.name.length} units. ${text}. ` +
+      "Arrow keys choose a unit; the table holds the same data.");
+  }
+
+  function drawPlane() {
+    const [colors, width] = [palette(root), widths()[1]];
+    const height = Math.round(Math.min(400, 0.8 * width));
+    const g = fit(plane, width, height);
+    const [left, right, top, bottom] = [64, width - 20, 10, height - 44];
+    const [x, y] = [logAxis(nodes.saliency, left, right), logAxis(nodes.connectivity, bottom, top)];
+    planePlace = { x: nodes.saliency.map(x.at), y: nodes.connectivity.map(y.at) };
+    const bridges = model.get("bridges");
+    const inside = (v, a, b) => Math.min(b, Math.max(a, v));
+    const corner = [inside(x.at(bridges.saliency_threshold), left, right),
+      inside(y.at(bridges.connectivity_threshold), top, bottom)];
+    g.fillStyle = COLORS.bridge;
+    g.globalAlpha = 0.16;
+    g.fillRect(left, top, corner[0] - left, corner[1] - top);
+    g.globalAlpha = 1;
+    g.strokeStyle = colors.grid;
+    g.lineWidth = 1;
+    g.fillStyle = colors.muted;
+    const rule = (...points) => {
+      g.beginPath();
+      points.forEach(([px, py]) => g.lineTo(px, py));
+      g.stroke();
+    };
+    g.textBaseline = "top";
+    g.textAlign = "center";
+    const labels = (axis) => [...axis.marks, ...(axis.zeros ? [0] : [])]
+      .map((value) => [axis.at(value), tickText(value)]);
+    for (const [at, text] of labels(x)) {
+      rule([at, top], [at, bottom]);
+      g.fillText(text, at, bottom + 5);
+    }
+    g.fillText("saliency H_uu, nats per token (log)", (left + right) / 2, bottom + 24);
+    g.textBaseline = "middle";
+    g.textAlign = "right";
+    for (const [at, text] of labels(y)) {
+      rule([left, at], [right, at]);
+      g.fillText(text, left - 5, at);
+    }
+    g.save();
+    g.translate(10, (top + bottom) / 2);
+    g.rotate(-Math.PI / 2);
+    g.textAlign = "center";
+    g.fillText("connectivity b_u, nats per token (log)", 0, 0);
+    g.restore();
+    g.save();
+    g.beginPath();
+    g.rect(left, top, right - left, bottom - top);
+    g.clip();
+    if (line) {
+      const ends = nodes.saliency.filter((d) => d > 0);
+      g.strokeStyle = colors.muted;
+      g.lineWidth = 1.5;
+      g.setLineDash([4, 3]);
+      rule(...[Math.min(...ends), Math.max(...ends)].map((d) => [x.at(d), y.at(line(d))]));
+      g.setLineDash([]);
+    }
+    marks(g, colors, planePlace, 4, null);
+    g.restore();
+    g.fillStyle = colors.text;
+    g.textAlign = "left";
+    g.fillText("bridge region", left + 6, top + 9);
+    g.textAlign = "right";
+    if (line) g.fillText("dashed: residual 0", right - 6, bottom - 10);
+    plane.dataset.draws = Number(plane.dataset.draws ?? 0) + 1;
+    plane.setAttribute("aria-label",
+      `Saliency against connectivity of ${nodes.name.length} units. ${bridges.note}`);
+  }
+
+  /** Replace the content of a list; the button that has the focus keeps it. */
+  function refill(place, ...content) {
+    const buttons = () => [...place.querySelectorAll("button")];
+    const held = buttons().indexOf(document.activeElement);
+    place.replaceChildren(...content);
+    if (held >= 0) buttons()[held]?.focus({ preventScroll: true });
+  }
+
+  function drawLists() {
+    const [bridges, plans, selected, brushed] = ["bridges", "plans", "selected_unit", "brushed"]
+      .map((name) => model.get(name));
+    const { indices, ranked, note, correlation } = bridges;
+    listTitle.textContent = !ranked ? `${indices.length} bridge units` : indices.length
+      ? `No bridges by the thresholds: the ${indices.length} most connected for their saliency`
+      : "No bridges by the thresholds, and no unit more connected than its saliency says";
+    const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
+      `${show(correlation)} (the paper reports 0.63 for its 8B). `;
+    listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
+      `${plans.problem ? `; ${plans.problem}` : "."}`;
+    const columns = ["unit", "saliency", "connectivity", "residual", "diagonal (lambda 0)",
+      "edge-aware (lambda 1)", ...(plans.present ? ["present plan"] : [])];
+    const rows = indices.map((u) => {
+      const cells = [show(nodes.saliency[u]), show(nodes.connectivity[u]), show(nodes.residual[u]),
+        ...["diagonal", "edge_aware"].map((plan) => fate(u, plan)),
+        ...(plans.present ? [fate(u, "present")] : [])];
+      const chosen = u === selected && "font-weight:600;outline:1px solid var(--cc-accent)";
+      return h("tr", { style: chosen }, h("td", {}, unitButton(u)),
+        ...cells.map((c) => h("td", {}, c)));
+    });
+    refill(list, h("table", { "data-table": "bridges" },
+      h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, c)))),
+      h("tbody", {}, ...rows)));
+    refill(brushList,
+      h("span", { class: "cc-muted" }, brushed.length ? `${brushed.length} units brushed:`
+        : "Drag a rectangle in the plane to brush units."),
+      ...brushed.slice(0, 40).map(unitButton),
+      brushed.length > 40 ? `and ${brushed.length - 40} more` : "");
+  }
+
+  function tableOf() {
+    if (model.get("table_of") === "edges") {
+      const rows = shown.slice(0, mostRows).map((e) => {
+        const [u, v, rho] = [edges.u[e], edges.v[e], edges.rho[e]];
+        return [nodes.name[u], nodes.name[v], curvature(u, v, rho), rho];
+      });
+      if (rows.length < shown.length) rows.push([`${shown.length - rows.length} more in the CSV`]);
+      return { columns: ["first", "second", "curvature", "correlation"], rows };
+    }
+    const chosen = model.get("table_of") === "units" ? nodes.name.map((_, u) => u)
+      : model.get("bridges").indices;
+    return { columns: ["unit", "saliency", "connectivity", "residual", "bridge", "diagonal_plan",
+      "edge_aware_plan", "present_plan"],
+    rows: chosen.map((u) => [nodes.name[u], nodes.saliency[u], nodes.connectivity[u],
+      nodes.residual[u] ?? "", isBridge(u) ? "True" : "False",
+      ...["diagonal", "edge_aware", "present"].map((plan) => fate(u, plan))]) };
+  }
+  const refreshTable = root.refreshTable;
+  root.refreshTable = () => {
+    mostRows = TABLE_ROWS;
+    refreshTable();
+    mostRows = Infinity;
+  };
+
+  // Events ----------------------------------------------------------------------------------------
+
+  const point = (event) => [event.offsetX, event.offsetY];
+  function hover(unit) {
+    if (unit === hovered) return;
+    hovered = unit;
+    [graphPlace, planePlace].forEach((place, i) => {
+      rings[i].hidden = unit === null;
+      if (unit === null) return;
+      rings[i].style.left = `${place.x[unit] - 11}px`;
+      rings[i].style.top = `${place.y[unit] - 11}px`;
+    });
+    drawCard();
+  }
+  function keys(event) {
+    if (event.key === "Escape") assign(model, { selected_unit: null, brushed: [] });
+    else if (event.key.startsWith("Arrow")) {
+      select(stepUnit(layout, model.get("selected_unit"), event.key));
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+  for (const [canvas, place] of [[graph, () => graphPlace], [plane, () => planePlace]]) {
+    canvas.addEventListener("keydown", keys);
+    canvas.addEventListener("pointermove", (e) => place() && hover(hitUnit(place(), ...point(e))));
+    canvas.addEventListener("pointerleave", () => hover(null));
+  }
+  graph.addEventListener("click", (e) => select(hitUnit(graphPlace, ...point(e))));
+  let from = null;
+  plane.addEventListener("pointerdown", (event) => {
+    from = point(event);
+    plane.setPointerCapture(event.pointerId);
+  });
+  plane.addEventListener("pointermove", (event) => {
+    if (!from) return;
+    const to = point(event);
+    band.hidden = Math.hypot(to[0] - from[0], to[1] - from[1]) < 4;
+    ["left", "top"].forEach((name, i) => (band.style[name] = `${Math.min(from[i], to[i])}px`));
+    ["width", "height"].forEach((name, i) => (band.style[name] = `${Math.abs(from[i] - to[i])}px`));
+  });
+  plane.addEventListener("pointerup", (event) => {
+    if (!from) return;
+    const dragged = !band.hidden;
+    if (dragged) put("brushed", unitsInside(planePlace, from, point(event)));
+    else select(hitUnit(planePlace, ...point(event)));
+    band.hidden = true;
+    from = null;
+  });
+  plane.addEventListener("pointercancel", () => {
+    from = null;
+    band.hidden = true;
+  });
+
+  // Following the traits --------------------------------------------------------------------------
+
+  const stale = new Set();
+  let tableTimer = 0;
+  const parts = { graph: drawGraph, plane: drawPlane, card: drawCard, lists: drawLists };
+  function redraw(...names) {
+    if (!stale.size) requestAnimationFrame(drawStale);
+    names.forEach((name) => stale.add(name));
+  }
+  function drawStale() {
+    const names = [...stale];
+    stale.clear();
+    if (!root.isConnected) return;
+    names.forEach((name) => parts[name]());
+    clearTimeout(tableTimer);
+    tableTimer = setTimeout(() => root.refreshTable(), 200);
+  }
+  function showControls() {
+    const value = String(Number(model.get("threshold").toPrecision(6)));
+    slider.value = value;
+    if (document.activeElement !== box) box.value = value;
+    sign.value = model.get("sign");
+    ego.checked = model.get("ego");
+    blocks.forEach((b) => (b.checked = model.get("blocks").includes(b.value)));
+    tableChoice.value = model.get("table_of");
+    quantiles.forEach(([name, input]) => (input.value = model.get(name)));
+  }
+  const all = ["graph", "plane", "card", "lists"];
+  const follows = { threshold: ["graph"], sign: ["graph"], blocks: ["graph"], ego: ["graph"],
+    selected_unit: all, brushed: ["graph", "plane", "lists"], bridges: all, plans: all,
+    table_of: [], saliency_quantile: [], connectivity_quantile: [] };
+  for (const [name, names] of Object.entries(follows)) {
+    cleaner.on(model, `change:${name}`, () => {
+      showControls();
+      redraw(...names);
+    });
+  }
+  let look = "";
+  watch(root, cleaner, () => {
+    const now = JSON.stringify([body.clientWidth, palette(root)]);
+    if (now !== look) redraw("graph", "plane"); // the card changes the height, not the pictures
+    look = now;
+  });
+  cleaner.add(() => clearTimeout(tableTimer));
+  showControls();
+  redraw(...all);
+  return cleaner.run;
+}

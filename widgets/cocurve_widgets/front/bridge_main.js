@@ -1,0 +1,3 @@
+import { renderBridge } from "./bridge.js";
+
+export default { render: renderBridge };

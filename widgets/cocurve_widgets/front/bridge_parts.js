@@ -1,0 +1,275 @@
+// What the bridge explorer draws with: layout, filters, axes, marks. Its parts without a model.
+
+import { COLORS, decades, ticks } from "./kit.js";
+
+const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
+const PATH = 40; // edges stroked at once
+const WIDE = 400; // edges drawn with more than a thin line
+
+/** Grid places: column = layer, row = rank among its kind in the layer, attention above FFN. */
+export function graphLayout(nodes) {
+  const seen = new Map();
+  const rank = nodes.kind.map((kind, u) => {
+    const key = `${nodes.layer[u]} ${kind}`;
+    seen.set(key, (seen.get(key) ?? -1) + 1);
+    return seen.get(key);
+  });
+  const most = (kind) => Math.max(0, ...rank.map((r, u) => (nodes.kind[u] === kind ? r + 1 : 0)));
+  const [attention, ffn] = [most("attention"), most("ffn")];
+  const gap = attention && ffn ? 1.5 : 0;
+  const row = rank.map((r, u) => (nodes.kind[u] === "attention" ? r : attention + gap + r));
+  return { column: nodes.layer, row, columns: Math.max(0, ...nodes.layer) + 1,
+    rows: attention + gap + ffn, attention, ffn };
+}
+
+/** Pixels of a layout in a box: x, y of each unit, size of a cell and radius of a mark. */
+export function placeGraph(layout, box) {
+  const cell = [(box.right - box.left) / layout.columns, (box.bottom - box.top) / layout.rows];
+  return { cell, radius: Math.max(1.5, Math.min(7, 0.3 * Math.min(...cell))),
+    x: layout.column.map((c) => box.left + (c + 0.5) * cell[0]),
+    y: layout.row.map((r) => box.top + (r + 0.5) * cell[1]) };
+}
+
+/** Edges from the model's bytes, strongest first, with the block of each. */
+export function readEdges(ends, correlation, kinds) {
+  const [u, v] = [0, 1].map((side) => ends.filter((_, i) => i % 2 === side));
+  const attention = (unit) => Number(kinds[unit] === "attention");
+  const block = Array.from(u, (a, e) => BLOCK_NAMES[attention(a) + attention(v[e])]);
+  return { u, v, rho: correlation, block };
+}
+
+/** Numbers of the edges that pass {threshold, sign, blocks, ego, unit}, strongest first. */
+export function visibleEdges(edges, filters) {
+  const { threshold, sign, blocks, ego, unit } = filters;
+  const alone = ego && unit !== null && unit !== undefined;
+  const found = [];
+  for (let e = 0; e < edges.rho.length; e++) {
+    const rho = edges.rho[e];
+    if (Math.abs(rho) < threshold) break; // sorted by |rho|
+    if (sign !== "both" && rho > 0 !== (sign === "positive")) continue;
+    if (!blocks.includes(edges.block[e])) continue;
+    if (alone && edges.u[e] !== unit && edges.v[e] !== unit) continue;
+    found.push(e);
+  }
+  return found;
+}
+
+/** The unit whose mark is nearest to a point, within reach pixels; null for none. */
+export function hitUnit(place, x, y, reach = 10) {
+  let best = null;
+  let nearest = reach * reach;
+  place.x.forEach((px, u) => {
+    const distance = (px - x) ** 2 + (place.y[u] - y) ** 2;
+    if (distance < nearest || (best === null && distance <= nearest)) {
+      [best, nearest] = [u, distance];
+    }
+  });
+  return best;
+}
+
+/** Units inside a rectangle of two corners. */
+export function unitsInside(place, [x1, y1], [x2, y2]) {
+  const inside = (a, b, value) => value >= Math.min(a, b) && value <= Math.max(a, b);
+  return place.x.flatMap((x, u) => (inside(x1, x2, x) && inside(y1, y2, place.y[u]) ? [u] : []));
+}
+
+/** The unit an arrow key leads to: left/right to the next layer's nearest row, up/down within. */
+export function stepUnit(layout, unit, key) {
+  if (unit === null || unit === undefined) return layout.row.length ? 0 : null;
+  const [column, row] = [layout.column[unit], layout.row[unit]];
+  const across = { ArrowLeft: -1, ArrowRight: 1 }[key] ?? 0;
+  const down = { ArrowUp: -1, ArrowDown: 1 }[key] ?? 0;
+  let best = unit;
+  let nearest = Infinity;
+  layout.column.forEach((c, u) => {
+    const [dc, dr] = [c - column, layout.row[u] - row];
+    const ahead = across ? dc * across > 0 : dc === 0 && dr * down > 0;
+    const distance = 1e4 * Math.abs(dc) + Math.abs(dr);
+    if (ahead && distance < nearest) [best, nearest] = [u, distance];
+  });
+  return best;
+}
+
+/** Log axis from pixel start to end; values of 0 get a strip of their own before it. */
+export function logAxis(values, start, end) {
+  const live = values.filter((v) => v > 0);
+  const zeros = live.length < values.length;
+  let [low, high] = live.length ? [Math.min(...live), Math.max(...live)] : [0.1, 1];
+  const room = Math.max(1.25, (high / low) ** 0.04);
+  [low, high] = [low / room, high * room];
+  const strip = zeros ? 22 * Math.sign(end - start) : 0;
+  const scale = (end - start - strip) / Math.log(high / low);
+  const at = (v) => (v > 0 ? start + strip + scale * Math.log(v / low) : start + strip / 2);
+  const inRange = (v) => v >= low && v <= high;
+  let marks = decades(low, high);
+  if (marks.length > 7) marks = marks.filter((_, i) => i % 2 === 0);
+  if (marks.length < 3) marks = decades(low / 10, high).flatMap((d) => [d, 2 * d, 5 * d]);
+  if (!marks.some(inRange)) marks = ticks(low, high, 3);
+  marks = marks.filter(inRange);
+  return { at, marks, zeros, first: start + strip };
+}
+
+/** Least-squares line of log connectivity on log saliency: value at a saliency; null if none. */
+export function fitLine(saliency, connectivity) {
+  const live = saliency.flatMap((d, u) => (d > 0 && connectivity[u] > 0 ? [u] : []));
+  const mean = (f) => live.reduce((sum, u) => sum + f(u), 0) / live.length;
+  const [x, y] = [(u) => Math.log(saliency[u]), (u) => Math.log(connectivity[u])];
+  const [mx, my] = [mean(x), mean(y)];
+  const spread = mean((u) => (x(u) - mx) ** 2);
+  if (!(spread > 0)) return null;
+  const slope = mean((u) => (x(u) - mx) * (y(u) - my)) / spread;
+  return (d) => Math.exp(my + slope * (Math.log(d) - mx));
+}
+
+/** What a removal order does with a unit; null is a plan that does not exist. */
+export function fateText(unit, removed, ordered = true) {
+  if (!removed) return "no plan";
+  const step = removed.indexOf(unit);
+  if (step < 0) return "kept";
+  return ordered ? `removed at step ${step + 1}` : "removed";
+}
+
+/** A value on a log axis. */
+export function tickText(value) {
+  return value > 0 && value < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(2)));
+}
+
+/** Share of values at most this one. */
+export function shareBelow(values, value) {
+  return values.filter((v) => v <= value).length / values.length;
+}
+
+// Drawing ---------------------------------------------------------------------------------------
+
+/** Colours of the two signs, readable on this background (a canvas knows every colour syntax). */
+export function signColors(g, back) {
+  g.fillStyle = back;
+  const [r, green, b] = [1, 3, 5].map((i) => parseInt(String(g.fillStyle).slice(i, i + 2), 16));
+  const dark = 0.3 * r + 0.6 * green + 0.1 * b < 110;
+  return { positive: COLORS.ffn, negative: dark ? COLORS.zero : COLORS.attention };
+}
+
+/** Outline of a unit's mark: circle for attention, square for FFN. */
+function traceMark(g, kind, x, y, r) {
+  g.beginPath();
+  if (kind === "attention") g.arc(x, y, r, 0, 2 * Math.PI);
+  else g.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r);
+}
+
+/** One unit: halo if brushed, hollow and crossed if removed, ringed if a bridge or selected. */
+export function drawMark(g, colors, { kind, x, y, r, bridge, removed, brushed, selected }) {
+  if (brushed) {
+    g.fillStyle = COLORS.flip;
+    traceMark(g, kind, x, y, r + Math.max(3.5, Math.min(6, r)));
+    g.fill();
+  }
+  traceMark(g, kind, x, y, r);
+  g.fillStyle = colors.back; // muted may be translucent, and edges end under the mark
+  g.fill();
+  if (!removed) {
+    g.fillStyle = colors.muted;
+    g.fill();
+  }
+  g.lineWidth = 1;
+  g.strokeStyle = colors.text;
+  if (removed) {
+    g.stroke();
+    g.beginPath();
+    g.moveTo(x - r, y - r);
+    g.lineTo(x + r, y + r);
+    g.moveTo(x + r, y - r);
+    g.lineTo(x - r, y + r);
+    g.stroke();
+  }
+  if (bridge) {
+    g.lineWidth = 2.5;
+    g.strokeStyle = COLORS.bridge;
+    traceMark(g, kind, x, y, r + 2);
+    g.stroke();
+  }
+  if (selected) {
+    g.lineWidth = 2;
+    g.strokeStyle = colors.text;
+    traceMark(g, "attention", x, y, r + 5);
+    g.stroke();
+  }
+}
+
+/** One line; along a row or column it bows, to stay off the marks between its ends. */
+function traceEdge(path, place, u, v) {
+  const [x1, y1, x2, y2] = [place.x[u], place.y[u], place.x[v], place.y[v]];
+  path.moveTo(x1, y1);
+  if (x1 === x2) {
+    const bow = Math.min(1.6 * place.cell[0], 0.35 * Math.abs(y2 - y1));
+    path.quadraticCurveTo(x1 + bow, (y1 + y2) / 2, x2, y2);
+  } else if (y1 === y2) {
+    const bow = Math.min(1.6 * place.cell[1], 0.1 * Math.abs(x2 - x1));
+    path.quadraticCurveTo((x1 + x2) / 2, y1 - bow, x2, y2);
+  } else path.lineTo(x2, y2);
+}
+
+/**
+ * Edges from weak to strong, in short paths of one sign: opacity and width grow with |rho|.
+ *
+ * Only the strongest are wider than one screen pixel, and those go one by one: a browser without
+ * GPU draws 10,000 thin lines in 50 ms and needs a second for long paths of wide dashed ones.
+ */
+export function strokeEdges(g, colors, place, edges, shown, alpha) {
+  if (!shown.length) return;
+  const size = (e) => Math.abs(edges.rho[e]);
+  const [high, low] = [size(shown[0]), size(shown.at(-1))];
+  const thin = 1 / (globalThis.devicePixelRatio || 1);
+  for (let [start, end] = [0, shown.length]; end > 0; end = start) {
+    start = end > WIDE ? Math.max(WIDE, end - PATH) : end - 1;
+    const t = high > low ? (size(shown[start]) - low) / (high - low) : 1;
+    g.globalAlpha = alpha * (0.3 + 0.7 * t);
+    g.lineWidth = start < WIDE ? 0.8 + 2.4 * t : thin;
+    for (const positive of [false, true]) {
+      const mine = shown.slice(start, end).filter((e) => edges.rho[e] > 0 === positive);
+      if (!mine.length) continue;
+      g.strokeStyle = positive ? colors.positive : colors.negative;
+      g.setLineDash(positive ? [] : [5, 4]);
+      g.beginPath();
+      for (const e of mine) traceEdge(g, place, edges.u[e], edges.v[e]);
+      g.stroke();
+    }
+  }
+  g.setLineDash([]);
+  g.globalAlpha = 1;
+}
+
+/** Marks and what they mean, in rows from (left, top); returns the height used. */
+export function drawLegend(g, colors, left, top, width, draw) {
+  const mark = (state) => (x, y) => drawMark(g, colors, { kind: "ffn", x, y, r: 4.5, ...state });
+  const line = (color, dash) => (x, y) => {
+    g.strokeStyle = color;
+    g.lineWidth = 2;
+    g.setLineDash(dash);
+    g.beginPath();
+    g.moveTo(x - 9, y);
+    g.lineTo(x + 9, y);
+    g.stroke();
+    g.setLineDash([]);
+  };
+  const entries = [
+    [mark({ kind: "attention" }), "attention"], [mark({}), "FFN"],
+    [mark({ bridge: true }), "bridge"], [mark({ removed: true }), "removed in the present plan"],
+    [mark({ brushed: true }), "brushed"], [mark({ selected: true }), "selected"],
+    [line(colors.positive, []), "positive: worse together"],
+    [line(colors.negative, [5, 4]), "negative: losses partly cancel"],
+  ];
+  let [x, y] = [left, top];
+  g.textAlign = "left";
+  g.textBaseline = "middle";
+  for (const [symbol, text] of entries) {
+    const wide = 30 + g.measureText(text).width + 14;
+    if (x > left && x + wide > left + width) [x, y] = [left, y + 20];
+    if (draw) {
+      symbol(x + 11, y + 10);
+      g.fillStyle = colors.text;
+      g.fillText(text, x + 26, y + 10.5);
+    }
+    x += wide;
+  }
+  return y + 20 - top;
+}

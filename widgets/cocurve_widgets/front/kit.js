@@ -1,0 +1,264 @@
+// What every instrument's front end uses: elements, theme, canvas, numbers, tables, files.
+
+// Okabe-Ito: colour-blind readers can tell these apart in both themes.
+export const COLORS = {
+  attention: "#0072B2",
+  ffn: "#E69F00",
+  bridge: "#D55E00",
+  flip: "#CC79A7",
+  zero: "#56B4E9",
+  one: "#009E73",
+};
+
+const FOCUSABLE = new Set(["input", "select", "textarea", "button", "canvas", "summary"]);
+
+/** Element with attributes (on* are listeners, true/false switch) and children. */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  // the notebook takes arrow keys and letters from what has the focus, unless this stands on it
+  if (FOCUSABLE.has(tag)) element.setAttribute("data-lm-suppress-shortcuts", "true");
+  // JupyterLab keeps Enter to itself, so it would not commit what was typed
+  if (tag === "input") {
+    element.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") element.dispatchEvent(new Event("change"));
+    });
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+/** A labelled control; the label is tied to it for screen readers. */
+export function labelled(text, control, hint = "") {
+  return h("label", { class: "cc-control", title: hint }, h("span", {}, text), control);
+}
+
+/** A number for reading: four digits, exponents only where they help. */
+export function show(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "-";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  if (size < 1e-3 || size >= 1e6) return x.toExponential(2);
+  return String(Number(x.toPrecision(4)));
+}
+
+/** A share as percent. */
+export function percent(x, digits = 1) {
+  return x === null || x === undefined ? "-" : `${(100 * x).toFixed(digits)} %`;
+}
+
+/** A count with separators. */
+export function count(x) {
+  return x.toLocaleString("en-US");
+}
+
+/** Functions to call when a view goes away; render() returns `cleaner.run`. */
+export class Cleaner {
+  constructor() {
+    this.jobs = [];
+    this.run = () => this.jobs.splice(0).forEach((job) => job());
+  }
+  add(job) {
+    this.jobs.push(job);
+  }
+  /** Follow model events ("change:ratio", "msg:custom") until the view goes away. */
+  on(model, event, handler) {
+    model.on(event, handler);
+    this.add(() => model.off(event, handler));
+  }
+}
+
+/** Colours of the present theme, read where the element stands. */
+export function palette(root) {
+  const style = getComputedStyle(root);
+  const read = (name) => style.getPropertyValue(name).trim();
+  return { text: read("--cc-text"), muted: read("--cc-muted"), grid: read("--cc-grid"),
+    back: read("--cc-back"), kept: read("--cc-kept"), accent: read("--cc-accent") };
+}
+
+/** Call redraw when the theme or the width changes. */
+export function watch(root, cleaner, redraw) {
+  let queued = false;
+  const soon = () => {
+    if (queued) return;
+    queued = true;
+    requestAnimationFrame(() => {
+      queued = false;
+      if (root.isConnected) redraw();
+    });
+  };
+  const late = () => {
+    soon();
+    setTimeout(soon, 400); // a theme's style sheet arrives after its name
+  };
+  const themes = new MutationObserver(late);
+  for (const node of [document.body, document.documentElement]) {
+    themes.observe(node, { attributes: true });
+  }
+  const sizes = new ResizeObserver(soon);
+  sizes.observe(root);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", late);
+  cleaner.add(() => {
+    themes.disconnect();
+    sizes.disconnect();
+    scheme.removeEventListener("change", late);
+  });
+}
+
+/** A canvas with a text equivalent. */
+export function picture(label) {
+  return h("canvas", { class: "cc-picture", role: "img", "aria-label": label, tabindex: "0" });
+}
+
+/** Size a canvas in CSS pixels, sharp on every screen, and return its cleared context. */
+export function fit(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  const [w, t] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== w || canvas.height !== t) {
+    canvas.width = w;
+    canvas.height = t;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = "12px system-ui, sans-serif";
+  return context;
+}
+
+/** Round values for an axis, about `wanted` of them, between low and high. */
+export function ticks(low, high, wanted = 5) {
+  if (!(high > low)) return [low];
+  const rough = (high - low) / wanted;
+  const base = 10 ** Math.floor(Math.log10(rough));
+  const step = base * [1, 2, 5, 10].find((m) => m * base >= rough * 0.999);
+  const found = [];
+  for (let t = Math.ceil(low / step - 1e-9); t * step <= high + step * 1e-9; t++) {
+    found.push(Number((t * step).toPrecision(12)));
+  }
+  return found;
+}
+
+/** Powers of ten between low and high (both > 0). */
+export function decades(low, high) {
+  const found = [];
+  const last = Math.floor(Math.log10(high) + 1e-9);
+  for (let e = Math.ceil(Math.log10(low) - 1e-9); e <= last; e++) {
+    found.push(10 ** e);
+  }
+  return found;
+}
+
+/** Offer a file to save; content is text or bytes. */
+export function offer(name, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  const link = h("a", { href: url, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** {columns, rows} as CSV text. */
+export function toCsv({ columns, rows }) {
+  const quote = (v) => (/[",\n]/.test(String(v)) ? `"${String(v).replaceAll('"', '""')}"` : v);
+  return [columns, ...rows].map((row) => row.map(quote).join(",")).join("\n") + "\n";
+}
+
+function tableElement({ columns, rows }) {
+  const cell = (tag) => (value) => h(tag, {}, typeof value === "number" ? show(value) : value ?? "");
+  return h("table", {},
+    h("thead", {}, h("tr", {}, ...columns.map(cell("th")))),
+    h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell("td"))))));
+}
+
+/**
+ * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
+ *
+ * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
+ * one PNG; json() -> text of the plan (optional).
+ */
+export function frame(model, el, cleaner, options) {
+  const controls = h("div", { class: "cc-controls" });
+  const body = h("div", { class: "cc-body" });
+  const error = h("p", { class: "cc-error", role: "alert" });
+  const status = h("p", { class: "cc-status", role: "status", "aria-live": "polite" });
+  const table = h("details", { class: "cc-table", ontoggle: () => root.refreshTable() },
+    h("summary", {}, "Table"), h("div", { class: "cc-scroll" }));
+  const files = h("div", { class: "cc-files" }, table);
+  const file = (text, hint, save) => h("button", { type: "button", title: hint, onclick: save }, text);
+  files.append(
+    file("CSV", "the picture's data", () => {
+      offer(`${options.name}.csv`, toCsv(options.table()), "text/csv");
+    }),
+    file("PNG", "the picture", () => savePicture(options.canvases(), options.name, root)),
+  );
+  if (options.json) {
+    files.append(file("JSON", "the plan", () => {
+      const text = options.json(); // nothing where the kernel sends the file
+      if (text) offer(`${options.name}.json`, text, "application/json");
+    }));
+  }
+  if (options.gexf) {
+    files.append(file("GEXF", "the graph, for Gephi and the like", options.gexf));
+  }
+  const root = h("div", { class: "cocurve", role: "region", "aria-label": options.title },
+    h("h3", {}, options.title), controls, body, error, status, files);
+  root.refreshTable = () => {
+    if (table.open) table.lastChild.replaceChildren(tableElement(options.table()));
+  };
+  const say = () => {
+    status.textContent = model.get("status") || "";
+    error.textContent = model.get("error") || "";
+    error.hidden = !error.textContent;
+  };
+  cleaner.on(model, "change:status", say);
+  cleaner.on(model, "change:error", say);
+  say();
+  el.append(root);
+  cleaner.add(() => root.remove());
+  return { root, controls, body, status, error };
+}
+
+/** Files that the kernel makes arrive as {file: ".gexf"} with a buffer. */
+export function receiveFiles(model, cleaner, name) {
+  cleaner.on(model, "msg:custom", (content, buffers) => {
+    if (content && content.file) offer(name + content.file, buffers[0], "application/octet-stream");
+  });
+}
+
+function savePicture(canvases, name, root) {
+  const shown = canvases.filter((canvas) => canvas.width > 0 && canvas.isConnected);
+  const gap = 8;
+  const sheet = document.createElement("canvas");
+  sheet.width = Math.max(1, ...shown.map((canvas) => canvas.width));
+  sheet.height = shown.reduce((sum, canvas) => sum + canvas.height + gap, 0);
+  const context = sheet.getContext("2d");
+  context.fillStyle = palette(root).back;
+  context.fillRect(0, 0, sheet.width, sheet.height);
+  let top = 0;
+  for (const canvas of shown) {
+    context.drawImage(canvas, 0, top);
+    top += canvas.height + gap;
+  }
+  sheet.toBlob((blob) => offer(`${name}.png`, blob, "image/png"));
+}
+
+/** Set traits and send them in one message. */
+export function assign(model, values) {
+  for (const [name, value] of Object.entries(values)) model.set(name, value);
+  model.save_changes();
+}
+
+/** The numbers behind a binary trait (a DataView), as typed array of the given class. */
+export function typed(view, Kind) {
+  if (view instanceof Kind) return view;
+  const copy = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+  return new Kind(copy);
+}

@@ -1,0 +1,471 @@
+// The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
+
+import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, palette, percent, picture,
+  receiveFiles, show, typed, watch } from "./kit.js";
+import { MOST, capAt, flips, ledger, nameOf, placeOf, strengthAt, symmetricDifference, unpack,
+  viewOf } from "./solver.js";
+import { KINDS, layerLabels, paintBudget, paintCurves, paintReach,
+  paintStrip } from "./plan_pictures.js";
+
+const STEPS = 1000; // of the lambda slider
+const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
+  "protect_first", "protect_last", "kinds"];
+
+/** The lambda in the middle of the next (step 1) or previous (step -1) plan, or null at the end. */
+export function neighbour(breaks, strength, step, most = 1) {
+  const here = breaks.filter((b) => b <= strength).length;
+  const edges = [0, ...breaks, most];
+  const there = here + step;
+  if (there < 0 || there > breaks.length) return null;
+  return (edges[there] + edges[there + 1]) / 2;
+}
+
+/** Units that join or leave the plan at the flips just below and just above a lambda. */
+export function aboutToFlip(breaks, changes, strength) {
+  const here = breaks.filter((b) => b <= strength).length;
+  return new Set([...(changes[here - 1] ?? []), ...(changes[here] ?? [])]);
+}
+
+/** The nearest lambda below and above at which a unit joins or leaves; null for none. */
+export function flipsOf(breaks, changes, strength, u) {
+  const mine = breaks.filter((_, i) => changes[i].includes(u));
+  return { below: mine.filter((b) => b <= strength).at(-1) ?? null,
+    above: mine.find((b) => b > strength) ?? null };
+}
+
+export function renderLambda({ model, el }) {
+  const cleaner = new Cleaner();
+  const problem = unpack(model.get("_problem"));
+  const memory = {};
+  let view = null;
+  let hovered = null;
+  let note = "";
+  let flip = { breaks: [], changes: [], stale: true };
+
+  const map = picture("Map of units by layer: which are pruned, kept, or about to flip");
+  const budget = picture("Share of each layer's attention and FFN cost that is removed");
+  const curves = picture("Predicted risk against ratio, with node and edge parts");
+  const strip = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
+  const reach = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
+  const ui = frame(model, el, cleaner, {
+    title: "Pruning plan by lambda",
+    name: "plan",
+    table: tableOf,
+    canvases: () => [map, budget, curves],
+    // in a notebook the kernel sends what Selection.from_json reads
+    json: () => (alone() ? planJson() : model.send({ want: ".json" })),
+  });
+
+  // Controls -----------------------------------------------------------------------------------
+
+  const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
+  const number = (attributes) => h("input", { type: "number", ...attributes });
+  const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
+    oninput: () => put({ interaction_strength: strengthAt(lambda.value / STEPS) }),
+    onkeydown: turnPage });
+  const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
+    onchange: () => put({ interaction_strength: clamp(lambdaBox.value, 0, 1) }) });
+  const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
+    oninput: () => put({ ratio: Number(ratio.value) }) });
+  const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
+    onchange: () => put({ ratio: clamp(ratioBox.value, 0, 60) / 100 }) });
+  const capMode = h("select", { "aria-label": "layer cap", onchange: setCap },
+    h("option", { value: "none" }, "none"),
+    h("option", { value: "share" }, "share of a layer"),
+    h("option", { value: "factor" }, "x ratio"));
+  const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });
+  const first = number({ min: 0, max: problem.numLayers, step: 1,
+    onchange: () => put({ protect_first: whole(first.value) }) });
+  const last = number({ min: 0, max: problem.numLayers, step: 1,
+    onchange: () => put({ protect_last: whole(last.value) }) });
+  const kinds = h("select", { "aria-label": "kinds of units", onchange: () => put({ kinds: kinds.value.split("+") }) },
+    h("option", { value: "attention+ffn" }, "joint"),
+    h("option", { value: "attention" }, "attention only"),
+    h("option", { value: "ffn" }, "FFN only"));
+  const button = (text, hint, step) =>
+    h("button", { type: "button", title: hint, onclick: () => go(step) }, text);
+  const sliders = h("div", { class: "cc-sliders" },
+    labelled("lambda: 0 ignores the edges, 1 takes them in full (Page Up / Down: next plan)",
+      h("span", { class: "cc-row" }, lambda, lambdaBox,
+        button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
+        button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
+    strip,
+    labelled("ratio: share of removable parameters to remove",
+      h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
+    reach);
+  ui.controls.append(sliders,
+    labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
+      "the largest share of a layer's cost that may go"),
+    labelled("protect first layers", first), labelled("protect last layers", last),
+    labelled("units", kinds));
+
+  const facts = h("div", { class: "cc-facts" });
+  const card = h("div", { class: "cc-card", "aria-live": "polite" });
+  const swatch = (color, text, mark = "") => h("span", {},
+    h("i", { class: "cc-swatch", style: `background:${color}` }, mark), text);
+  const legend = h("div", { class: "cc-legend" },
+    swatch(COLORS.attention, "attention, pruned"), swatch(COLORS.ffn, "FFN, pruned"),
+    swatch("var(--cc-kept)", "kept"),
+    h("span", {}, h("i", { class: "cc-swatch cc-corner" }), "flips at the next or previous plan"));
+  const title = (text) => h("h4", {}, text);
+  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend,
+    title("Removed share of each layer"), budget);
+  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, facts);
+  ui.body.append(mapColumn, curveColumn, card);
+
+  function put(values) {
+    assign(model, values);
+    refresh();
+  }
+  function clamp(text, low, high) {
+    const value = Number(text);
+    return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : low;
+  }
+  function whole(text) {
+    return Math.round(clamp(text, 0, problem.numLayers));
+  }
+  function setCap(event) {
+    if (event.target === capMode && capMode.value !== "none") {
+      capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
+    }
+    const size = Math.max(0.01, Number(capBox.value) || 0.4);
+    put({ layer_cap: capMode.value === "share" ? Math.min(1, size) : null,
+      layer_cap_factor: capMode.value === "factor" ? size : null });
+  }
+  function turnPage(event) {
+    const step = { PageUp: 1, PageDown: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    go(step);
+  }
+  function go(step) {
+    if (flip.stale && model.get("kernel") !== false) {
+      model.send({ go: step });
+      return;
+    }
+    const found = neighbour(flip.breaks, model.get("interaction_strength"), step);
+    if (found !== null) put({ interaction_strength: found });
+  }
+
+  function controls() {
+    const [strength, share, cap, factor, f, l, chosen] = CONTROLS.map((name) => model.get(name));
+    return { strength, ratio: share, cap, factor, first: f, last: l,
+      kinds: chosen.map((kind) => KINDS.indexOf(kind)) };
+  }
+  function showControls() {
+    const now = controls();
+    const put1 = (input, value) => {
+      if (document.activeElement !== input || input.type === "range") input.value = value;
+    };
+    lambda.value = Math.round(placeOf(now.strength) * STEPS);
+    lambda.setAttribute("aria-valuetext", `lambda ${show(now.strength)}`);
+    put1(lambdaBox, Number(now.strength.toPrecision(6)));
+    ratio.value = now.ratio;
+    ratio.setAttribute("aria-valuetext", percent(now.ratio));
+    put1(ratioBox, Number((100 * now.ratio).toFixed(2)));
+    capMode.value = now.factor != null ? "factor" : now.cap != null ? "share" : "none";
+    capBox.disabled = capMode.value === "none";
+    put1(capBox, now.factor ?? now.cap ?? "");
+    put1(first, now.first);
+    put1(last, now.last);
+    kinds.value = model.get("kinds").join("+");
+  }
+
+  // Solving ------------------------------------------------------------------------------------
+
+  const alone = () => model.get("kernel") === false;
+  function refresh() {
+    const begun = performance.now();
+    if (problem.matrix) view = viewOf(problem, controls(), memory);
+    else view = fromKernel();
+    if (alone()) {
+      speak(performance.now() - begun);
+      findFlips();
+    }
+    paint();
+  }
+  /** The kernel's answer, if it is about the present controls. */
+  function answer() {
+    const sent = model.get("_view");
+    const now = JSON.stringify(CONTROLS.map((name) => model.get(name)));
+    return sent && sent.order && JSON.stringify(sent.key) === now ? sent : null;
+  }
+  function fromKernel() {
+    const sent = model.get("_view");
+    const ends = model.get("_ends");
+    if (!sent || !sent.order || !ends.curves) return null;
+    const removed = sent.order.reduce((sum, u) => sum + problem.costs[u], 0);
+    return { ...sent, removed, realized: removed / problem.total, reachable: ends.reachable,
+      stalled: null, stale: !answer(),
+      curves: [...ends.curves, { strength: sent.key[0], ...sent.curve }] };
+  }
+  /** Compare what was drawn at once with what the kernel says; the kernel decides. */
+  function confirm() {
+    const sent = answer();
+    if (!problem.matrix) return refresh();
+    if (!sent || !view) return undefined;
+    const apart = view.feasible === sent.feasible
+      ? symmetricDifference(view.order, sent.order) : sent.order;
+    const agrees = !sent.feasible || apart.length === 0;
+    note = agrees ? "" : `Browser and kernel differ in ${apart.length} units; the kernel's plan is shown.`;
+    if (!agrees) view = fromKernel();
+    if (model.get("agrees") !== agrees) assign(model, { agrees });
+    return paint();
+  }
+  function speak(milliseconds) {
+    const share = (x) => percent(x, 2);
+    const both = view.stalled === null ? "" : ` and greedy stops at ${share(view.stalled)}`;
+    model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
+      `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio or loosen the guards.`);
+    model.set("status", `Predicted risk ${show(view.node + view.edge)} nats per token (from H, not ` +
+      `measured); solved in ${milliseconds.toFixed(1)} ms by this page.`);
+    model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
+      present: view.feasible ? view.order : null, ordered: true, problem: model.get("error") });
+    model.save_changes();
+  }
+
+  // Flips: the kernel's, or this page's own, a few milliseconds at a time.
+  let search = null;
+  let searched = "";
+  function findFlips() {
+    const now = { ...controls(), strength: 0 };
+    const key = JSON.stringify(now);
+    if (key === searched) return;
+    searched = key;
+    clearTimeout(search);
+    flip = { breaks: [], changes: [], stale: true };
+    const sweep = flips(problem, now);
+    const found = { breaks: [], changes: [], stale: true };
+    const work = () => {
+      const until = performance.now() + 8;
+      while (performance.now() < until) {
+        const { value, done } = sweep.next();
+        if (done) {
+          flip = { ...found, stale: false };
+          paint();
+          return;
+        }
+        if (value) {
+          found.breaks.push(value.strength);
+          found.changes.push(value.changed);
+        }
+      }
+      search = setTimeout(work, 4);
+    };
+    search = setTimeout(work, 150);
+    cleaner.add(() => clearTimeout(search));
+  }
+  function takeFlips() {
+    flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };
+    paint();
+  }
+
+  // Painting -----------------------------------------------------------------------------------
+
+  const attention = Math.max(0, ...problem.places.filter((_, u) => !problem.kinds[u]).map((p) => p + 1));
+  const ffn = Math.max(0, ...problem.places.filter((_, u) => problem.kinds[u]).map((p) => p + 1));
+  let geometry = null;
+  function place(width) {
+    const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
+    const cell = Math.max(3, Math.min(30, (width - left - 6) / problem.numLayers));
+    const tall = Math.max(5, Math.min(15, 420 / Math.max(1, attention + ffn)));
+    geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
+      width: left + cell * problem.numLayers + 6 };
+  }
+  function box(u) {
+    const { left, top, gap, cell, tall } = geometry;
+    const row = problem.kinds[u] ? attention + problem.places[u] : problem.places[u];
+    return [left + problem.layers[u] * cell, top + row * tall + (problem.kinds[u] ? gap : 0), cell, tall];
+  }
+  function unitAt(x, y) {
+    for (let u = 0; u < problem.size; u++) {
+      const [left, top, w, t] = box(u);
+      if (x >= left && x < left + w && y >= top && y < top + t) return u;
+    }
+    return null;
+  }
+
+  let paints = 0;
+  function paint() {
+    showControls();
+    if (!view) return;
+    const colors = palette(ui.root);
+    const wide = ui.root.clientWidth || 900;
+    const column = Math.min(620, wide - 30);
+    const now = controls();
+    place(column);
+    const mapWidth = Math.max(250, geometry.width);
+    mapColumn.style.width = `${mapWidth}px`;
+    const room = wide - mapWidth - 24 - 26; // padding and a gap
+    const three = room - 24 - 340 >= 340; // the card has its own column
+    const home = three ? ui.body : curveColumn;
+    if (card.parentNode !== home) home.append(card);
+    const beside = three ? room - 366 : room;
+    const gone = new Map(view.feasible ? view.order.map((u, k) => [u, k]) : []);
+    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, model.get("interaction_strength"));
+    paintMap(colors, gone, turning);
+    const scene = { problem, colors, geometry, gone, flip, view, ratio: model.get("ratio"),
+      strength: now.strength, cap: capAt(now, now.ratio), marks: model.get("_marks") || {} };
+    paintBudget(budget, scene);
+    paintCurves(curves, scene, beside >= 340 ? Math.min(600, beside) : column);
+    paintStrip(strip, scene, Math.max(120, lambda.clientWidth || 400));
+    paintReach(reach, scene, Math.max(120, ratio.clientWidth || 400));
+    paintFacts();
+    paintCard(gone);
+    for (const canvas of [map, budget]) canvas.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
+    ui.root.refreshTable();
+    ui.root.dataset.stale = String(Boolean(view.stale));
+    ui.root.dataset.paints = String(++paints);
+    ui.root.dataset.pruned = view.feasible ? view.order.join(" ") : "";
+  }
+
+  function paintMap(colors, gone, turning) {
+    const pen = fit(map, geometry.width, geometry.height);
+    const selected = model.get("selected_unit");
+    for (let u = 0; u < problem.size; u++) {
+      const [x, y, w, t] = box(u);
+      pen.fillStyle = gone.has(u) ? COLORS[KINDS[problem.kinds[u]]] : colors.kept;
+      pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
+      if (turning.has(u)) {
+        pen.fillStyle = COLORS.flip;
+        pen.beginPath();
+        pen.moveTo(x + w - 0.5, y + 0.5);
+        pen.lineTo(x + w - 0.5 - Math.min(w, t) * 0.8, y + 0.5);
+        pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.8);
+        pen.fill();
+      }
+      if (u === selected || u === hovered) {
+        pen.strokeStyle = colors.text;
+        pen.lineWidth = 2;
+        pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
+      }
+    }
+    pen.fillStyle = colors.muted;
+    pen.textBaseline = "middle";
+    const { top, tall, gap } = geometry;
+    if (attention) pen.fillText("attention", 0, top + (attention * tall) / 2);
+    if (ffn) pen.fillText("FFN", 0, top + gap + attention * tall + (ffn * tall) / 2);
+    layerLabels(pen, { problem, geometry }, geometry.height - 10);
+  }
+  function paintFacts() {
+    const fact = (name, value) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), value);
+    const share = problem.parameters ? `, ${percent(view.removed / problem.parameters)} of all` : "";
+    facts.replaceChildren(...[...(view.feasible ? [
+      fact("realised ratio", percent(view.realized, 2)),
+      fact("removed", `${count(view.removed)} parameters in ${view.order.length} units${share}`),
+      fact("predicted risk", `${show(view.node + view.edge)} nats per token`),
+      fact("of which", `node ${show(view.node)}, edge ${show(view.edge)}`),
+      fact("differs from the diagonal plan (lambda 0) in", `${view.differs} units`),
+      fact("plans over lambda", flip.stale ? "being computed" : String(flip.breaks.length + 1)),
+    ] : [fact("no plan", `${percent(model.get("ratio"))} asked, at most ${percent(view.reachable, 2)} ` +
+      `reachable${view.stalled === null ? "" : `, greedy stops at ${percent(view.stalled, 2)}`}`)]),
+    note && h("div", { role: "alert" }, `⚠ ${note}`)].filter(Boolean));
+  }
+
+  function paintCard(gone) {
+    const u = hovered ?? model.get("selected_unit");
+    if (u === null || u === undefined) {
+      card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
+        "Point at a unit of the map, or move with the arrow keys: its saliency, its strongest " +
+        "partners, and the step of the solver that removes it."));
+      return;
+    }
+    const found = ledger(problem, view.order, model.get("interaction_strength"), u);
+    if (!found) {
+      model.send({ row: u });
+      card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "asking the kernel"));
+      return;
+    }
+    const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
+    const { below, above } = flipsOf(flip.breaks, flip.changes, model.get("interaction_strength"), u);
+    const turns = flip.stale ? "being computed" : [below, above].filter((b) => b !== null).map(show).join(" and ")
+      || "never in [0, 1]";
+    const removed = gone.has(u);
+    card.replaceChildren(
+      h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
+      h("table", {}, h("tbody", {},
+        line("saliency H_uu", show(problem.saliency[u])),
+        line("connectivity b_u", show(problem.connectivity[u])),
+        line("cost", `${count(problem.costs[u])} parameters`),
+        line(`½ H_uu`, show(found.half)),
+        line(`lambda · Σ H_uv over ${removed ? "units gone before" : "the plan"}`, show(found.edges)),
+        line(removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)),
+        line("per parameter", show(found.score)),
+        line("flips at lambda", turns))),
+      h("h4", {}, "Largest terms lambda · H_uv"), list(found.terms.map((t) => [t.unit, show(t.value)])),
+      h("h4", {}, "Strongest partners (H_uv, correlation)"),
+      list(found.partners.map((p) => [p.unit, `${show(p.edge)}, ${p.correlation.toFixed(3)}`])));
+  }
+  function list(rows) {
+    if (!rows.length) return h("p", { class: "cc-muted" }, "none");
+    return h("table", {}, h("tbody", {}, ...rows.map(([v, text]) =>
+      h("tr", {}, h("td", {}, nameOf(problem, v)), h("td", {}, text)))));
+  }
+
+  function tableOf() {
+    const steps = new Map(view && view.feasible ? view.order.map((u, k) => [u, k]) : []);
+    return { columns: ["unit", "layer", "kind", "cost", "saliency", "connectivity", "pruned", "step"],
+      rows: Array.from(problem.costs, (cost, u) => [nameOf(problem, u), problem.layers[u],
+        KINDS[problem.kinds[u]], cost, problem.saliency[u], problem.connectivity[u],
+        steps.has(u) ? "pruned" : "kept", steps.has(u) ? steps.get(u) : ""]) };
+  }
+  function planJson() {
+    return JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
+      realized_ratio: view.realized, pruned: view.order.map((u) => nameOf(problem, u)) }, null, 1);
+  }
+
+  // Pointing and keys on the map ---------------------------------------------------------------
+
+  map.addEventListener("mousemove", (event) => {
+    const u = unitAt(event.offsetX, event.offsetY);
+    if (u !== hovered) {
+      hovered = u;
+      paint();
+    }
+  });
+  map.addEventListener("mouseleave", () => {
+    hovered = null;
+    paint();
+  });
+  map.addEventListener("click", (event) => select(unitAt(event.offsetX, event.offsetY)));
+  map.addEventListener("keydown", (event) => {
+    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    if (event.key === "Escape") return select(null);
+    if (!moves[event.key]) return undefined;
+    event.preventDefault();
+    const u = model.get("selected_unit");
+    if (u === null || u === undefined) return select(0);
+    const [x, y, w, t] = box(u);
+    const [dx, dy] = moves[event.key];
+    const jump = geometry.gap + t;
+    const there = unitAt(x + w / 2 + dx * w, y + t / 2 + dy * t)
+      ?? unitAt(x + w / 2 + dx * w, y + t / 2 + dy * jump);
+    return there === null ? undefined : select(there);
+  });
+  function select(u) {
+    assign(model, { selected_unit: u });
+    paint();
+  }
+
+  // Following the model ------------------------------------------------------------------------
+
+  for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
+  for (const name of ["selected_unit", "_marks"]) cleaner.on(model, `change:${name}`, paint);
+  cleaner.on(model, "change:_view", confirm);
+  cleaner.on(model, "change:_ends", () => problem.matrix || refresh());
+  for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);
+  cleaner.on(model, "msg:custom", (content, buffers) => {
+    if (content && content.row !== undefined) {
+      problem.rows.set(content.row, typed(buffers[0], Float64Array));
+      paint();
+    }
+  });
+  receiveFiles(model, cleaner, "plan");
+  watch(ui.root, cleaner, paint);
+  if (!alone()) {
+    flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };
+  }
+  refresh();
+  confirm();
+  return cleaner.run;
+}

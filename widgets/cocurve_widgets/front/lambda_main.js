@@ -1,0 +1,3 @@
+import { renderLambda } from "./lambda.js";
+
+export default { render: renderLambda };

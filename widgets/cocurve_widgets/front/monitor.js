@@ -1,0 +1,54 @@
+// The build monitor: a progress bar and the overlap of two half-text plans over the build.
+
+import { COLORS, Cleaner, fit, frame, h, palette, percent, picture, ticks, watch } from "./kit.js";
+
+export function renderMonitor({ model, el }) {
+  const cleaner = new Cleaner();
+  const chart = picture("Overlap of plans from two halves of the text, by sequences done");
+  const ui = frame(model, el, cleaner, {
+    title: "Building H",
+    name: "build",
+    table: () => ({ columns: ["sequences", "overlap"], rows: model.get("overlap") }),
+    canvases: () => [chart],
+  });
+  const bar = h("progress", { max: 1, value: 0, "aria-label": "sequences done" });
+  ui.controls.append(bar);
+  ui.body.append(h("div", {},
+    h("h4", {}, "Units that plans from two halves of the text share"), chart));
+
+  function paint() {
+    const [done, total, points] = ["done", "total", "overlap"].map((name) => model.get(name));
+    bar.max = Math.max(1, total);
+    bar.value = done;
+    const colors = palette(ui.root);
+    const [width, height] = [Math.min(620, (ui.root.clientWidth || 640) - 30), 170];
+    const pen = fit(chart, width, height);
+    const [left, right, top, base] = [52, width - 12, 10, height - 36];
+    const x = (n) => left + (n / Math.max(1, total)) * (right - left);
+    const y = (share) => base - share * (base - top);
+    pen.textBaseline = "middle";
+    for (const share of [0, 0.5, 1]) {
+      pen.fillStyle = colors.grid;
+      pen.fillRect(left, y(share), right - left, 1);
+      pen.fillStyle = colors.muted;
+      pen.textAlign = "right";
+      pen.fillText(percent(share, 0), left - 6, y(share));
+    }
+    pen.textAlign = "center";
+    for (const n of ticks(0, Math.max(1, total), 6)) pen.fillText(n, x(n), base + 12);
+    pen.fillText("sequences done", (left + right) / 2, base + 28);
+    pen.strokeStyle = pen.fillStyle = COLORS.attention;
+    pen.lineWidth = 2;
+    pen.beginPath();
+    for (const [n, share] of points) pen.lineTo(x(n), y(share));
+    pen.stroke();
+    for (const [n, share] of points) pen.fillRect(x(n) - 2, y(share) - 2, 4, 4);
+    ui.root.refreshTable();
+  }
+  for (const name of ["done", "total", "overlap"]) cleaner.on(model, `change:${name}`, paint);
+  watch(ui.root, cleaner, paint);
+  paint();
+  return cleaner.run;
+}
+
+export default { render: renderMonitor };

@@ -1,0 +1,174 @@
+// The pictures of the lambda explorer that only read: budgets, risk curves, the strips.
+
+import { COLORS, fit, percent, show, ticks } from "./kit.js";
+import { MOST, placeOf } from "./solver.js";
+
+export const KINDS = ["attention", "ffn"];
+
+/** Layer numbers under a picture whose columns are layers. */
+export function layerLabels(pen, { problem, geometry }, y) {
+  pen.textAlign = "center";
+  for (const layer of ticks(0, problem.numLayers - 1, Math.min(12, problem.numLayers))) {
+    if (Number.isInteger(layer)) {
+      pen.fillText(layer, geometry.left + (layer + 0.5) * geometry.cell, y);
+    }
+  }
+  pen.textAlign = "left";
+  pen.fillText("layer", 0, y);
+}
+
+/** Removed share of each layer's attention and FFN cost, with the cap in force. */
+export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
+  const height = 116;
+  const pen = fit(canvas, geometry.width, height);
+  const [top, base] = [8, height - 24];
+  const totals = KINDS.map(() => new Float64Array(problem.numLayers));
+  const parts = KINDS.map(() => new Float64Array(problem.numLayers));
+  for (let u = 0; u < problem.size; u++) {
+    totals[problem.kinds[u]][problem.layers[u]] += problem.costs[u];
+    if (gone.has(u)) parts[problem.kinds[u]][problem.layers[u]] += problem.costs[u];
+  }
+  const across = geometry.cell * problem.numLayers;
+  pen.textBaseline = "middle";
+  for (const share of [0, 0.5, 1]) {
+    const y = base - share * (base - top);
+    pen.fillStyle = colors.grid;
+    pen.fillRect(geometry.left, y, across, 1);
+    pen.fillStyle = colors.muted;
+    pen.textAlign = "right";
+    pen.fillText(percent(share, 0), geometry.left - 6, y);
+  }
+  KINDS.forEach((kind, k) => {
+    pen.fillStyle = COLORS[kind];
+    for (let layer = 0; layer < problem.numLayers; layer++) {
+      if (!totals[k][layer]) continue;
+      const tall = (parts[k][layer] / totals[k][layer]) * (base - top);
+      const x = geometry.left + geometry.cell * (layer + 0.1 + 0.42 * k);
+      pen.fillRect(x, base - tall, geometry.cell * 0.38, tall);
+    }
+  });
+  if (cap < 1) {
+    pen.strokeStyle = colors.text;
+    pen.setLineDash([4, 3]);
+    pen.strokeRect(geometry.left, base - cap * (base - top), across, 0);
+    pen.setLineDash([]);
+  }
+  pen.fillStyle = colors.muted;
+  layerLabels(pen, { problem, geometry }, height - 9);
+}
+
+/** Predicted risk against ratio for lambda 0, 1 and the present one; total, node, edge. */
+export function paintCurves(canvas, { view, colors, ratio }, width) {
+  const height = 300;
+  const pen = fit(canvas, width, height);
+  const [left, right, top, base] = [72, width - 22, 12, height - 40];
+  const end = MOST + 0.02; // the last step overshoots a little
+  const within = view.curves.map((curve) => curve.ratio.filter((r) => r <= end).length);
+  const values = view.curves.flatMap((c, k) => c.ratio.slice(0, within[k])
+    .flatMap((_, i) => [c.node[i], c.edge[i], c.node[i] + c.edge[i]]));
+  const [low, high] = [Math.min(0, ...values), Math.max(1e-12, ...values)];
+  const x = (r) => left + (r / end) * (right - left);
+  const y = (v) => base - ((v - low) / (high - low)) * (base - top);
+  pen.textBaseline = "middle";
+  for (const value of ticks(low, high, 5)) {
+    pen.fillStyle = colors.grid;
+    pen.fillRect(left, y(value), right - left, 1);
+    pen.fillStyle = colors.muted;
+    pen.textAlign = "right";
+    pen.fillText(show(value), left - 6, y(value));
+  }
+  pen.textAlign = "center";
+  for (const r of [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) pen.fillText(percent(r, 0), x(r), base + 12);
+  pen.fillText("removed share of removable parameters", (left + right) / 2, base + 30);
+  pen.save();
+  pen.translate(9, (top + base) / 2);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText("nats per token", 0, 0);
+  pen.restore();
+  const tones = [COLORS.zero, COLORS.one, colors.text];
+  const parts = [
+    [[], 1, (c, i) => c.node[i] + c.edge[i]],
+    [[7, 4], 0.7, (c, i) => c.node[i]],
+    [[2, 3], 0.7, (c, i) => c.edge[i]],
+  ];
+  view.curves.forEach((curve, k) => parts.forEach(([dash, thin, part]) => {
+    pen.strokeStyle = tones[k];
+    pen.lineWidth = (k === 2 ? 2.2 : 1.3) * thin;
+    pen.setLineDash(dash);
+    pen.beginPath();
+    for (let i = 0; i < within[k]; i++) pen.lineTo(x(curve.ratio[i]), y(part(curve, i)));
+    pen.stroke();
+  }));
+  pen.setLineDash([]);
+  pen.fillStyle = colors.text;
+  pen.fillRect(x(ratio), top, 1, base - top);
+  legendOf(pen, view, tones, colors, left + 10, top + 8);
+}
+
+function legendOf(pen, view, tones, colors, left, top) {
+  pen.textAlign = "left";
+  pen.globalAlpha = 0.85;
+  pen.fillStyle = colors.back;
+  pen.fillRect(left - 4, top - 8, 210, 68);
+  pen.globalAlpha = 1;
+  view.curves.forEach((curve, k) => {
+    pen.fillStyle = tones[k];
+    pen.fillRect(left, top + 16 * k - 1, 18, 3);
+    pen.fillStyle = colors.text;
+    const present = k === 2 ? " (present)" : "";
+    pen.fillText(`lambda ${show(curve.strength)}${present}`, left + 24, top + 16 * k);
+  });
+  pen.fillStyle = colors.muted;
+  pen.fillText("solid total, dashed node, dotted edge", left, top + 50);
+}
+
+/** Under the lambda slider: flips as ticks, measured plans as dots, the gate as a triangle. */
+export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
+  const pen = fit(canvas, width, 36);
+  const x = (strength) => 8 + placeOf(strength) * (width - 16); // the thumb is 16 wide
+  pen.globalAlpha = flip.stale ? 0.3 : 1;
+  pen.fillStyle = COLORS.flip;
+  for (const b of flip.breaks) pen.fillRect(x(b) - 0.5, 0, 1.5, 9);
+  pen.globalAlpha = 1;
+  const measured = (marks.measured ?? []).filter(
+    (m) => m.strength !== null && Math.abs(m.ratio - ratio) <= 5e-4);
+  pen.fillStyle = COLORS.one;
+  for (const m of measured) {
+    pen.beginPath();
+    pen.arc(x(m.strength), 13, 3.5, 0, 7);
+    pen.fill();
+  }
+  const gate = marks.gate?.strength;
+  if (gate !== null && gate !== undefined) {
+    pen.fillStyle = COLORS.bridge;
+    pen.beginPath();
+    pen.moveTo(x(gate), 8);
+    pen.lineTo(x(gate) - 5, 17);
+    pen.lineTo(x(gate) + 5, 17);
+    pen.fill();
+  }
+  pen.fillStyle = colors.muted;
+  pen.textBaseline = "bottom";
+  for (const s of [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1]) {
+    pen.textAlign = s === 1 ? "right" : s === 0 ? "left" : "center";
+    const text = s === 0 || s >= 0.01 ? String(s) : s.toExponential(0);
+    pen.fillText(text, s === 1 ? width : s === 0 ? 4 : x(s) + (s === 1e-5 ? 6 : 0), 34);
+  }
+  canvas.title = `${flip.breaks.length} flips (ticks)${flip.stale ? ", being computed" : ""}; ` +
+    `${measured.length} measured plans at this ratio (dots); gate (triangle): ` +
+    `${marks.gate?.reason ?? "unknown"}`;
+}
+
+/** Under the ratio slider: what the guards put out of reach. */
+export function paintReach(canvas, { colors, view }, width) {
+  const pen = fit(canvas, width, 20);
+  const x = (r) => 8 + (Math.min(r, MOST) / MOST) * (width - 16);
+  pen.fillStyle = colors.grid;
+  pen.fillRect(x(0), 2, x(MOST) - x(0), 3);
+  if (view.reachable >= MOST) return;
+  pen.fillStyle = colors.muted;
+  pen.fillRect(x(view.reachable), 0, x(MOST) - x(view.reachable), 7);
+  pen.textBaseline = "bottom";
+  pen.textAlign = "right";
+  pen.fillText(`out of reach above ${percent(view.reachable)}`, width, 20);
+}

@@ -1,0 +1,299 @@
+// The greedy solver of cocurve_lab/solver.py in the browser: same sums in the same order, same
+// tie-break (lowest index), doubles throughout. tests/front/solver.test.mjs holds it to Python.
+
+import { typed } from "./kit.js";
+
+export const MOST = 0.6; // curves and sliders end here
+const HAIR = 1e-12; // as target_cost and Rules in Python
+
+/**
+ * A problem from what Python packs: counts and names, and the upper triangle of H as float64 or
+ * float32 (by its length); `matrix` is null where the kernel solves.
+ */
+export function unpack(packed) {
+  const size = packed.costs.length;
+  const problem = {
+    size,
+    costs: Float64Array.from(packed.costs),
+    layers: packed.layers,
+    kinds: packed.kinds, // 0 attention, 1 FFN
+    places: packed.places, // index of the unit among those of its layer and kind
+    numLayers: packed.num_layers,
+    total: packed.costs.reduce((sum, cost) => sum + cost, 0),
+    parameters: packed.parameters,
+    matrix: null,
+    saliency: typed(packed.saliency, Float64Array),
+    connectivity: typed(packed.connectivity, Float64Array),
+    rows: new Map(), // rows of H that arrived one by one, where there is no matrix
+  };
+  if (packed.matrix && packed.matrix.byteLength) {
+    const wide = packed.matrix.byteLength === size * (size + 1) * 4;
+    problem.matrix = square(typed(packed.matrix, wide ? Float64Array : Float32Array), size);
+    problem.saliency = problem.saliency.map((_, u) => problem.matrix[u * size + u]);
+  }
+  problem.half = problem.saliency.map((value) => value / 2);
+  return problem;
+}
+
+function square(triangle, size) {
+  const matrix = new Float64Array(size * size);
+  let k = 0;
+  for (let u = 0; u < size; u++) {
+    for (let v = u; v < size; v++, k++) {
+      matrix[u * size + v] = matrix[v * size + u] = triangle[k];
+    }
+  }
+  return matrix;
+}
+
+/** The spelling used everywhere: L12.ffn[3]. */
+export function nameOf(problem, u) {
+  const kind = problem.kinds[u] ? "ffn" : "attention";
+  return `L${problem.layers[u]}.${kind}[${problem.places[u]}]`;
+}
+
+/** Row u of H, or null where it is not here yet. */
+export function rowOf(problem, u) {
+  const { matrix, size } = problem;
+  return matrix ? matrix.subarray(u * size, (u + 1) * size) : problem.rows.get(u) ?? null;
+}
+
+/** Guards resolved for one ratio: who may go, and how much cost may leave each layer. */
+export function rulesFor(problem, controls) {
+  const { size, layers, costs, kinds, numLayers } = problem;
+  const layerCosts = new Float64Array(numLayers);
+  for (let u = 0; u < size; u++) layerCosts[layers[u]] += costs[u];
+  const cap = capAt(controls, controls.ratio);
+  const room = layerCosts.map((cost) => Math.floor(cap * cost * (1 + HAIR)));
+  const open = (layer) => layer >= controls.first && layer < numLayers - controls.last;
+  const admissible = Array.from(costs, (cost, u) =>
+    open(layers[u]) && controls.kinds.includes(kinds[u]) && cost <= room[layers[u]]);
+  return { cap, room, admissible };
+}
+
+/** The layer cap in force at a ratio, a share of a layer's cost. */
+export function capAt(controls, ratio) {
+  if (controls.factor != null) return Math.min(1, controls.factor * ratio);
+  return controls.cap == null ? 1 : controls.cap;
+}
+
+/** Cost a plan of this ratio must reach. */
+export function targetCost(problem, ratio) {
+  return ratio * problem.total * (1 - HAIR);
+}
+
+/**
+ * Remove units until `target` cost is gone (Alg. 2): {order, edges, spent, stalled}, where spent[k]
+ * is the cost after step k and edges[k] is g of the unit at its removal, nats per token.
+ */
+export function greedy(problem, rules, strength, target) {
+  const { size, matrix, costs, layers } = problem;
+  const half = problem.half.slice();
+  for (let u = 0; u < size; u++) if (!rules.admissible[u]) half[u] = Infinity;
+  const room = rules.room.slice();
+  const g = new Float64Array(size);
+  const found = { order: [], edges: [], spent: [], stalled: false };
+  let spent = 0;
+  while (spent < target) {
+    let [best, u] = [Infinity, -1];
+    for (let v = 0; v < size; v++) {
+      const score = (g[v] * strength + half[v]) / costs[v];
+      if (score < best) [best, u] = [score, v];
+    }
+    if (u < 0) {
+      found.stalled = true;
+      break;
+    }
+    found.order.push(u);
+    found.edges.push(g[u]);
+    spent += costs[u];
+    found.spent.push(spent);
+    for (let v = 0, at = u * size; v < size; v++, at++) g[v] += matrix[at];
+    half[u] = Infinity;
+    const layer = layers[u];
+    room[layer] -= costs[u];
+    for (let v = 0; v < size; v++) {
+      if (layers[v] === layer && costs[v] > room[layer]) half[v] = Infinity;
+    }
+  }
+  return found;
+}
+
+/** The first steps of a run that reach the target: greedy under fixed guards is nested. */
+export function prefix(run, target) {
+  let length = 0;
+  let spent = 0;
+  while (length < run.order.length && spent < target) spent = run.spent[length++];
+  return { order: run.order.slice(0, length), edges: run.edges.slice(0, length), spent,
+    stalled: spent < target };
+}
+
+/** Points of risk against ratio along a run: ratio, node part and edge part, at most `most`. */
+export function curveOf(problem, run, most = 120) {
+  const curve = { ratio: [0], node: [0], edge: [0] };
+  const every = Math.max(1, Math.ceil(run.order.length / most));
+  let [node, edge] = [0, 0];
+  run.order.forEach((u, k) => {
+    node += problem.half[u];
+    edge += run.edges[k];
+    if ((k + 1) % every && k + 1 < run.order.length) return;
+    curve.ratio.push(run.spent[k] / problem.total);
+    curve.node.push(node);
+    curve.edge.push(edge);
+  });
+  return curve;
+}
+
+/** The largest share of the cost that any plan can remove under the rules (subset sums). */
+export function reachable(problem, rules) {
+  let most = 0;
+  for (let layer = 0; layer < problem.numLayers; layer++) {
+    let sums = new Set([0]);
+    for (let u = 0; u < problem.size; u++) {
+      if (problem.layers[u] !== layer || !rules.admissible[u]) continue;
+      const more = new Set(sums);
+      for (const sum of sums) {
+        if (sum + problem.costs[u] <= rules.room[layer]) more.add(sum + problem.costs[u]);
+      }
+      sums = more;
+    }
+    most += Math.max(...sums);
+  }
+  return most / problem.total;
+}
+
+/** Everything the explorer shows at one setting; the kernel sends the same fields. */
+export function viewOf(problem, controls, memory = {}) {
+  const rules = rulesFor(problem, controls);
+  const target = targetCost(problem, controls.ratio);
+  const end = targetCost(problem, Math.max(MOST, controls.ratio));
+  const key = JSON.stringify([rules.cap, controls.first, controls.last, controls.kinds]);
+  if (memory.key !== key) {
+    memory.key = key;
+    memory.zero = greedy(problem, rules, 0, end);
+    memory.one = greedy(problem, rules, 1, end);
+    memory.reachable = reachable(problem, rules);
+  }
+  const run = greedy(problem, rules, controls.strength, end);
+  const plan = prefix(run, target);
+  const diagonal = prefix(memory.zero, target);
+  const full = prefix(memory.one, target);
+  return {
+    diagonal: diagonal.stalled ? null : diagonal.order,
+    full: full.stalled ? null : full.order,
+    order: plan.order,
+    realized: plan.spent / problem.total,
+    removed: plan.spent,
+    node: sum(plan.order.map((u) => problem.half[u])),
+    edge: sum(plan.edges),
+    differs: symmetricDifference(plan.order, diagonal.order).length,
+    feasible: !plan.stalled,
+    reachable: memory.reachable,
+    stalled: run.stalled ? (run.spent.at(-1) ?? 0) / problem.total : null,
+    curves: [
+      { strength: 0, ...curveOf(problem, memory.zero) },
+      { strength: 1, ...curveOf(problem, memory.one) },
+      { strength: controls.strength, ...curveOf(problem, run) },
+    ],
+  };
+}
+
+/**
+ * Why a unit is where it is: half H_uu, g over the units gone before it (all of the plan where it
+ * stays), their signed terms, and the score the greedy step compared. Null without its row.
+ */
+export function ledger(problem, order, strength, u) {
+  const row = rowOf(problem, u);
+  if (!row) return null;
+  const step = order.indexOf(u);
+  const before = step < 0 ? order : order.slice(0, step);
+  const terms = before.map((v) => ({ unit: v, value: strength * row[v] }));
+  const g = sum(before.map((v) => row[v]));
+  const strongest = (list, size) => list.sort((a, b) => size(b) - size(a)).slice(0, 5);
+  const partners = Array.from(row, (edge, v) => ({ unit: v, edge,
+    correlation: edge / (Math.sqrt(problem.saliency[u] * problem.saliency[v]) || Infinity) }));
+  return {
+    step,
+    half: problem.half[u],
+    edges: strength * g,
+    marginal: g * strength + problem.half[u],
+    score: (g * strength + problem.half[u]) / problem.costs[u],
+    terms: strongest(terms.filter((t) => t.value !== 0), (t) => Math.abs(t.value)),
+    partners: strongest(partners.filter((p) => p.unit !== u), (p) => Math.abs(p.edge)),
+  };
+}
+
+/**
+ * Every flip of the plan between `from` and `to`, walking up: yields {strength, changed} and, for
+ * the caller to pause, null after each solve. Exact but for rounding, as lambda_path in Python.
+ */
+export function* flips(problem, controls, from = 0, to = 1) {
+  const rules = rulesFor(problem, controls);
+  const target = targetCost(problem, controls.ratio);
+  let strength = from;
+  let plan = greedy(problem, rules, strength, target);
+  while (true) {
+    const event = nextEvent(problem, rules, plan, strength);
+    if (!(event < to)) return;
+    strength = Math.max(event * (1 + 1e-13), strength + 1e-15);
+    const next = greedy(problem, rules, strength, target);
+    const changed = symmetricDifference(plan.order, next.order);
+    if (changed.length) yield { strength: event, changed };
+    else yield null;
+    plan = next;
+  }
+}
+
+/** The smallest lambda above `strength` at which another unit would win one of the steps. */
+function nextEvent(problem, rules, plan, strength) {
+  const { size, matrix, costs, half, layers } = problem;
+  const gone = rules.admissible.map((ok) => !ok);
+  const room = rules.room.slice();
+  const g = new Float64Array(size);
+  let first = Infinity;
+  for (const w of plan.order) {
+    const [base, slope] = [half[w] / costs[w], g[w] / costs[w]];
+    for (let v = 0; v < size; v++) {
+      if (gone[v]) continue;
+      const faster = slope - g[v] / costs[v];
+      if (!(faster > 0)) continue;
+      const event = (half[v] / costs[v] - base) / faster;
+      if (event > strength && event < first) first = event;
+    }
+    gone[w] = true;
+    for (let v = 0, at = w * size; v < size; v++, at++) g[v] += matrix[at];
+    room[layers[w]] -= costs[w];
+    for (let v = 0; v < size; v++) {
+      if (layers[v] === layers[w] && costs[v] > room[layers[w]]) gone[v] = true;
+    }
+  }
+  return first;
+}
+
+/** Units in exactly one of two sets. */
+export function symmetricDifference(a, b) {
+  const [inA, inB] = [new Set(a), new Set(b)];
+  return [...a.filter((u) => !inB.has(u)), ...b.filter((u) => !inA.has(u))];
+}
+
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}
+
+// The lambda axis: 0 at the left end, linear to 1e-5, then logarithmic to 1.
+const SMALLEST = 1e-5;
+const LINEAR = 0.06; // share of the axis below SMALLEST
+
+/** Place in [0, 1] of a lambda. */
+export function placeOf(strength) {
+  if (strength <= SMALLEST) return (LINEAR * Math.max(0, strength)) / SMALLEST;
+  const share = Math.log(strength / SMALLEST) / Math.log(1 / SMALLEST);
+  return Math.min(1, LINEAR + (1 - LINEAR) * share);
+}
+
+/** Lambda at a place in [0, 1]; the inverse of placeOf. */
+export function strengthAt(place) {
+  if (place <= LINEAR) return (SMALLEST * Math.max(0, place)) / LINEAR;
+  if (place >= 1) return 1;
+  return SMALLEST * (1 / SMALLEST) ** ((place - LINEAR) / (1 - LINEAR));
+}

@@ -1,0 +1,453 @@
+"""Dense and pruned text side by side, written in lockstep, and the KL at every token of a text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
+
+from cocurve_lab import CocurveError, Curvature, InputError, Selection, solve_greedy
+from cocurve_lab.generation import GrowingText, Question, token_pieces
+from cocurve_lab.lockstep import (
+    Sampling,
+    encode_prompt,
+    forced_kl,
+    generate_lockstep,
+)
+
+from .generation_run import (
+    SIDES,
+    Request,
+    Written,
+    menu_questions,
+    plain_tokens,
+    plan_words,
+    same_plan,
+)
+from .instrument import Instrument, front, guarded, plan_code
+from .session import Cancelled, CancelToken, Session
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+BATCH_SECONDS = 0.04  # tokens go to the page in batches of this length
+SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed")
+WRITING = "writing both texts"
+WAITING = "waiting for the model: something else is using it"
+FORCED_TEXTS = {  # how code() and the ribbon's title name them
+    "dense": ("[*pair.prompt_ids, *pair.dense_ids]", "the prompt and the dense continuation"),
+    "pruned": ("[*pair.prompt_ids, *pair.pruned_ids]", "the prompt and the pruned continuation"),
+    "custom": ('tokenizer({!r})["input_ids"]', "your own text"),
+}
+
+
+class GenerationCompare(Instrument, anywidget.AnyWidget):
+    """Text before and after pruning, from one prompt, one batch and one seed.
+
+    Row 0 of the batch is the dense model, row 1 runs under the plan's mask; no second model is
+    made. Below, KL(dense || pruned) at every token of one named text that both models read.
+
+    Attributes:
+        prompt, max_new_tokens, temperature, seed: what Generate uses; temperature 0 is greedy.
+        selection: the plan, the session's; None for none.
+        choice: index of the chosen menu entry; None for a prompt of one's own.
+        live: write again whenever the plan changes.
+        forced_text: the text of the ribbon, "dense", "pruned" or "custom" (then `custom_text`).
+        dense_text, pruned_text: the texts, without the prompt.
+        divergence: index of the first generated token that differs; None where none does.
+        ribbon: a dict per token, {token, kl (nats per token), generated}.
+        stale: what the shown text is of, where that is not what the controls say; else empty.
+        busy: whether text is being written or waited for.
+    """
+
+    _esm = front("kit.js", "generation.js")
+    _css = front("instrument.css")
+
+    prompt = Unicode().tag(sync=True)
+    max_new_tokens = Int(64).tag(sync=True)
+    temperature = Float(0.0).tag(sync=True)
+    seed = Int(0).tag(sync=True)
+    choice = Int(None, allow_none=True).tag(sync=True)
+    live = Bool(False).tag(sync=True)
+    forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
+    custom_text = Unicode().tag(sync=True)
+    selection = Instance(Selection, allow_none=True)
+
+    dense_text = Unicode().tag(sync=True)
+    pruned_text = Unicode().tag(sync=True)
+    divergence = Int(None, allow_none=True).tag(sync=True)
+    ribbon: List[dict[str, Any]] = List().tag(sync=True)
+    ribbon_text = Unicode().tag(sync=True)  # the name of the text the ribbon is on
+    stale = Unicode().tag(sync=True)
+    busy = Bool(False).tag(sync=True)
+    menu: List[dict[str, Any]] = List().tag(sync=True)
+    tokens: Dict[str, Any] = Dict().tag(sync=True)  # side -> [[id, piece], ...]
+    shown: Dict[str, Any] = Dict().tag(sync=True)  # what the texts are of
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        curvature: Curvature,
+        *,
+        session: Session | None = None,
+        prompts: Sequence[str | Question] | None = None,
+        selection: Selection | None = None,
+        **controls: Any,
+    ) -> None:
+        """Bind to a model.
+
+        Args:
+            model, tokenizer, curvature: of one model; any of the lab's families, on any device.
+            session: shared with other instruments; by default the curvature's own.
+            prompts: the menu; None: the embedded model's, where it is that model, else empty.
+            selection: the plan; None: the session's, or where it has none, ratio 0.2 at lambda 1.
+            **controls: first values of the traits.
+
+        Raises:
+            MismatchError: the model's, the plan's or the session's units are not the curvature's.
+            InputError: an unknown control.
+        """
+        self._require_known(controls)
+        session = session or Session.of(curvature)
+        session.curvature.units.require_same(
+            curvature.units, mine="the session", theirs="the curvature"
+        )
+        session.attach(model, tokenizer)
+        self._questions = menu_questions(model, prompts)
+        self._number = 0
+        self._token = CancelToken()
+        self._written: Written | None = None
+        super().__init__(session, **controls)
+        self.menu = [
+            {"group": q.capability, "prompt": q.prompt, "answer": q.answer} for q in self._questions
+        ]
+        if self.menu and not self.prompt:
+            self.choice = self.choice or 0
+        plan = session.selection if selection is None else selection  # an empty plan is falsy
+        if plan is None:
+            plan = solve_greedy(curvature, 0.2, interaction_strength=1.0)
+        self.selection = plan
+        self.follow(self._hear_selection, "selection")
+        self.on_msg(self._on_message)
+        self.status = self.status or "no text yet: press Generate"
+
+    # Controls -----------------------------------------------------------------------------------
+
+    @validate("selection")
+    def _require_fitting(self, proposal: Any) -> Selection | None:
+        plan: Selection | None = proposal.value
+        if plan is not None:
+            units = self.session.curvature.units
+            plan.units.require_same(units, mine="the plan", theirs="the curvature")
+        return plan
+
+    @observe("selection")
+    def _tell_selection(self, change: Any) -> None:
+        self.session.selection = change.new  # not under our lock: other instruments take theirs
+        self._plan_changed()
+
+    def _hear_selection(self, change: Any) -> None:
+        try:
+            self.selection = change.new
+        except CocurveError as error:
+            self.report(error)
+
+    @guarded
+    def _plan_changed(self) -> None:
+        self._judge()
+        if self.live and self.selection is not None and self._number:
+            self.start()
+
+    @observe("choice")
+    @guarded
+    def _take_choice(self, change: Any) -> None:
+        if change.new is None:
+            return
+        if not 0 <= change.new < len(self._questions):
+            self.choice = None
+            count = len(self._questions)
+            raise InputError(f"choice is {change.new}; the menu has {count} entries, from 0 on.")
+        self.prompt = self._questions[change.new].prompt
+
+    @observe(*SETTINGS)
+    @guarded
+    def _settings_changed(self, change: Any) -> None:
+        if change.name == "prompt":
+            question = self._question(self.prompt)
+            self.choice = None if question is None else self._questions.index(question)
+        self._judge()
+
+    def _question(self, prompt: str) -> Question | None:
+        return next((q for q in self._questions if q.prompt == prompt), None)
+
+    def _judge(self) -> None:
+        """Say where the shown text is not what the controls ask for."""
+        if self._written is None:
+            return
+        request = self._written.request
+        settings = (self.max_new_tokens, self.temperature, self.seed)
+        if self.selection is None or not same_plan(request.selection, self.selection):
+            self.stale = "text of another plan"
+        elif request.prompt != self.prompt:
+            self.stale = "text of another prompt"
+        else:
+            other = astuple(request.sampling) != settings
+            self.stale = "text of other settings" if other else ""
+
+    @observe("forced_text", "custom_text")
+    @guarded
+    def _forced_text_changed(self, change: Any) -> None:
+        custom = self.forced_text == "custom"
+        if self._written is None and not custom:
+            return
+        if change.name == "forced_text" or custom:
+            self.error = ""
+            self.session.worker.submit(
+                f"ribbon {id(self)}", lambda _: self._measure_ribbon(), self.report
+            )
+
+    @guarded
+    def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        for name in SETTINGS:  # sent along: a separate update might arrive after the press
+            if name in content.get("set", {}):
+                setattr(self, name, content["set"][name])
+        if content.get("do") == "generate":
+            self.start()
+        elif content.get("do") == "stop":
+            self.stop()
+        elif "want" in content:
+            self.answer_files(content)
+
+    # Writing ------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: str | None = None, max_new_tokens: int | None = None
+    ) -> tuple[str, str]:
+        """Write both texts and return them, (dense, pruned); the same as pressing Generate.
+
+        Works in the calling thread: interrupting the kernel stops it and keeps what there is.
+
+        Args:
+            prompt: sets the trait; None leaves it.
+            max_new_tokens: likewise.
+
+        Raises:
+            InputError: no plan, an empty prompt, or one that fills the model's context.
+            Cancelled: stopped before the first token.
+        """
+        self.prompt = self.prompt if prompt is None else prompt
+        self.max_new_tokens = max_new_tokens or self.max_new_tokens
+        self.session.worker.cancel(self._kind)
+        try:
+            request, self._token = self._begin(), CancelToken()
+            self._run(request, self._token)
+        except Exception as error:
+            self._failed(error)
+            raise
+        except KeyboardInterrupt:
+            self.busy = False
+            raise
+        return self.dense_text, self.pruned_text
+
+    def start(self) -> None:
+        """Write both texts on the session's worker; the newest request wins."""
+        try:
+            request = self._begin()
+        except Exception as error:
+            self._failed(error)
+            return
+        self._token = self.session.worker.submit(
+            self._kind, lambda token: self._run(request, token), self._failed
+        )
+
+    def stop(self) -> None:
+        """Stop within one token and keep what is written."""
+        self._token.cancel()
+        self.session.worker.cancel(self._kind)
+        if self.busy and self.status == WAITING:
+            self.status, self.busy = "stopped before the first token", False
+
+    def close(self) -> None:
+        """Stop writing, leave the session and the page."""
+        if self._followed:  # a refused keyword leaves nothing to stop
+            self._token.cancel()
+            self.session.worker.cancel(self._kind)
+        super().close()
+
+    @property
+    def _kind(self) -> str:
+        return f"generate {id(self)}"  # two instruments of a session must not cancel each other
+
+    def _begin(self) -> Request:
+        with self.lock:
+            self.error = ""
+            request = self._request(self._number + 1)
+            self._number = request.number
+            self.status, self.busy = WAITING, True
+            return request
+
+    def _request(self, number: int) -> Request:
+        if self.selection is None:
+            raise InputError("there is no plan to compare with. Set selection, or move lambda.")
+        sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
+        prompt_ids = encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
+        return Request(number, self.prompt, prompt_ids, self.selection, sampling)
+
+    @property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.session.tokenizer is None:
+            raise InputError("the session has no tokenizer. Give one with the model.")
+        return self.session.tokenizer
+
+    def _failed(self, error: Exception) -> None:
+        self.busy = False
+        if isinstance(error, Cancelled):
+            return
+        if self.status in (WAITING, WRITING):
+            self.status = "no new text"
+        self.report(error)
+
+    def _run(self, request: Request, token: CancelToken) -> None:
+        growing = {side: GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
+        written = Written(request, growing)
+        try:
+            with self.session.exclusive(token) as model:
+                self._stream(model, written, token)
+        except KeyboardInterrupt:
+            written.stopped = True
+            self._publish(written)
+            raise
+        except Cancelled:
+            if request.number == self._number:
+                self.status, self.busy = "stopped before the first token", False
+            raise
+        if request.number == self._number:  # else a newer request has taken over
+            self._publish(written)
+            self._measure_ribbon()
+            self.busy = self.busy and request.number != self._number
+
+    def _stream(self, model: PreTrainedModel, written: Written, token: CancelToken) -> None:
+        """Write token by token, tell the page in batches, stop where asked to."""
+        request, texts = written.request, written.texts
+        self.status = WRITING
+        started = last = time.monotonic()
+        sent = [0, 0]
+        self.send({"start": self._describe(written)})
+        for pair in generate_lockstep(
+            model, self._tokenizer, request.prompt, request.selection, request.sampling
+        ):
+            for side, new in zip(SIDES, pair, strict=True):
+                if new is not None:
+                    texts[side].add(new)
+            if token.cancelled:
+                written.stopped = True
+                break
+            if time.monotonic() - last >= BATCH_SECONDS:
+                sent, last = self._send_new(written, sent), time.monotonic()
+        written.seconds = time.monotonic() - started
+
+    def _send_new(self, written: Written, sent: list[int]) -> list[int]:
+        """Send the tokens after the first `sent` of each side; returns how many are sent now."""
+        new = {
+            s: plain_tokens(written.texts[s], self._tokenizer)[n:]
+            for s, n in zip(SIDES, sent, strict=True)
+        }
+        self.send({"append": new, "after": sent, "run": written.request.number})
+        return [len(written.texts[side].ids) for side in SIDES]
+
+    def _publish(self, written: Written) -> None:
+        with self.lock, self.hold_sync():
+            self._written = written
+            self.dense_text, self.pruned_text = (written.texts[side].text for side in SIDES)
+            self.tokens = {
+                side: plain_tokens(written.texts[side], self._tokenizer) for side in SIDES
+            }
+            self.divergence = written.divergence
+            self.shown = self._describe(written)
+            self._judge()
+            self.status = written.sentence()
+
+    def _describe(self, written: Written) -> dict[str, Any]:
+        request = written.request
+        question = self._question(request.prompt)
+        return {
+            "run": request.number,
+            "prompt": request.prompt,
+            "plan": plan_words(request.selection),
+            "stopped": written.stopped,
+            "answer": None if question is None else question.answer,
+            "right": {s: question and question.is_right(written.texts[s].text) for s in SIDES},
+        }
+
+    # The ribbon ---------------------------------------------------------------------------------
+
+    def _measure_ribbon(self) -> None:
+        """KL at every token of the chosen text, under the plan of the shown texts."""
+        written, kind = self._written, self.forced_text
+        plan = self.selection if written is None else written.request.selection
+        if plan is None:
+            raise InputError("there is no plan to measure. Set selection, or move lambda.")
+        prompt: list[int] = (
+            [] if kind == "custom" or written is None else written.request.prompt_ids
+        )
+        if kind == "custom":
+            ids = list(self._tokenizer(self.custom_text)["input_ids"]) if self.custom_text else []
+        else:
+            ids = [] if written is None else [*prompt, *written.texts[kind].ids]
+        ribbon = []
+        if len(ids) > 1:
+            with self.session.exclusive() as model:
+                values = forced_kl(model, plan, ids)
+            ribbon = [
+                {"token": name, "kl": float(value), "generated": bool(prompt) and i > len(prompt)}
+                for i, (name, value) in enumerate(zip(self._names(ids)[1:], values, strict=True), 2)
+            ]
+        with self.lock, self.hold_sync():
+            self.ribbon, self.ribbon_text = ribbon, FORCED_TEXTS[kind][1]
+
+    def _names(self, ids: list[int]) -> list[str]:
+        """Texts of tokens; the tokenizer's own name for those without text."""
+        pieces = token_pieces(self._tokenizer, [], ids)
+        own = self._tokenizer.convert_ids_to_tokens(ids)
+        return [piece or name for piece, name in zip(pieces, own, strict=True)]
+
+    # Code and files -----------------------------------------------------------------------------
+
+    def code(self) -> str:
+        """Python that writes the shown text (or, before the first, the one the controls ask for).
+
+        It expects `model`, `tokenizer` and `curvature`, as the instrument was given them.
+        """
+        written = self._written
+        request = self._request(0) if written is None else written.request
+        sampling = request.sampling if written is None else written.sampling
+        forced = FORCED_TEXTS[self.forced_text][0].format(self.custom_text)
+        return "\n".join(
+            [
+                "import cocurve_lab as cl",
+                "from cocurve_lab.lockstep import Sampling, compare_text, forced_kl",
+                "",
+                f"selection = {plan_code(request.selection, self.session.curvature)}",
+                f"sampling = {sampling!r}",
+                f"pair = compare_text(model, tokenizer, {request.prompt!r}, selection, sampling)",
+                "print(pair.dense, pair.pruned, sep='\\n---\\n')",
+                f"kl = forced_kl(model, selection, {forced})  # nats per token",
+            ]
+        )
+
+    def table(self) -> list[dict[str, Any]]:
+        """The ribbon: the number, text and KL of every token from the second on."""
+        return [
+            {
+                "position": position,
+                "token": bar["token"],
+                "generated": bar["generated"],
+                "kl_nats": bar["kl"],
+            }
+            for position, bar in enumerate(self.ribbon, 2)
+        ]

@@ -1,0 +1,246 @@
+"""What every instrument does the same way: keywords, errors, linking, re-running, files."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+import io
+import re
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from ipywidgets import DOMWidget
+from traitlets import Int, Unicode
+
+from cocurve_lab import CocurveError, Curvature, Guards, InputError, Selection, solve_greedy
+from cocurve_lab.storage import write_atomically
+
+from .session import Session
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def front(*names: str) -> str:
+    """Front-end files as one string: the modules in order, without their imports of each other.
+
+    A string and not a path: widgets whose code is a path are never garbage-collected. No bundler:
+    the files are plain modules that `node --test` imports as they are.
+    """
+    folder = files("cocurve_widgets") / "front"
+    texts = [(folder / name).read_text(encoding="utf-8") for name in names]
+    return "\n".join(re.sub(r"^import [^;]*? from \"\./[^;]*;\n", "", t, flags=re.M) for t in texts)
+
+
+def guarded(method: Method) -> Method:
+    """Run a callback under the session's lock and show its error in the instrument.
+
+    Callbacks arrive on changing threads, and what they raise or print is shown nowhere else.
+    """
+
+    @functools.wraps(method)
+    def run(self: Instrument, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with self.lock:
+                return method(self, *args, **kwargs)
+        except Exception as error:
+            self.report(error)
+            return None
+
+    return run  # type: ignore[return-value]
+
+
+class Instrument(DOMWidget):
+    """Base of all instruments; mixed with AnyWidget where we draw, or with a box.
+
+    Attributes:
+        selected_unit: index of the marked unit, shared by all views of a session; None for none.
+        status: what is shown, how fresh it is, how long it took, predicted or measured.
+        error: what went wrong last; empty when all is well.
+        session: the Session it belongs to.
+        lock: the session's; held while callbacks change what is shown.
+    """
+
+    _followed: list[tuple[Callable[..., None], str]] = []  # noqa: RUF012  (replaced in __init__)
+
+    selected_unit = Int(None, allow_none=True).tag(sync=True)
+    status = Unicode().tag(sync=True)
+    error = Unicode().tag(sync=True)
+
+    def __init__(self, session: Session, **controls: Any) -> None:
+        self._require_known(controls)
+        self.session = session
+        self.lock = session.lock
+        self._followed = []
+        super().__init__(**controls)
+        _close_earlier_run(self)
+        if self.selected_unit is None:
+            self.selected_unit = session.selected_unit
+        else:
+            session.selected_unit = self.selected_unit
+        self.observe(self._tell_unit, "selected_unit")
+        self.follow(self._hear_unit, "selected_unit")
+
+    @classmethod
+    def _require_known(cls, controls: Iterable[str]) -> None:
+        known = [
+            name
+            for name in cls.class_trait_names(sync=True)
+            if not name.startswith("_") and name not in DOMWidget.class_trait_names()
+        ]
+        for name in controls:
+            if name not in (*known, "layout") and not name.startswith("_"):
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
+                raise InputError(f"{cls.__name__} has no control {name!r}. {hint}")
+
+    # Linking ------------------------------------------------------------------------------------
+
+    def follow(self, handler: Callable[..., None], trait: str) -> None:
+        """Observe a trait of the session until this instrument is closed."""
+        self.session.observe(handler, trait)
+        self._followed.append((handler, trait))
+
+    def _tell_unit(self, change: Any) -> None:
+        self.session.selected_unit = change.new
+
+    def _hear_unit(self, change: Any) -> None:
+        self.selected_unit = change.new
+
+    def close(self) -> None:
+        """Leave the session and the page."""
+        for handler, trait in self._followed:
+            self.session.unobserve(handler, trait)
+        self._followed = []
+        layout = self.layout
+        super().close()
+        if layout is not None:
+            layout.close()  # a model of its own, which would stay
+
+    # Errors -------------------------------------------------------------------------------------
+
+    def report(self, error: Exception) -> None:
+        """Show an error in the instrument; ours speak for themselves, others name their type."""
+        ours = isinstance(error, CocurveError)
+        self.error = str(error) if ours else f"{type(error).__name__}: {error}"
+
+    # Code and files -----------------------------------------------------------------------------
+
+    def code(self) -> str:
+        """Python that reproduces what is on the screen."""
+        raise NotImplementedError
+
+    def table(self) -> list[dict[str, Any]]:
+        """The data of the picture, one dict per row."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Write what is shown: `.csv` the data, `.json` the plan, `.gexf` the graph.
+
+        An existing file is replaced only when the new one is complete. The picture itself as PNG
+        is a button, because only the browser has drawn it.
+
+        Raises:
+            InputError: another suffix, or no plan yet.
+        """
+        path = Path(path)
+        write_atomically(path, self._file(path.suffix))
+        return path
+
+    def _file(self, suffix: str) -> bytes:
+        if suffix == ".csv":
+            return to_csv(self.table()).encode()
+        if suffix == ".json":
+            if self.session.selection is None:
+                raise InputError("there is no plan yet to save. Choose one first.")
+            return self.session.selection.to_json().encode()
+        if suffix == ".gexf":
+            return to_gexf(self._graph())
+        raise InputError(f"{suffix!r} is not a format of this instrument. Use .csv, .json, .gexf.")
+
+    def _graph(self) -> Any:
+        from cocurve_lab import edge_graph
+
+        return edge_graph(self.session.curvature, top_k=10_000)
+
+    def answer_files(self, content: Any) -> None:
+        """Answer the front end's {"want": ".csv"} with a file to download."""
+        data = self._file(content["want"])
+        self.send({"file": content["want"]}, [data])
+
+
+def plan_code(plan: Selection, curvature: Curvature) -> str:
+    """An expression for a plan: how it was solved where solving again gives it, else its units."""
+    default = Guards()
+    changed = {k: v for k, v in vars(plan.guards).items() if v != getattr(default, k)}
+    guards = f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+    ratio, strength = plan.requested_ratio, plan.interaction_strength
+    if strength is not None and _solves_to(plan, curvature, strength):
+        made = f"cl.solve_greedy(curvature, {ratio!r}, {strength!r}, {guards})"
+    else:
+        facts = f"requested_ratio={ratio!r}, ordered={plan.ordered!r}, guards={guards}"
+        facts += "" if strength is None else f", interaction_strength={strength!r}"
+        units = f"curvature.units, {list(plan.pruned)}, curvature"
+        made = f"cl.Selection.from_pruned({units}, {facts})"
+    return made + (f".with_gains({dict(plan.gains)!r})" if plan.gains else "")
+
+
+def _solves_to(plan: Selection, curvature: Curvature, strength: float) -> bool:
+    try:
+        again = solve_greedy(curvature, plan.requested_ratio, strength, plan.guards)
+    except CocurveError:
+        return False
+    return again.pruned == plan.pruned
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """Rows of equal keys as CSV text."""
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def to_gexf(graph: Any) -> bytes:
+    """A networkx graph as a GEXF file (Gephi, sigma)."""
+    import networkx
+
+    return "\n".join(networkx.generate_gexf(graph)).encode()
+
+
+# Instruments made by each notebook cell: (cell id, kind) -> (the run that made them, they)
+_BY_CELL: dict[tuple[str, str], tuple[str, WeakSet[Instrument]]] = {}
+
+
+def _close_earlier_run(instrument: Instrument) -> None:
+    """Close what an earlier run of the same cell showed; its output is gone, its models are not.
+
+    A model left open stays in the kernel and is sent to the page again at every reload.
+    """
+    cell, run = _current_cell()
+    if not cell:
+        return
+    key = (cell, type(instrument).__name__)
+    made_by, instruments = _BY_CELL.get(key, ("", WeakSet()))
+    if made_by != run:
+        for earlier in list(instruments):
+            earlier.close()
+        instruments = WeakSet()
+    instruments.add(instrument)
+    _BY_CELL[key] = (run, instruments)
+
+
+def _current_cell() -> tuple[str, str]:
+    """Cell id and message id of the running cell; empty outside a notebook."""
+    try:
+        from IPython import get_ipython
+
+        parent = get_ipython().kernel.get_parent("shell")
+        return parent["metadata"].get("cellId", ""), parent["header"].get("msg_id", "")
+    except Exception:  # no kernel, or one that does not say
+        return "", ""

@@ -1,0 +1,428 @@
+"""The lambda explorer: drag the weight of the edges and see the pruning plan change."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import numpy as np
+from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
+
+from cocurve_lab import (
+    Curvature,
+    Guards,
+    InfeasibleError,
+    LambdaPath,
+    Selection,
+    lambda_path,
+    reachable_ratio,
+    redundancy_gate,
+    solve_greedy,
+)
+from cocurve_lab.architectures import KINDS
+from cocurve_lab.selection import target_cost
+from cocurve_lab.solver import Greedy
+
+from .instrument import Instrument, front, guarded
+from .packing import curve, pack_problem
+from .session import CancelToken, Session
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MOST_RATIO = 0.6  # curves and the ratio slider end here
+CONTROLS = (
+    "interaction_strength",
+    "ratio",
+    "layer_cap",
+    "layer_cap_factor",
+    "protect_first",
+    "protect_last",
+    "kinds",
+)
+
+
+class LambdaExplorer(Instrument, anywidget.AnyWidget):
+    """Re-solves the pruning plan while lambda, the ratio or a guard is dragged.
+
+    Up to 1,200 units the browser solves at once on H as sent, and the kernel's answer follows and
+    decides; `agrees` says whether the two plans are the same. Above, the kernel solves.
+
+    Args:
+        curvature: H [M, M].
+        session: shared with other instruments; by default the curvature's own.
+        model, tokenizer: optional; they join the session, for instruments that measure.
+        **controls: initial values of the traits.
+
+    Attributes:
+        interaction_strength: lambda in [0, 1].
+        ratio: share of removable cost to remove, [0, 0.6].
+        layer_cap: largest share of a layer's cost that may go, (0, 1]; None for no cap.
+        layer_cap_factor: the cap as a multiple of the ratio; None for none.
+        protect_first, protect_last: layers at either end that stay whole.
+        kinds: kinds that may be pruned, of ["attention", "ffn"].
+        selection: the plan (a Selection), None while no plan is possible.
+        flips: lambda at which the plan changes, for the present ratio and guards; empty while
+            `flips_stale`.
+        agrees: the browser's plan was the kernel's; None before the first answer.
+
+    Raises:
+        InputError: an unknown keyword.
+        TraitError: a control out of range, at construction or when set.
+    """
+
+    _esm = front("kit.js", "solver.js", "plan_pictures.js", "lambda.js", "lambda_main.js")
+    _css = front("instrument.css")
+
+    interaction_strength = Float(1.0).tag(sync=True)
+    ratio = Float(0.2).tag(sync=True)
+    layer_cap = Float(None, allow_none=True).tag(sync=True)
+    layer_cap_factor = Float(None, allow_none=True).tag(sync=True)
+    protect_first = Int(0).tag(sync=True)
+    protect_last = Int(0).tag(sync=True)
+    kinds = List(default_value=list(KINDS)).tag(sync=True)
+    selection = Instance(Selection, allow_none=True)
+    flips = List(Float()).tag(sync=True)
+    flips_stale = Bool(True).tag(sync=True)
+    agrees = Bool(None, allow_none=True).tag(sync=True)
+    kernel = Bool(True).tag(sync=True)
+    _problem = Dict().tag(sync=True)
+    _view = Dict().tag(sync=True)
+    _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
+    _marks = Dict().tag(sync=True)  # gate and measured plans
+    _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the reachable ratio
+
+    def __init__(
+        self,
+        curvature: Curvature,
+        *,
+        session: Session | None = None,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **controls: Any,
+    ) -> None:
+        self._require_known(controls)
+        self._solved: tuple[Any, ...] | None = None
+        self._guarded: tuple[Any, ...] | None = None
+        self._path: LambdaPath | None = None
+        self._adopting = False
+        self._seconds = 0.0
+        if session is None:
+            session = Session.of(curvature, model, tokenizer)
+        elif model is not None:
+            session.attach(model, tokenizer)
+        self.curvature = curvature
+        super().__init__(session, _problem=pack_problem(curvature), **controls)
+        self.gate = redundancy_gate(curvature)
+        self._mark()
+        self.observe(self._changed, CONTROLS)
+        self.on_msg(self._heard)
+        self.follow(self._adopt, "selection")
+        self.follow(self._mark, "measured")
+        if not controls and session.selection is not None:
+            self._adopt({"new": session.selection})
+        self._changed()
+
+    # Controls -----------------------------------------------------------------------------------
+
+    @validate("interaction_strength")
+    def _valid_strength(self, proposal: Any) -> float:
+        return _within("interaction_strength", proposal.value, 0, 1)
+
+    @validate("ratio")
+    def _valid_ratio(self, proposal: Any) -> float:
+        return _within("ratio", proposal.value, 0, MOST_RATIO)
+
+    @validate("layer_cap", "layer_cap_factor")
+    def _valid_cap(self, proposal: Any) -> float | None:
+        if proposal.value is None:
+            return None
+        most = 1.0 if proposal.trait.name == "layer_cap" else 100.0
+        return _within(proposal.trait.name, proposal.value, 1e-6, most)
+
+    @validate("protect_first", "protect_last")
+    def _valid_layers(self, proposal: Any) -> int:
+        most = self.curvature.units.num_layers
+        return int(_within(proposal.trait.name, proposal.value, 0, most))
+
+    @validate("kinds")
+    def _valid_kinds(self, proposal: Any) -> list[str]:
+        if not proposal.value or set(proposal.value) - set(KINDS):
+            raise TraitError(f"kinds is {proposal.value!r}; choose from {list(KINDS)}.")
+        return [kind for kind in KINDS if kind in proposal.value]
+
+    @property
+    def guards(self) -> Guards:
+        """The guards as set.
+
+        Raises:
+            InputError: both kinds of cap are given.
+        """
+        return Guards(
+            self.layer_cap,
+            self.layer_cap_factor,
+            self.protect_first,
+            self.protect_last,
+            tuple(self.kinds),
+        )
+
+    def next_plan(self) -> float:
+        """Go to the next larger lambda with another plan; returns the new lambda."""
+        return self._go(1)
+
+    def previous_plan(self) -> float:
+        """Go to the next smaller lambda with another plan; returns the new lambda."""
+        return self._go(-1)
+
+    def _go(self, step: int) -> float:
+        path = self.path()
+        here = path.segments.index(path.at(self.interaction_strength)) + step
+        if 0 <= here < len(path):
+            segment = path.segments[here]
+            plan = segment.selection
+            middle = (segment.start + segment.stop) / 2
+            self.interaction_strength = middle if plan is None else plan.interaction_strength
+        return float(self.interaction_strength)
+
+    def path(self) -> LambdaPath:
+        """Every plan of lambda in [0, 1] at the present ratio and guards; computed if stale."""
+        if self._path is None:
+            self._keep_path(lambda_path(self.curvature, self.ratio, self.guards))
+        assert self._path is not None
+        return self._path
+
+    # Solving ------------------------------------------------------------------------------------
+
+    def _key(self) -> tuple[Any, ...]:
+        values = (getattr(self, name) for name in CONTROLS)
+        return tuple(tuple(v) if isinstance(v, list) else v for v in values)
+
+    @guarded
+    def _changed(self, _: Any = None) -> None:
+        key = self._key()
+        if key == self._solved:
+            return
+        self._solved = key
+        begun = time.perf_counter()
+        if self._guarded != key[1:]:
+            self._new_guards(key[1:])
+        with self.hold_sync():
+            self._solve()
+            self._seconds = time.perf_counter() - begun
+            self.status = self._sentence()
+
+    def _solve(self) -> None:
+        strength, ratio = self.interaction_strength, self.ratio
+        try:
+            plan: Selection | None = solve_greedy(self.curvature, ratio, strength, self.guards)
+            self.error = ""
+        except InfeasibleError as error:
+            plan, self.error = None, str(error)
+        run = self._longest(strength)
+        self._view = {
+            "key": list(self._solved or ()),
+            "order": list((run if plan is None else plan).pruned),
+            "feasible": plan is not None,
+            "node": None if plan is None else plan.node_risk,
+            "edge": None if plan is None else plan.edge_risk,
+            "differs": None if plan is None else self._differs(plan),
+            "curve": curve(run),
+        }
+        self.selection = plan
+        if plan is not None and not self._adopting:
+            self.session.selection = plan
+
+    def _new_guards(self, key: tuple[Any, ...]) -> None:
+        """What depends on ratio and guards but not on lambda: ends of the curves, flips."""
+        self._guarded, self._path = key, None
+        self.flips_stale = True
+        guards = self.guards
+        self._zero, one = self._longest(0.0), self._longest(1.0)
+        zero = self._zero
+        self._ends = {
+            "reachable": reachable_ratio(self.curvature.units, guards, self.ratio),
+            "cap": guards.cap_at(self.ratio),
+            "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
+            "curves": [{"strength": 0, **curve(zero)}, {"strength": 1, **curve(one)}],
+        }
+        self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
+
+    def _differs(self, plan: Selection) -> int:
+        """Units that only one of this plan and the diagonal one removes."""
+        zero = self._zero
+        spent = np.cumsum(zero.units.costs[list(zero.pruned)])
+        length = int(np.searchsorted(spent, target_cost(zero.units, self.ratio))) + 1
+        diagonal = zero.pruned[: length if self.ratio else 0]
+        return len(set(plan.pruned) ^ set(diagonal))
+
+    def _longest(self, strength: float) -> Selection:
+        """Greedy up to a ratio of 0.6 or as far as it gets, the cap held at its present value."""
+        guards = self.guards
+        cap = guards.cap_at(self.ratio)
+        fixed = Guards(
+            cap if 0 < cap < 1 else None, None, guards.protect_first, guards.protect_last,
+            guards.kinds,
+        )  # fmt: skip
+        if cap == 0:  # a factor of ratio 0 lets nothing go
+            return Selection.from_pruned(self.curvature.units, [], self.curvature)
+        greedy = Greedy(self.curvature, max(MOST_RATIO, self.ratio), fixed)
+        greedy.run(strength)
+        return greedy.selection(strength)
+
+    def _find_flips(self, token: CancelToken) -> None:
+        """On the worker: the exact path, unless the controls move on first."""
+        key = self._guarded
+        time.sleep(0.15)  # while a slider moves, each step replaces the last one here
+        token.check()
+        try:
+            path = lambda_path(self.curvature, self.ratio, self.guards)
+        except InfeasibleError:
+            path = None
+        with self.lock:
+            if key == self._guarded and not token.cancelled and path is not None:
+                self._keep_path(path)
+
+    def _keep_path(self, path: LambdaPath) -> None:
+        self._path = path
+        sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
+        with self.hold_sync():
+            self.flips = list(path.breakpoints)
+            self._changes = [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
+            self.flips_stale = False
+
+    def _sentence(self) -> str:
+        plan = self.selection
+        took = f"solved in {1000 * self._seconds:.1f} ms by the kernel"
+        if plan is None:
+            return f"No plan at this ratio under these guards; {took}."
+        measured = [m for m in self.session.measured if m.selection.fingerprint == plan.fingerprint]
+        kl = (
+            f"measured KL {measured[0].risk:.4g} on {measured[0].text}"
+            if measured
+            else "KL not measured"
+        )
+        assert plan.predicted_risk is not None
+        return f"Predicted risk {plan.predicted_risk:.4g} nats per token, {kl}; {took}."
+
+    # Other views --------------------------------------------------------------------------------
+
+    @guarded
+    def _adopt(self, change: Any) -> None:
+        """Show a plan chosen elsewhere by setting the controls that make it."""
+        plan = change["new"]
+        if plan is None or (self.selection is not None and _same(plan, self.selection)):
+            return
+        strength = plan.interaction_strength
+        shown = strength is not None and plan.ordered and 0 <= strength <= 1
+        if not shown or plan.requested_ratio > MOST_RATIO:
+            self.status = f"Another view shows a plan these controls cannot make: {plan}"
+            return
+        guards = plan.guards
+        self._adopting = True
+        try:
+            with self.hold_trait_notifications():
+                self.interaction_strength, self.ratio = strength, plan.requested_ratio
+                self.layer_cap, self.layer_cap_factor = guards.layer_cap, guards.layer_cap_factor
+                self.protect_first, self.protect_last = guards.protect_first, guards.protect_last
+                self.kinds = list(guards.kinds)
+        finally:
+            self._adopting = False
+
+    @guarded
+    def _mark(self, _: Any = None) -> None:
+        self._marks = {
+            "gate": {"strength": self.gate.recommended, "reason": self.gate.reason},
+            "measured": [
+                {
+                    "strength": m.selection.interaction_strength,
+                    "ratio": m.selection.requested_ratio,
+                    "realized": m.selection.realized_ratio,
+                    "risk": m.risk,
+                }
+                for m in self.session.measured
+            ],
+        }
+        if self._solved:
+            self.status = self._sentence()
+
+    @guarded
+    def _heard(self, _: Any, content: Any, buffers: Any) -> None:
+        """Messages of the front end: a row of H, a step along the path, a file."""
+        if "row" in content:
+            u = int(content["row"])
+            self.send({"row": u}, [self.curvature.matrix[u].astype("<f8").tobytes()])
+        elif "go" in content:
+            self._go(1 if content["go"] > 0 else -1)
+        elif "want" in content:
+            self.answer_files(content)
+
+    # Code and files -----------------------------------------------------------------------------
+
+    def code(self) -> str:
+        """Python that makes the plan on the screen; `curvature` is the one it was opened on."""
+        given = {
+            "layer_cap": self.layer_cap,
+            "layer_cap_factor": self.layer_cap_factor,
+            "protect_first": self.protect_first or None,
+            "protect_last": self.protect_last or None,
+            "kinds": tuple(self.kinds) if len(self.kinds) < len(KINDS) else None,
+        }
+        guards = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+        return (
+            "import cocurve_lab as cl\n\n"
+            "selection = cl.solve_greedy(\n"
+            f"    curvature, ratio={self.ratio!r}, "
+            f"interaction_strength={self.interaction_strength!r}, guards=cl.Guards({guards})\n)\n"
+        )
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per unit: name, cost, saliency, connectivity, and the step that removes it."""
+        units, curvature = self.curvature.units, self.curvature
+        steps = {
+            u: k for k, u in enumerate(() if self.selection is None else self.selection.pruned)
+        }
+        return [
+            {
+                "unit": unit.name,
+                "layer": unit.layer,
+                "kind": unit.kind,
+                "cost": unit.cost,
+                "saliency": float(curvature.saliency[u]),
+                "connectivity": float(curvature.connectivity[u]),
+                "pruned": u in steps,
+                "step": steps.get(u, ""),
+            }
+            for u, unit in enumerate(units)
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Everything the front end starts from, for a page without a kernel."""
+        names = (*CONTROLS, "selected_unit", "status", "error", "_marks")
+        problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
+        return {name: getattr(self, name) for name in names} | {
+            "_problem": problem,
+            "kernel": False,
+        }
+
+    def close(self) -> None:
+        if self._followed:  # a refused keyword leaves nothing to stop
+            self.session.worker.cancel(f"flips {id(self)}")
+        super().close()
+
+
+def _same(a: Selection, b: Selection) -> bool:
+    """Whether two plans were made alike, so that showing one shows the other."""
+    return (
+        a.fingerprint == b.fingerprint
+        and a.interaction_strength == b.interaction_strength
+        and a.requested_ratio == b.requested_ratio
+        and a.guards == b.guards
+    )
+
+
+def _within(name: str, value: float, low: float, high: float) -> float:
+    if not (np.isfinite(value) and low <= value <= high):
+        raise TraitError(f"{name} is {value}; it lies in [{low:g}, {high:g}].")
+    return value
