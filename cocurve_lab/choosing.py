@@ -1,4 +1,4 @@
-"""Choosing what the paper leaves open, lambda and the guards, by the KL on held-out text.
+"""Choosing what the paper leaves open, lambda and the guards, by KL or loss on held-out text.
 
 Both choosers list distinct plans, measure them with `measure_plans` in a race that stops clear
 losers early, and compare them by paired standard errors over the same rows. What is chosen on the
@@ -80,8 +80,8 @@ class _Choice:
 
     @property
     def winner(self) -> Candidate:
-        """Lowest held-out KL among those measured in full; the preferred one if exactly equal."""
-        return min((c for c in self.curve if not c.stopped_early), key=lambda c: c.kl)
+        """Lowest judged value among those measured in full; the preferred one if exactly equal."""
+        return min((c for c in self.curve if not c.stopped_early), key=lambda c: c.judged)
 
     @property
     def chosen(self) -> Candidate:
@@ -231,6 +231,7 @@ def choose_guards(
 ) -> GuardsChoice:
     """The layer cap and protection whose plan costs least on held-out text, ties to the loosest.
 
+    The paper's anti-collapse choice goes by perplexity: `ChoiceOptions(judge="nll")` does that.
     Every cap is combined with every protection. Looser means: a larger `reachable_ratio`, then a
     larger cap, then fewer protected layers; guards that allow all that others do never come later.
 
@@ -377,7 +378,8 @@ def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[floa
 def _row(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a flat dict; lambdas as `interaction_strength` and its first interval."""
     fit, selection = candidate.fit, candidate.selection
-    names = ("kl", "standard_error", "rows", "difference", "difference_error")
+    numbers = ("kl", "standard_error", "perplexity", "rows")
+    compared = ("judge", "difference", "difference_error")
     return {
         "interaction_strength": selection.interaction_strength,
         "start": candidate.intervals[0][0],
@@ -386,7 +388,7 @@ def _row(candidate: Candidate) -> dict[str, Any]:
         "guards": guards_text(candidate.guards[0]),
         "realized_ratio": selection.realized_ratio,
         "predicted_risk": selection.predicted_risk,
-        **{name: getattr(candidate, name) for name in names},
+        **{name: getattr(candidate, name) for name in (*numbers, *compared)},
         "stopped_early": candidate.stopped_early,
         "tied": candidate.tied,
         "edge_mass": fit.edge_mass,

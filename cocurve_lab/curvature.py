@@ -72,6 +72,11 @@ class Curvature:
         if len(set(groups.values())) > 1:
             raise InputError(f"numbers of groups differ: {groups}. Take them from one build.")
 
+    @property
+    def is_preview(self) -> bool:
+        """Whether H is from random probes: infinitesimal and noisy, to look at while H is built."""
+        return self.provenance.get("method") == "probe"
+
     # Statistics ---------------------------------------------------------------------------------
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The three pictures of notebook 01, as plotly figures. Plotly is imported when one is drawn.
+"""The three pictures of notebook 01, and the look of all others. Plotly is imported when drawing.
 
 Backgrounds are transparent and text mid-grey, so a figure reads in JupyterLab's light and dark
 theme; colours are from the Okabe-Ito set, which colour-blind readers can tell apart.
@@ -31,7 +31,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     Up to 320 units every cell is a pair of units, signed; above, the mean |rho| of a pair of
     (kind, layer) blocks, as in the paper's figure.
     """
-    go = _plotly()
+    go = graph_objects()
     order = np.argsort(
         curvature.units.kinds == "ffn", kind="stable"
     )  # attention first, layers kept
@@ -63,7 +63,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     axis = {"showticklabels": False, "constrain": "domain"}
     figure.update_xaxes(title_text="attention units | FFN groups", **axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
-    return _finish(figure, f"Curvature correlation; mean |ρ|: {text}", width=680, height=620)
+    return finish(figure, f"Curvature correlation; mean |ρ|: {text}", width=680, height=620)
 
 
 def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
@@ -71,7 +71,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
 
     Units below 1e-6 of the largest value are drawn at that floor, so that the axes stay readable.
     """
-    go = _plotly()
+    go = graph_objects()
     bridges = bridges if bridges is not None else bridge_units(curvature)
     units, figure = curvature.units, go.Figure()
     saliency = np.maximum(curvature.saliency, 1e-6 * curvature.saliency.max(initial=1e-300))
@@ -109,12 +109,12 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
-    return _finish(figure, title)
+    return finish(figure, title)
 
 
 def plot_budget(selection: Selection) -> Figure:
     """Share of each layer's attention and FFN cost that a plan removes."""
-    go = _plotly()
+    go = graph_objects()
     figure = go.Figure()
     layers = list(range(selection.units.num_layers))
     for kind, share in selection.layer_budget().items():
@@ -136,7 +136,7 @@ def plot_budget(selection: Selection) -> Figure:
     title = f"Where {selection.realized_ratio:.1%} of removable parameters go" + (
         "" if strength is None else f", λ = {strength:g}"
     )
-    return _finish(figure, title)
+    return finish(figure, title)
 
 
 def _average_blocks(
@@ -156,7 +156,8 @@ def _average_blocks(
     return means, names, sum(kind == 0 for kind, _ in blocks)
 
 
-def _finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:
+def finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:
+    """Give a figure the common look: transparent, readable in both themes, no cloud button."""
     figure.update_layout(
         title={"text": title, "font": {"size": 15}},
         width=width,
@@ -174,7 +175,8 @@ def _finish(figure: Any, title: str, width: int | None = None, height: int = 440
     return figure
 
 
-def _plotly() -> Any:
+def graph_objects() -> Any:
+    """plotly.graph_objects, set up to keep data on this machine; CocurveError without plotly."""
     try:
         import plotly.graph_objects as go
         import plotly.io as pio

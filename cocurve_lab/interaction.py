@@ -21,6 +21,10 @@ from .selection import Guards, Selection
 from .solver import Greedy, UnitsLike, require_strength, solve_greedy
 
 GRAY, HIGH = 0.10, 0.12
+_PREVIEW = (
+    "This H is a preview from random probes: infinitesimal, and noisy enough to cross a threshold "
+    "by itself. The gate says nothing on it; build H by ablations."
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Gate:
         diagonal_cv: kind -> std / mean of the saliency H_uu (population std); NaN where undefined.
         edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
         edge_to_diagonal_measured: the left-hand side of that proposition, measured on S.
-        band: "low", "gray", "high", or "unknown" without FFN pairs.
+        band: "low", "gray", "high", or "unknown" without FFN pairs and on a preview.
         recommended: lambda; None where unknown.
         reason: one sentence with the numbers.
     """
@@ -56,7 +60,8 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
     high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. We say low below
     0.10, gray from 0.10, high from 0.12, and recommend what the paper did: 1 when low, 0 otherwise.
-    A default to start from, not a verdict: the best lambda also falls with the ratio.
+    A default to start from, not a verdict: the best lambda also falls with the ratio. On a preview
+    (`Curvature.is_preview`) it recommends nothing: the noise of probes alone can cross a threshold.
 
     The edge-to-diagonal balance is taken on S, the plan of `ratio` at lambda = 0 without guards.
     Predicted: 2 |S| |rho_bar|, rho_bar = mean signed rho_uv over ordered pairs u != v of S.
@@ -71,7 +76,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     """
     redundancy = curvature.ffn_redundancy
     floor = curvature.ffn_redundancy_noise_floor
-    band, strength = _band(redundancy)
+    band, strength = ("unknown", None) if curvature.is_preview else _band(redundancy)
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)
     predicted, measured = _edge_to_diagonal(curvature, chosen)
     return Gate(
@@ -83,7 +88,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         edge_to_diagonal_measured=measured,
         band=band,
         recommended=strength,
-        reason=_reason(redundancy, floor, band, strength),
+        reason=_PREVIEW if curvature.is_preview else _reason(redundancy, floor, band, strength),
     )
 
 

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Interval = tuple[float, float]
 Found = tuple[Interval, Guards, Selection | InfeasibleError]  # settings and what they give
 
+Judge = Literal["kl", "nll"]
 TIE = 1.0  # paired standard errors within which a plan is "not worse" than the winner
 
 
@@ -36,6 +37,8 @@ class ChoiceOptions:
             taken in their order, so they should not be sorted by source.
         stop_beyond: a plan that is worse than the leader by more than this many paired standard
             errors at the end of a stage is not measured further; inf measures everything.
+        judge: what plans are compared by: "kl", the divergence from the dense model, or "nll", the
+            loss on the text itself, which is the logarithm of perplexity; both in nats per token.
         checkpoint: start of the names of the files to resume from, one per stage.
         progress, plans_per_batch: as for `measure_plans`.
     """
@@ -43,6 +46,7 @@ class ChoiceOptions:
     max_candidates: int = 32
     first_rows: int = 8
     stop_beyond: float = 4.0
+    judge: Judge = "kl"
     checkpoint: str | os.PathLike[str] | None = None
     progress: bool = True
     plans_per_batch: int | None = None
@@ -51,6 +55,8 @@ class ChoiceOptions:
         for name, least in (("max_candidates", 2), ("first_rows", 2), ("stop_beyond", TIE)):
             if not getattr(self, name) >= least:
                 raise InputError(f"{name} is {getattr(self, name)}; it is at least {least:g}.")
+        if self.judge not in ("kl", "nll"):
+            raise InputError(f'judge is {self.judge!r}; plans are compared by "kl" or by "nll".')
 
 
 @dataclass(frozen=True)
@@ -99,9 +105,11 @@ class Candidate:
         guards: all guards that make it, loosest first.
         kl: held-out KL over the rows measured, nats per token.
         standard_error: of `kl` over rows.
+        nll: loss on the next tokens of the same rows, nats per token.
         rows: how many rows were measured.
-        difference: kl minus the winner's over the same rows, nats per token; 0 for the winner. In a
-            report: minus that of the best plan.
+        judge: "kl" or "nll", what the next two are about.
+        difference: judged value minus the winner's over the same rows, nats per token; 0 for the
+            winner. In a report: minus that of the best plan.
         difference_error: paired standard error of `difference`.
         stopped_early: dropped as a clear loser: its numbers are of fewer rows than the winner's.
     """
@@ -111,10 +119,22 @@ class Candidate:
     guards: tuple[Guards, ...]
     kl: float
     standard_error: float
+    nll: float
     rows: int
+    judge: Judge
     difference: float
     difference_error: float
     stopped_early: bool
+
+    @property
+    def judged(self) -> float:
+        """The value plans were compared by, nats per token."""
+        return self.kl if self.judge == "kl" else self.nll
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll) over the rows measured; comparable within one text and tokenizer only."""
+        return math.exp(self.nll)
 
     @property
     def tied(self) -> bool:
@@ -134,7 +154,8 @@ class Candidate:
         state = f"stopped after {self.rows} rows" if self.stopped_early else "tied" * self.tied
         return (
             f"lambda {spans}  {guards_text(self.guards[0])}  KL {self.kl:.5f} +- "
-            f"{self.standard_error:.5f}  behind {self.difference:.5f} +- "
+            f"{self.standard_error:.5f}  perplexity {self.perplexity:.4g}  behind in "
+            f"{self.judge} {self.difference:.5f} +- "
             f"{self.difference_error:.5f}  {state}".rstrip()
         )
 
@@ -165,38 +186,49 @@ def race(
     model: PreTrainedModel, plans: list[Contender], held_out: CalibrationSet, options: ChoiceOptions
 ) -> tuple[Candidate, ...]:
     """Measure plans over growing subsets of the rows, dropping clear losers after each stage."""
-    kl = np.full((len(plans), len(held_out)), np.nan)
+    values = np.full((len(plans), len(held_out), 2), np.nan)  # KL and nll
+    column = 0 if options.judge == "kl" else 1
+    judged = values[..., column]
     alive = list(range(len(plans)))
     start, stop = 0, min(options.first_rows, len(held_out))
     while start < len(held_out):
         part, running = held_out.rows(start, stop), [plans[number] for number in alive]
-        kl[alive, start:stop] = _measure(model, running, part, options, f"rows{start}-{stop}")
+        values[alive, start:stop] = _measure(model, running, part, options, f"rows{start}-{stop}")
         if stop < len(held_out):
-            places = _survivors(kl[alive, :stop], options.stop_beyond)
+            places = _survivors(judged[alive, :stop], options.stop_beyond)
             alive = [alive[place] for place in places]
         start, stop = stop, min(2 * stop, len(held_out))
-    winner = alive[int(kl[alive].mean(axis=1).argmin())]
-    return tuple(standing(plan, row, kl[winner]) for plan, row in zip(plans, kl, strict=True))
+    winner = values[alive[int(judged[alive].mean(axis=1).argmin())]]
+    return tuple(
+        standing(plan, rows, winner, options.judge)
+        for plan, rows in zip(plans, values, strict=True)
+    )
 
 
-def _survivors(kl: np.ndarray, stop_beyond: float) -> list[int]:
-    """Plans of KL [plans, rows] not clearly behind the lowest mean, see `ChoiceOptions`."""
-    leader = kl[kl.mean(axis=1).argmin()]
-    gaps = [_mean_and_error(row - leader) for row in kl]
+def _survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
+    """Plans of values [plans, rows] not clearly behind the lowest mean, see `ChoiceOptions`."""
+    leader = judged[judged.mean(axis=1).argmin()]
+    gaps = [_mean_and_error(row - leader) for row in judged]
     return [place for place, (gap, error) in enumerate(gaps) if not gap > stop_beyond * error]
 
 
-def standing(plan: Contender, kl: np.ndarray, reference: np.ndarray) -> Candidate:
-    """A plan's KL [rows], NaN from where it was stopped on, beside a fully measured one."""
-    rows = int((~np.isnan(kl)).sum())
+def standing(
+    plan: Contender, values: np.ndarray, reference: np.ndarray, judge: Judge = "kl"
+) -> Candidate:
+    """A plan's KL and nll [rows, 2], NaN from where it was stopped on, beside a whole one's."""
+    rows = int((~np.isnan(values[:, 0])).sum())
+    kl, nll = values[:rows].T
+    gap = (values - reference)[:rows, 0 if judge == "kl" else 1]
     return Candidate(
         plan.selection,
         plan.intervals,
         plan.guards,
-        *_mean_and_error(kl[:rows]),
+        *_mean_and_error(kl),
+        float(nll.mean()),
         rows,
-        *_mean_and_error(kl[:rows] - reference[:rows]),
-        stopped_early=rows < len(kl),
+        judge,
+        *_mean_and_error(gap),
+        stopped_early=rows < len(values),
     )
 
 
@@ -212,15 +244,17 @@ def _measure(
     options: ChoiceOptions,
     part: str,
 ) -> np.ndarray:
-    """KL [plans, rows] by `measure_plans`, with a checkpoint of its own: a file has one text."""
-    return measure_plans(
+    """KL and nll [plans, rows, 2], with a checkpoint of its own: a file has one text."""
+    table = measure_plans(
         model,
         [plan.selection for plan in plans],
         text,
         checkpoint=None if options.checkpoint is None else f"{options.checkpoint}.{part}",
         progress=options.progress,
         plans_per_batch=options.plans_per_batch,
-    ).kl
+    )
+    assert table.nll is not None  # measure_plans fills it
+    return np.stack([table.kl, table.nll], axis=-1)
 
 
 def report_plans(
@@ -238,10 +272,10 @@ def report_plans(
     for name, (interval, guards, outcome) in references:
         if isinstance(outcome, Selection):
             plans[name] = Contender(outcome, (interval,), (guards,))
-    kl = _measure(model, list(plans.values()), report_on, options, "report")
+    values = _measure(model, list(plans.values()), report_on, options, "report")
     return {
-        name: standing(plan, row, kl[0])
-        for (name, plan), row in zip(plans.items(), kl, strict=True)
+        name: standing(plan, rows, values[0], options.judge)
+        for (name, plan), rows in zip(plans.items(), values, strict=True)
     }
 
 

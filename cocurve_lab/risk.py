@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from .curvature import Curvature
 
 log = logging.getLogger(__name__)
-FORMAT, VERSION = "cocurve-plans", 1
+FORMAT, VERSION = "cocurve-plans", 2
+DENSE = "dense"  # where the memory keeps the teacher's own nll
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
 _BATCH_TOKENS = 16_384  # tokens per forward, so that activations stay moderate for long rows
 
@@ -51,11 +52,16 @@ class PlanTable:
         kl: [plans, sequences] float64, mean KL(teacher || masked) over a sequence's scored
             positions, full vocabulary, nats per token.
         source: where the text came from.
+        nll: [plans, sequences] float64, mean negative log-likelihood of the token that really comes
+            next, over the same positions, nats per token.
+        dense_nll: [sequences] float64, the same of the dense model.
     """
 
     selections: tuple[Selection, ...]
     kl: np.ndarray
     source: str = ""
+    nll: np.ndarray | None = None
+    dense_nll: np.ndarray | None = None
 
     @property
     def mean(self) -> np.ndarray:
@@ -67,6 +73,17 @@ class PlanTable:
         """Standard error of `mean` over sequences [plans]; NaN with a single sequence."""
         return standard_error(self.kl)
 
+    @property
+    def perplexity(self) -> np.ndarray:
+        """exp of the mean `nll` of each plan [plans]: rows are scored one by one, none overlaps.
+
+        Raises:
+            InputError: the table was made without `nll`.
+        """
+        if self.nll is None:
+            raise InputError("this table has no nll. Tables of measure_plans have.")
+        return np.exp(self.nll.mean(axis=1))
+
     def paired(self, plan: int, other: int) -> tuple[float, float]:
         """Mean difference plan - other over the same sequences, and its standard error.
 
@@ -77,6 +94,7 @@ class PlanTable:
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict per plan, ready for a DataFrame."""
+        perplexities = np.full(len(self), np.nan) if self.nll is None else self.perplexity
         return [
             {
                 "interaction_strength": selection.interaction_strength,
@@ -87,9 +105,10 @@ class PlanTable:
                 "predicted_risk": selection.predicted_risk,
                 "measured_risk": float(mean),
                 "standard_error": float(error),
+                "perplexity": None if self.nll is None else float(perplexity),
             }
-            for selection, mean, error in zip(
-                self.selections, self.mean, self.standard_error, strict=True
+            for selection, mean, error, perplexity in zip(
+                self.selections, self.mean, self.standard_error, perplexities, strict=True
             )
         ]
 
@@ -136,7 +155,7 @@ def pruning_risk(
     scales = column_scales(architecture, *resolve(model, selection))
     engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
-        risks = [engine.risks(number, [scales])[0] for number in range(len(calibration))]
+        risks = [engine.measure(number, [scales])[0, 0] for number in range(len(calibration))]
     return float(np.mean(risks))
 
 
@@ -187,6 +206,8 @@ def measure_plans(
     missing = [mark for mark in plans if mark not in memory.finished]
     batch = plans_per_batch or max(1, min(len(missing), _BATCH_TOKENS // held_out.seq_len))
     engine = _Engine(architecture, held_out, batch)
+    missing.append(DENSE)
+    scales[DENSE] = {}
     numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
     with measuring(model, torch.get_num_threads()):
         bar = tqdm(
@@ -194,14 +215,15 @@ def measure_plans(
         )
         for number in bar:
             absent = memory.absent(missing, number)
-            memory.add(absent, number, engine.risks(number, [scales[mark] for mark in absent]))
+            memory.add(absent, number, engine.measure(number, [scales[mark] for mark in absent]))
     table = np.array([memory.values[selection.fingerprint] for selection in selections])
-    return PlanTable(tuple(selections), table, held_out.source)
+    dense = memory.values[DENSE][:, 1]
+    return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)
 
 
 @dataclass
 class _Memory:
-    """Measured values by plan fingerprint [sequences], NaN where not measured yet."""
+    """Measured KL and nll by plan fingerprint [sequences, 2], KL NaN where not measured yet."""
 
     path: Path | None
     settings: dict[str, Any]
@@ -233,16 +255,16 @@ class _Memory:
 
     @property
     def finished(self) -> set[str]:
-        return {mark for mark, row in self.values.items() if not np.isnan(row).any()}
+        return {mark for mark, rows in self.values.items() if not np.isnan(rows[:, 0]).any()}
 
     def absent(self, marks: list[str], number: int) -> list[str]:
         """Those of `marks` not measured on sequence `number` yet."""
-        return [m for m in marks if m not in self.values or np.isnan(self.values[m][number])]
+        return [m for m in marks if m not in self.values or np.isnan(self.values[m][number, 0])]
 
     def add(self, marks: list[str], number: int, values: np.ndarray) -> None:
-        for mark, value in zip(marks, values, strict=True):
-            row = self.values.setdefault(mark, np.full(self.sequences, np.nan))
-            row[number] = value
+        for mark, pair in zip(marks, values, strict=True):
+            rows = self.values.setdefault(mark, np.full((self.sequences, 2), np.nan))
+            rows[number] = pair
         if self.path is None:
             return
         content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
@@ -264,15 +286,17 @@ class _Engine:
     text: CalibrationSet
     batch: int
 
-    def risks(self, number: int, plans: list[Scales]) -> np.ndarray:
-        """KL [plans] of one sequence, averaged over its scored positions."""
+    def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
+        """KL and nll [plans, 2] of one sequence, averaged over its scored positions."""
         device = model_device(self.architecture.model)
         ids = self.text.input_ids[number : number + 1].to(device)
         positions = self.text.scored[number].to(device)
         teacher = _scored_hidden(self.architecture, ids, positions, {})
+        changed = [number for number, scales in enumerate(plans) if scales]
+        values = self._dense(ids, positions, teacher).repeat(len(plans), 1)
         done: list[Tensor] = []
-        while len(done) < len(plans):
-            rows = plans[len(done) : len(done) + self.batch]
+        while len(done) < len(changed):
+            rows = [plans[number] for number in changed[len(done) : len(done) + self.batch]]
             found = self._try_batch(ids, positions, teacher, rows)
             if found is None:
                 self.batch = len(rows) // 2
@@ -284,23 +308,29 @@ class _Engine:
                 log.warning("out of memory: measuring %d plans at a time from here on", self.batch)
                 continue
             done += list(found)
-        values = torch.stack(done).cpu().numpy() if done else np.zeros(0)
-        if not np.isfinite(values).all():
+        if done:
+            values[changed] = torch.stack(done)
+        measured = values.cpu().numpy()
+        if not np.isfinite(measured[:, 0]).all():
             raise NumericalError(
                 f"sequence {number} gives NaN or infinite logits, in the dense model or under a "
                 "plan. Half precision may overflow: try bfloat16 or float32."
             )
-        return values
+        return measured
+
+    def _dense(self, ids: Tensor, positions: Tensor, teacher: Tensor) -> Tensor:
+        """What a plan that changes nothing measures [1, 2]: KL 0 and the dense model's nll."""
+        return _mean_kl_and_nll(self.architecture, teacher, teacher, ids[0, positions + 1])
 
     def _try_batch(
         self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
     ) -> Tensor | None:
-        """Mean KL of some plans, or None where the batch does not fit in memory."""
+        """Mean KL and nll [B, 2] of some plans, or None where the batch does not fit in memory."""
         try:
             masks = stack_rows(self.architecture, rows)
             repeated = ids.expand(len(rows), -1)
             masked = _scored_hidden(self.architecture, repeated, positions, masks)
-            return _mean_kl(self.architecture, teacher, masked)
+            return _mean_kl_and_nll(self.architecture, teacher, masked, ids[0, positions + 1])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -316,17 +346,28 @@ def _scored_hidden(
     return output[0][:, positions]
 
 
-def _mean_kl(architecture: Architecture, teacher: Tensor, masked: Tensor) -> Tensor:
-    """Mean KL [B] float64 over positions, a chunk of positions at a time."""
+def _mean_kl_and_nll(
+    architecture: Architecture, teacher: Tensor, masked: Tensor, labels: Tensor
+) -> Tensor:
+    """Mean KL and nll of labels [P], together [B, 2] float64, a chunk of positions at a time."""
     rows, positions, _ = masked.shape
     step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * architecture.head.weight.shape[0]))
-    total = torch.zeros(rows, dtype=torch.float64, device=masked.device)
+    total = torch.zeros(rows, 2, dtype=torch.float64, device=masked.device)
     for start in range(0, positions, step):
         part = slice(start, start + step)
         logits = widen(architecture.head(teacher[:, part]))
-        shift = widen(architecture.head(masked[:, part])) - logits
-        total += kl_divergence(torch.softmax(logits, dim=-1), shift).double().sum(dim=-1)
+        student = widen(architecture.head(masked[:, part]))
+        nll = _nll(student, labels[part])
+        shift = student.sub_(logits)
+        kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
+        total += torch.stack([kl.double().sum(dim=-1), nll.double().sum(dim=-1)], dim=1)
     return total / positions
+
+
+def _nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood [B, P] of labels [P] under logits [B, P, V]."""
+    wanted = logits.gather(-1, labels.expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
+    return torch.logsumexp(logits, dim=-1) - wanted
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:

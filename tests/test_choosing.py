@@ -51,7 +51,10 @@ def real() -> tuple[PreTrainedModel, Curvature]:
 
 
 class Planted:
-    """Stands in for `measure_plans`: KL of a plan on a row by a function, and what was asked."""
+    """Stands in for `measure_plans`: KL of a plan on a row by a function, and what was asked.
+
+    The loss on the text is 10 - KL, so that judging by it turns every order around.
+    """
 
     def __init__(self, kl: Callable[[Selection], np.ndarray], text: CalibrationSet = TEXT) -> None:
         self.kl = kl
@@ -63,7 +66,8 @@ class Planted:
     ) -> PlanTable:
         rows = [self.places[mark] for mark in text.row_fingerprints]
         self.asked += [(plan.fingerprint, row) for plan in plans for row in rows]
-        return PlanTable(tuple(plans), np.array([self.kl(plan)[rows] for plan in plans]))
+        kl = np.array([self.kl(plan)[rows] for plan in plans])
+        return PlanTable(tuple(plans), kl, nll=10 - kl)
 
 
 def planted(
@@ -362,8 +366,8 @@ def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured:
     plan = solve_greedy(curvature, 0.3, strength)
     candidate = racing.standing(
         racing.Contender(plan, ((strength, strength),), (Guards(),)),
-        np.array([measured, measured]),
-        np.zeros(2),
+        np.full((2, 2), measured),
+        np.zeros((2, 2)),
     )
     fit, matrix = candidate.fit, curvature.matrix
     node = sum(matrix[u, u] / 2 for u in plan.pruned)
@@ -486,7 +490,7 @@ def test_a_finished_choice_is_read_from_its_checkpoint(
     def fail(*_: Any) -> None:
         raise AssertionError("a masked pass was made")
 
-    monkeypatch.setattr(risk._Engine, "risks", fail)
+    monkeypatch.setattr(risk._Engine, "measure", fail)
     again = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
     assert repr(again) == repr(first)
     with pytest.raises(AssertionError, match="masked pass"):
@@ -572,6 +576,20 @@ def test_ties_go_to_the_loosest_guards(
     assert [candidate.guards[0].protect_first for candidate in choice.curve] == [0, 1]
     assert choice.guards.protect_first == choice.best.guards.protect_first == protected
     assert choice.winner.guards[0].protect_first == 1
+
+
+def test_guards_can_be_chosen_by_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, tight = (solve_greedy(CURVATURE, 0.3, 1.0, Guards(protect_first=p)) for p in (0, 1))
+    rows = {loose.fingerprint: 6 + wave(1), tight.fingerprint: 9 + wave(2)}
+    planted(monkeypatch, lambda plan: rows[plan.fingerprint])
+    by_kl = choose_from((None,), ((0, 0), (1, 0)))
+    by_loss = choose_from((None,), ((0, 0), (1, 0)), options=replace(QUIET, judge="nll"))
+    assert (by_kl.guards.protect_first, by_loss.guards.protect_first) == (0, 1)
+    assert by_loss.winner.judged == by_loss.winner.nll == pytest.approx(10 - by_loss.winner.kl)
+    assert by_loss.rows()[0]["perplexity"] == pytest.approx(math.exp(by_loss.curve[0].nll))
+    assert by_loss.curve[0].difference > 0
+    with pytest.raises(InputError, match="judge is 'accuracy'"):
+        ChoiceOptions(judge="accuracy")
 
 
 def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,6 +269,15 @@ def test_without_ffn_pairs_the_gate_says_so() -> None:
     assert "NaN because there is no pair of FFN units" in gate.reason
 
 
+def test_the_gate_says_nothing_on_a_preview() -> None:
+    curvature = random_curvature(UNITS, 1, groups=4)
+    gate = redundancy_gate(curvature.with_provenance(method="probe"))
+    assert redundancy_gate(curvature).recommended is not None
+    assert (gate.band, gate.recommended) == ("unknown", None)
+    assert "preview" in gate.reason
+    assert gate.redundancy == curvature.ffn_redundancy  # the number itself is still there
+
+
 def test_degenerate_matrices_pass_the_gate() -> None:
     gate = redundancy_gate(Curvature(np.zeros((30, 30)), UNITS))
     assert (gate.edge_to_diagonal, gate.edge_to_diagonal_measured) == (0, 0)

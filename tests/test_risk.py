@@ -155,8 +155,8 @@ def test_batch_size_does_not_matter(batch: int, monkeypatch: pytest.MonkeyPatch)
     rows = count_forwards(monkeypatch)
     found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=batch, progress=False)
     np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5, atol=1e-12)
-    assert max(rows) == min(batch, 5)
-    assert sum(rows) == 3 * (1 + 5)  # the teacher once per sequence
+    assert max(rows) == min(batch, 4)
+    assert sum(rows) == 3 * (1 + 4)  # the teacher once per sequence; the empty plan is the teacher
 
 
 def test_paired_differences_and_errors() -> None:
@@ -184,7 +184,7 @@ def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
     plans = plans_of(model, [[0], [2, 9]])
     expected = cl.measure_plans(model, plans, text, progress=False)
-    real, calls = risk._Engine.risks, []
+    real, calls = risk._Engine.measure, []
 
     def interrupted(self: Any, number: int, scales: Any) -> np.ndarray:
         calls.append(number)
@@ -192,7 +192,7 @@ def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.Monk
             raise KeyboardInterrupt
         return real(self, number, scales)
 
-    monkeypatch.setattr(risk._Engine, "risks", interrupted)
+    monkeypatch.setattr(risk._Engine, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
     found = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
@@ -222,7 +222,7 @@ def test_half_measured_plans_are_not_measured_again(
 ) -> None:
     model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
     old, new = plans_of(model, [[0], [3]])
-    real = risk._Engine.risks
+    real = risk._Engine.measure
     with monkeypatch.context() as patch:
 
         def stop(self: Any, number: int, scales: Any) -> np.ndarray:
@@ -230,7 +230,7 @@ def test_half_measured_plans_are_not_measured_again(
                 raise KeyboardInterrupt
             return real(self, number, scales)
 
-        patch.setattr(risk._Engine, "risks", stop)
+        patch.setattr(risk._Engine, "measure", stop)
         with pytest.raises(KeyboardInterrupt):
             cl.measure_plans(model, [old], text, checkpoint=path, progress=False)
     rows = count_forwards(monkeypatch)
@@ -270,9 +270,9 @@ def test_out_of_memory_halves_the_batch_for_good(
 
     monkeypatch.setattr(risk, "_scored_hidden", tight)
     with caplog.at_level(logging.WARNING):
-        found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=5, progress=False)
+        found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=4, progress=False)
     assert np.array_equal(found.kl, expected.kl)
-    assert [rows for rows in tried if rows > 2] == [5]
+    assert [rows for rows in tried if rows > 2] == [4]
     assert "measuring 2 plans at a time" in caplog.text
 
 
@@ -345,3 +345,31 @@ def test_nan_logits_are_an_error() -> None:
     model.lm_head.weight[3] = float("nan")
     with pytest.raises(cl.NumericalError, match="sequence 0 gives NaN or infinite logits"):
         cl.pruning_risk(model, plans_of(model)[0], tiny_text(2, 20, 5))
+
+
+# Likelihood of the text itself -------------------------------------------------------------------
+
+
+def test_nll_is_the_loss_of_the_masked_model(tmp_path: Path) -> None:
+    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+    plans = plans_of(model, [[0], [3, 1], []])
+    table = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    for plan, nll in zip(plans, table.nll, strict=True):
+        for row, positions, found in zip(text.input_ids, text.scored, nll, strict=True):
+            with cl.ablate(model, plan), torch.no_grad():
+                logits = model(row[None]).logits[0].double()
+            naive = [-torch.log_softmax(logits[t], -1)[row[t + 1]] for t in positions.tolist()]
+            assert found == pytest.approx(float(torch.stack(naive).mean()), abs=1e-5)
+    assert np.array_equal(table.dense_nll, table.nll[2])  # nothing pruned is the dense model
+    assert table.kl[2].max() == 0
+    assert table.perplexity == pytest.approx(np.exp(table.nll.mean(axis=1)))
+    assert table.rows()[0]["perplexity"] == pytest.approx(float(table.perplexity[0]))
+    again = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    assert np.array_equal(again.nll, table.nll)
+    assert np.array_equal(again.dense_nll, table.dense_nll)
+
+
+def test_a_table_without_nll_says_so() -> None:
+    table = cl.PlanTable((), np.zeros((0, 2)))
+    with pytest.raises(cl.InputError, match="no nll"):
+        _ = table.perplexity
