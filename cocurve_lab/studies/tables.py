@@ -8,12 +8,17 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import FileFormatError, InputError
 from ..storage import fingerprint, write_atomically
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..calibration import CalibrationSet
 
 log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-study", 1
@@ -63,6 +68,21 @@ def cached_table(
             "%s could not be written (%s). The table is returned all the same.", path, error
         )
     return table
+
+
+def plans_file(
+    folder: str | os.PathLike[str] | None, model: PreTrainedModel, text: CalibrationSet
+) -> Path | None:
+    """Where the measured plans of a model on a text are kept: `measure_plans(checkpoint=...)`.
+
+    One file serves all studies in the folder, so a plan measured in one is not measured in another.
+    """
+    if folder is None:
+        return None
+    from ..loading import fingerprint_model, model_dtype
+
+    mark = fingerprint(fingerprint_model(model), model_dtype(model), text.fingerprint)
+    return Path(folder) / f"plans_{mark[:10]}.ckpt"
 
 
 def plain_table(rows: Table) -> Table:
