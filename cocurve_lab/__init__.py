@@ -63,6 +63,7 @@ _HOMES = {
         "forced_kl",
         "generate_lockstep",
     ],
+    "preview": ["preview_note"],
     "figures": ["plot_budget", "plot_correlation", "plot_saliency"],
     "errors": [
         "ArchitectureError",

@@ -346,8 +346,9 @@ class Curvature:
         rows = "" if done is None else f", {done} sequences"
         partial = "" if self.provenance.get("complete", True) else " (interrupted)"
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in self.block_means().items())
+        kind = "Preview of the curvature" if self.is_preview else "Curvature"
         return (
-            f"Curvature of {name}: M = {len(self.units)}{rows}{partial}; trace "
+            f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
         )
 

@@ -6,6 +6,7 @@ theme; colours are from the Okabe-Ito set, which colour-blind readers can tell a
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from .architectures import KINDS
 from .curvature import Curvature
 from .errors import CocurveError
 from .graph import Bridges, bridge_units
+from .preview import preview_note
 from .selection import Selection
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     """Curvature correlation rho_uv in blocks: attention, cross, FFN; layers in order within each.
 
     Up to 320 units every cell is a pair of units, signed; above, the mean |rho| of a pair of
-    (kind, layer) blocks, as in the paper's figure.
+    (kind, layer) blocks, as in the paper's figure. On a preview of H the title says so.
     """
     go = graph_objects()
     order = np.argsort(
@@ -63,13 +65,15 @@ def plot_correlation(curvature: Curvature) -> Figure:
     axis = {"showticklabels": False, "constrain": "domain"}
     figure.update_xaxes(title_text="attention units | FFN groups", **axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
-    return finish(figure, f"Curvature correlation; mean |ρ|: {text}", width=680, height=620)
+    title = f"Curvature correlation; mean |ρ|: {text}"
+    return finish(figure, title, 680, 620, note=preview_note(curvature, "picture"))
 
 
 def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
     """Saliency against connectivity, log axes, bridge units ringed (appendix "Mechanism Analysis").
 
     Units below 1e-6 of the largest value are drawn at that floor, so that the axes stay readable.
+    On a preview of H the title says so.
     """
     go = graph_objects()
     bridges = bridges if bridges is not None else bridge_units(curvature)
@@ -109,11 +113,14 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
-    return finish(figure, title)
+    return finish(figure, title, note=preview_note(curvature, "picture"))
 
 
 def plot_budget(selection: Selection) -> Figure:
-    """Share of each layer's attention and FFN cost that a plan removes."""
+    """Share of each layer's attention and FFN cost that a plan removes.
+
+    A plan does not hold its H, so a plan of a preview is not called one here.
+    """
     go = graph_objects()
     figure = go.Figure()
     layers = list(range(selection.units.num_layers))
@@ -156,8 +163,18 @@ def _average_blocks(
     return means, names, sum(kind == 0 for kind, _ in blocks)
 
 
-def finish(figure: Any, title: str, width: int | None = None, height: int = 440) -> Figure:
-    """Give a figure the common look: transparent, readable in both themes, no cloud button."""
+def finish(
+    figure: Any, title: str, width: int | None = None, height: int = 440, note: str = ""
+) -> Figure:
+    """Give a figure the common look: transparent, readable in both themes, no cloud button.
+
+    Args:
+        figure: a plotly figure, changed in place.
+        title: one line.
+        width, height: of the whole figure, pixels; a width of None fills what there is.
+        note: what must be read with it, such as `preview_note`; wrapped below the title, for which
+            the figure grows.
+    """
     figure.update_layout(
         title={"text": title, "font": {"size": 15}},
         width=width,
@@ -172,7 +189,22 @@ def finish(figure: Any, title: str, width: int | None = None, height: int = 440)
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
+    if note:
+        _add_note(figure, title, note)
     return figure
+
+
+def _add_note(figure: Any, title: str, note: str) -> None:
+    """Small lines between title and legend."""
+    lines = wrap(note, 100)
+    small = "".join(f'<br><span style="font-size:11px">{line}</span>' for line in lines)
+    room = 20 * len(lines)
+    figure.update_layout(
+        # anchored at the top: by default the middle of a title stands in the middle of the margin
+        title={"text": title + small, "y": 1, "yanchor": "top", "pad": {"t": 14}},
+        margin={"t": 75 + room},
+        height=figure.layout.height + 15 + room,
+    )
 
 
 def graph_objects() -> Any:

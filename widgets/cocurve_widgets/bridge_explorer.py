@@ -47,7 +47,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     Args:
         curvature: H [M, M], nats per token.
         session: shares plan and selected unit with other instruments; default: the curvature's.
-        model, tokenizer: given on to the session; nothing here needs them.
+        model, tokenizer: join the session; nothing here needs them.
         **controls: any of the controls below.
 
     Controls (traits):
@@ -77,7 +77,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     Raises:
         InputError: a misspelt control.
         TraitError: a control outside its range.
-        MismatchError: the model's units are not the curvature's.
+        MismatchError: the session or the model is not this curvature's.
     """
 
     _esm = front("kit.js", "bridge_parts.js", "bridge.js", "bridge_main.js")
@@ -112,7 +112,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         **controls: Any,
     ) -> None:
         self._require_known(controls)
-        session = session or Session.of(curvature, model, tokenizer)
+        session = Session.bind(curvature, session, model, tokenizer)
         self._ends, self._rho = _strongest_edges(curvature)
         controls.setdefault("threshold", _readable_threshold(self._rho, len(curvature.units)))
         self._solved: tuple[Any, list[int] | None, list[int] | None, str] | None = None
@@ -237,10 +237,13 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         if self.edge_total > sent and self.threshold <= weakest:
             where = f"the {sent:,} strongest of {self.edge_total:,} edges (>= {weakest:.3g})"
         self.status = (
-            f"Shown: {shown:,} of {where}, {len(self.bridges['indices'])} units listed. Estimated "
-            f"from H, not measured; bridges and plans at ratio {self.plans['ratio']:.3g} took "
+            f"Shown: {shown:,} of {where}, {len(self.bridges['indices'])} units listed. "
+            f"{self._source()}; bridges and plans at ratio {self.plans['ratio']:.3g} took "
             f"{1e3 * self._seconds:.0f} ms."
         )
+
+    def _source(self) -> str:
+        return f"Estimated from {'a preview of ' if self.preview else ''}H, not measured"
 
     # What is shown ------------------------------------------------------------------------------
 
@@ -335,7 +338,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         """All synced values of the instrument, for a page without kernel (`kernel` is False)."""
         inherited = set(anywidget.AnyWidget.class_traits(sync=True))
         names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
-        fixed = {"kernel": False, "status": "Estimated from H, not measured.", "error": ""}
+        fixed = {"kernel": False, "status": f"{self._source()}.", "error": ""}
         return {name: getattr(self, name) for name in names} | fixed
 
     @guarded

@@ -70,13 +70,16 @@ def export_html(
     Args:
         curvature: H [M, M].
         path: file to write; an existing one is replaced once the new one is complete.
-        title: heading; by default the model's name.
+        title: heading; by default the model's name. A preview of H is called one behind either.
         session: measured plans to show under the slider; by default none.
 
     Returns:
         The path.
+
+    Raises:
+        MismatchError: the session is on another curvature.
     """
-    own = session or Session(curvature)
+    own = Session(curvature) if session is None else session
     plan = LambdaExplorer(curvature, session=own)
     bridge = BridgeExplorer(curvature, session=own)
     try:
@@ -85,8 +88,9 @@ def export_html(
         plan.close()
         bridge.close()
     name = curvature.provenance.get("model_name", "a model")
+    heading = title or f"Co-pruning curvature of {name}"
     text = _PAGE.format(
-        title=html.escape(title or f"Co-pruning curvature of {name}"),
+        title=html.escape(heading + (" (preview)" if curvature.is_preview else "")),
         about=html.escape(_about(curvature)),
         css=front("instrument.css"),
         data=json.dumps(_plain(states), separators=(",", ":")).replace("</", "<\\/"),
@@ -100,9 +104,10 @@ def _about(curvature: Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
     text = f" from {rows} sequences of {length} tokens" if rows and length else ""
+    what = "a preview of H" if curvature.is_preview else "H"
     return (
-        f"{len(curvature.units)} units; H estimated{text}. Everything here is predicted from H; "
-        "nothing is measured in this page. Solving happens in your browser."
+        f"{len(curvature.units)} units; {what} estimated{text}. Everything here is predicted from "
+        "H; nothing is measured in this page. Solving happens in your browser."
     )
 
 

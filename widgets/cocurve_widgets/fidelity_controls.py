@@ -12,7 +12,7 @@ import ipywidgets as W
 from cocurve_lab import InputError
 
 from .fidelity_points import METHODS
-from .fidelity_words import points_table
+from .fidelity_words import points_table, preview_html
 from .instrument import front
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class FidelityControls:
 
         return [
             W.HTML(f"<style>{front('instrument.css')}</style>", layout={"display": "none"}),
+            *([W.HTML(preview_html(note))] if (note := self.owner.preview) else []),
             row(self.ratio, self.strengths, self.strength, self.ratios, self.seed, self.rows),
             row(*self.buttons.values()),
             row(self.progress, self.moving),

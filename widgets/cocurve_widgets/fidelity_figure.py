@@ -6,7 +6,6 @@ is made of empty traces: colour says the ratio, the symbol the method and lambda
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
-from traitlets import Dict
+from traitlets import Dict, Unicode
 
 from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
 
@@ -63,11 +62,11 @@ def _named_front() -> str:
     A string, because figures whose code is a path are never garbage-collected.
     """
     code = str(go.FigureWidget._esm)
-    label = json.dumps(DESCRIPTION)
     wrapped = (
         r"};export default()=>{const plain=\1();return{...plain,render(context){"
-        rf'context.el.setAttribute("role","figure");'
-        rf'context.el.setAttribute("aria-label",{label});return plain.render(context)}}}}}};'
+        r'context.el.setAttribute("role","figure");'
+        r'context.el.setAttribute("aria-label",context.model.get("_description"));'
+        r"return plain.render(context)}}};"
     )
     return re.sub(r",\s*(\w+) as default\s*};", lambda m: m.expand(wrapped), code, count=1)
 
@@ -76,6 +75,7 @@ class QuietFigure(go.FigureWidget):
     """A FigureWidget that can be garbage-collected, has a name, and offers no cloud."""
 
     _esm = _named_front()
+    _description = Unicode(DESCRIPTION).tag(sync=True)
     # what the page reports after every change is 24 kB, which ipywidgets would send back to it
     _js2py_traceDeltas = Dict(allow_none=True).tag(
         sync=True, echo_update=False, **custom_serializers
@@ -98,11 +98,18 @@ class QuietFigure(go.FigureWidget):
 class FidelityFigure:
     """The traces of the scatter, and how they follow the points.
 
+    Args:
+        singles: rows of `points` of the units alone.
+        single_text: their hover texts.
+        preview: what is said of H where it is a preview; empty where it is not.
+
     Attributes:
         widget: the FigureWidget.
     """
 
-    def __init__(self, singles: list[dict[str, Any]], single_text: list[str]) -> None:
+    def __init__(
+        self, singles: list[dict[str, Any]], single_text: list[str], preview: str = ""
+    ) -> None:
         self.widget = QuietFigure(_legend())
         self._sent: dict[str, str] = {}  # what each part of the picture was last made of
         add = self.widget.add_scatter
@@ -135,6 +142,9 @@ class FidelityFigure:
         for trace in (self.singles, self.plans):
             trace.update(hovertemplate="%{text}<extra></extra>")
         _lay_out(self.widget)
+        if preview:
+            self.widget._description = f"{DESCRIPTION} {preview}"
+            self.widget.layout.title.text += "; predictions are from a preview of H"
 
     def on_click(self, plan: Callable[[int], None], single: Callable[[int], None]) -> None:
         """Call `plan` or `single` with the number of the clicked point."""

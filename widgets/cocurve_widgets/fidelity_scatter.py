@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as W
 from traitlets import List, Unicode, validate
 
-from cocurve_lab import CalibrationSet, Curvature, InputError, MismatchError
+from cocurve_lab import CalibrationSet, Curvature, InputError
 
 from .fidelity_controls import FidelityControls
 from .fidelity_figure import FidelityFigure
@@ -68,8 +68,8 @@ class FidelityScatter(MeasuresPlans, W.VBox):
 
     Raises:
         InputError: a control that does not exist, or a value out of range.
-        MismatchError: the model's units, or the session's curvature, are not the curvature's, or
-            the text shares a row with what the curvature was built on.
+        MismatchError: the session or the model is not this curvature's, or the text shares a row
+            with what the curvature was built on.
     """
 
     methods: List[str] = List(Unicode(), list(METHODS)).tag(sync=True)
@@ -85,25 +85,21 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **controls: Any,
     ) -> None:
+        self._require_known(controls)
         if calibration is not None:
             calibration.require_disjoint(curvature)
-        if session is not None:
-            if session.curvature.fingerprint != curvature.fingerprint:
-                raise MismatchError(
-                    f"the session is on {session.curvature!r}, not on {curvature!r}. Give a "
-                    "session of this curvature, or none."
-                )
-            if model is not None:
-                session.attach(model, tokenizer)
+        session = Session.bind(curvature, session, model, tokenizer)
         self.curvature, self.calibration = curvature, calibration
-        super().__init__(session or Session.of(curvature, model, tokenizer), **controls)
+        super().__init__(session, **controls)
         self.book = Book.of(self.session)
         self.measurer = Measurer(self.session, self._changed)
         self._singles = single_rows(curvature)
         self._drawn_plans: list[Measured] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
-        self.figure = FidelityFigure(self._singles, [hover(row) for row in self._singles])
+        self.figure = FidelityFigure(
+            self._singles, [hover(row) for row in self._singles], preview=self.preview
+        )
         self.figure.on_click(self._clicked_plan, self._clicked_unit)
         self.controls = FidelityControls(self)
         self.children = self.controls.around(self.figure.widget)

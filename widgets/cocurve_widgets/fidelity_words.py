@@ -50,6 +50,11 @@ def caption(curvature: Curvature, text: str | None) -> str:
     return f'<div class="cocurve"><p class="cc-muted">{escape(" ".join(parts))}</p></div>'
 
 
+def preview_html(note: str) -> str:
+    """What is said of a preview of H at the top, as HTML."""
+    return f'<div class="cocurve"><p class="cc-preview" role="note">{escape(note)}</p></div>'
+
+
 def summarize(
     rows: list[dict[str, Any]], marks: list[str], book: Book
 ) -> dict[str, dict[str, Any]]:

@@ -109,16 +109,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             **controls: first values of the traits.
 
         Raises:
-            MismatchError: the model's, the plan's or the session's units are not the curvature's.
-            InputError: an unknown control.
+            MismatchError: the session, the model or the plan is not this curvature's.
+            InputError: an unknown control, or no model.
         """
         self._require_known(controls)
-        session = session or Session.of(curvature)
-        session.curvature.units.require_same(
-            curvature.units, mine="the session", theirs="the curvature"
-        )
-        session.attach(model, tokenizer)
-        self._questions = menu_questions(model, prompts)
+        session = Session.bind(curvature, session, model, tokenizer)
+        self._questions = menu_questions(session.require_model(), prompts)
         self._number = 0
         self._token = CancelToken()
         self._written: Written | None = None

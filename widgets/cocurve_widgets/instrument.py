@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from ipywidgets import DOMWidget
-from traitlets import Int, Unicode
+from traitlets import Int, Unicode, default
 
 from cocurve_lab import CocurveError, Curvature, Guards, InputError, Selection, solve_greedy
+from cocurve_lab.preview import preview_note
 from cocurve_lab.storage import write_atomically
 
 from .session import Session
@@ -60,6 +61,8 @@ class Instrument(DOMWidget):
         selected_unit: index of the marked unit, shared by all views of a session; None for none.
         status: what is shown, how fresh it is, how long it took, predicted or measured.
         error: what went wrong last; empty when all is well.
+        preview: what H is worth where it is a preview (`cl.preview_note`), shown at the top; empty
+            on an H from ablations. Read-only.
         session: the Session it belongs to.
         lock: the session's; held while callbacks change what is shown.
     """
@@ -69,6 +72,7 @@ class Instrument(DOMWidget):
     selected_unit = Int(None, allow_none=True).tag(sync=True)
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
+    preview = Unicode(read_only=True).tag(sync=True)
 
     def __init__(self, session: Session, **controls: Any) -> None:
         self._require_known(controls)
@@ -88,14 +92,19 @@ class Instrument(DOMWidget):
     def _require_known(cls, controls: Iterable[str]) -> None:
         known = [
             name
-            for name in cls.class_trait_names(sync=True)
-            if not name.startswith("_") and name not in DOMWidget.class_trait_names()
+            for name, trait in cls.class_traits(sync=True).items()
+            if not (name.startswith("_") or trait.read_only)
+            and name not in DOMWidget.class_trait_names()
         ]
         for name in controls:
             if name not in (*known, "layout") and not name.startswith("_"):
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
                 raise InputError(f"{cls.__name__} has no control {name!r}. {hint}")
+
+    @default("preview")
+    def _preview_note(self) -> str:
+        return preview_note(self.session.curvature)
 
     # Linking ------------------------------------------------------------------------------------
 

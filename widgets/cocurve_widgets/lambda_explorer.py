@@ -22,6 +22,7 @@ from cocurve_lab import (
     solve_greedy,
 )
 from cocurve_lab.architectures import KINDS
+from cocurve_lab.preview import TRUSTED_STRENGTH
 from cocurve_lab.selection import target_cost
 from cocurve_lab.solver import Greedy
 
@@ -70,6 +71,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     Raises:
         InputError: an unknown keyword.
+        MismatchError: the session or the model is not this curvature's.
         TraitError: a control out of range, at construction or when set.
     """
 
@@ -91,7 +93,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     _problem = Dict().tag(sync=True)
     _view = Dict().tag(sync=True)
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
-    _marks = Dict().tag(sync=True)  # gate and measured plans
+    _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
     _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the reachable ratio
 
     def __init__(
@@ -109,12 +111,11 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self._path: LambdaPath | None = None
         self._adopting = False
         self._seconds = 0.0
-        if session is None:
-            session = Session.of(curvature, model, tokenizer)
-        elif model is not None:
-            session.attach(model, tokenizer)
+        session = Session.bind(curvature, session, model, tokenizer)
         self.curvature = curvature
-        super().__init__(session, _problem=pack_problem(curvature), **controls)
+        # on a preview, do not open in the hatched part of the axis
+        start = {"interaction_strength": TRUSTED_STRENGTH} if curvature.is_preview else {}
+        super().__init__(session, _problem=pack_problem(curvature), **(start | controls))
         self.gate = redundancy_gate(curvature)
         self._mark()
         self.observe(self._changed, CONTROLS)
@@ -304,7 +305,10 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             else "KL not measured"
         )
         assert plan.predicted_risk is not None
-        return f"Predicted risk {plan.predicted_risk:.4g} nats per token, {kl}; {took}."
+        text = f"Predicted risk {plan.predicted_risk:.4g} nats per token, {kl}; {took}."
+        if self.preview and self.interaction_strength > TRUSTED_STRENGTH:
+            text += f" Not to be trusted: lambda is above {TRUSTED_STRENGTH:g} on a preview."
+        return text
 
     # Other views --------------------------------------------------------------------------------
 
@@ -333,6 +337,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     @guarded
     def _mark(self, _: Any = None) -> None:
         self._marks = {
+            "trusted": TRUSTED_STRENGTH if self.preview else None,
             "gate": {"strength": self.gate.recommended, "reason": self.gate.reason},
             "measured": [
                 {
@@ -399,7 +404,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """Everything the front end starts from, for a page without a kernel."""
-        names = (*CONTROLS, "selected_unit", "status", "error", "_marks")
+        names = (*CONTROLS, "selected_unit", "status", "error", "preview", "_marks")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
             "_problem": problem,

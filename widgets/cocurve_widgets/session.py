@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from traitlets import HasTraits, Instance, Int, Tuple
 
-from cocurve_lab import CocurveError, Curvature, InputError, Selection
+from cocurve_lab import CocurveError, Curvature, InputError, MismatchError, Selection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -132,6 +132,10 @@ class Session(HasTraits):
     Instruments on the same curvature share the same session unless given another. Its traits can
     be observed and linked like any widget's.
 
+    Args:
+        curvature: H [M, M].
+        model, tokenizer: as for `attach`.
+
     Attributes:
         selection: the plan all views show; None before the first.
         selected_unit: index of the unit all views mark; None for none.
@@ -139,6 +143,9 @@ class Session(HasTraits):
         curvature, model, tokenizer: what it was made with; model and tokenizer may be None.
         worker: the thread for slow work.
         lock: held by callbacks of its instruments, never while a model runs.
+
+    Raises:
+        MismatchError: the model's units are not the curvature's.
     """
 
     selection = Instance(Selection, allow_none=True)
@@ -152,29 +159,52 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__()
-        self.curvature, self.model, self.tokenizer = curvature, model, tokenizer
+        self.curvature, self.tokenizer = curvature, tokenizer
+        self.model: PreTrainedModel | None = None
         self.worker = Worker()
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
+        if model is not None:
+            self.attach(model, tokenizer)
 
     @classmethod
-    def of(
+    def of(cls, curvature: Curvature) -> Session:
+        """The session of this curvature, made on first use and kept while anybody holds it."""
+        session = _SESSIONS.get(_identity(curvature))
+        if session is None:
+            session = cls(curvature)
+            _SESSIONS[_identity(curvature)] = session
+        return session
+
+    @classmethod
+    def bind(
         cls,
         curvature: Curvature,
+        session: Session | None = None,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Session:
-        """The session of this curvature, made on first use; a model given later is added to it.
+        """The session that an instrument on this curvature joins, with what it was given.
+
+        Args:
+            curvature: H [M, M].
+            session: the one to share; None takes the curvature's own.
+            model, tokenizer: join the session; None leaves what it has.
 
         Raises:
-            MismatchError: the model's units are not the curvature's.
+            MismatchError: the session is on another curvature, or the model's units are not the
+                curvature's. The session then stays as it was.
         """
-        session = _SESSIONS.get(curvature.fingerprint)
-        if session is None:
-            session = cls(curvature)
-            _SESSIONS[curvature.fingerprint] = session
+        session = cls.of(curvature) if session is None else session
+        if _identity(session.curvature) != _identity(curvature):
+            raise MismatchError(
+                f"the session is on {session.curvature!r}, not on {curvature!r}. Give a session of "
+                "this curvature, or none."
+            )
         if model is not None:
             session.attach(model, tokenizer)
+        elif tokenizer is not None:
+            session.tokenizer = tokenizer
         return session
 
     def attach(
@@ -232,4 +262,9 @@ class Session(HasTraits):
         return f"Session on {self.curvature!r}, {model}, {len(self.measured)} plans measured"
 
 
-_SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
+def _identity(curvature: Curvature) -> tuple[str, bool]:
+    """What two views must agree on to share a session; the fingerprint knows no provenance."""
+    return curvature.fingerprint, curvature.is_preview
+
+
+_SESSIONS: WeakValueDictionary[tuple[str, bool], Session] = WeakValueDictionary()

@@ -1,6 +1,6 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, the list of bridges.
 
-import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, palette, percent, picture,
+import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
  receiveFiles, show, typed, watch } from "./kit.js";
 import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
  readEdges, shareBelow, signColors, stepUnit, strokeEdges, tickText, unitsInside,
@@ -227,8 +227,8 @@ export function renderBridge({ model, el }) {
     else if (filters.ego) text += "; choose a unit for the ego view";
     if (!total) text = "No two units of this model meet: H has no edge";
     caption.textContent = text;
-    graph.setAttribute("aria-label", `Graph of ${nodes.name.length} units. ${text}. ` +
-      "Arrow keys choose a unit; the table holds the same data.");
+    graph.setAttribute("aria-label", named(model, `Graph of ${nodes.name.length} units. ${text}. ` +
+      "Arrow keys choose a unit; the table holds the same data"));
   }
 
   function drawPlane() {
@@ -318,8 +318,9 @@ export function renderBridge({ model, el }) {
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
       `${plans.problem ? `; ${plans.problem}` : "."}`;
+    const doubt = model.get("preview") ? ", not to be trusted" : "";
     const columns = ["unit", "saliency", "connectivity", "residual", "diagonal (lambda 0)",
-      "edge-aware (lambda 1)", ...(plans.present ? ["present plan"] : [])];
+      `edge-aware (lambda 1${doubt})`, ...(plans.present ? ["present plan"] : [])];
     const rows = indices.map((u) => {
       const cells = [show(nodes.saliency[u]), show(nodes.connectivity[u]), show(nodes.residual[u]),
         ...["diagonal", "edge_aware"].map((plan) => fate(u, plan)),

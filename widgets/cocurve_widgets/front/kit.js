@@ -115,6 +115,41 @@ export function picture(label) {
   return h("canvas", { class: "cc-picture", role: "img", "aria-label": label, tabindex: "0" });
 }
 
+/** A label that also says where H is a preview. */
+export function named(model, label) {
+  return model.get("preview") ? `${label}. From a preview of H` : label;
+}
+
+/** The stem of the files of an instrument. */
+export function stemOf(model, name) {
+  return model.get("preview") ? `${name}_preview` : name;
+}
+
+/** Diagonal lines in one colour, to fill with. */
+export function hatch(context, color) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const pen = tile.getContext("2d");
+  Object.assign(pen, { strokeStyle: color, lineWidth: 1.4 });
+  for (const shift of [-6, 0, 6]) { // the corners belong to the neighbours' lines
+    pen.moveTo(shift - 1, 7);
+    pen.lineTo(shift + 7, -1);
+  }
+  pen.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+/** A text in lines no wider than `width` by `measure(line)`; a longer word has its own line. */
+export function wrapped(text, width, measure) {
+  const lines = [];
+  for (const word of text.split(" ").filter(Boolean)) {
+    const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+    if (lines.length && measure(longer) <= width) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
 /** Size a canvas in CSS pixels, sharp on every screen, and return its cleared context. */
 export function fit(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
@@ -180,11 +215,14 @@ function tableElement({ columns, rows }) {
 
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
+ * Where the model's `preview` says something of H, it stands under the title and in every file.
  *
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
  * one PNG; json() -> text of the plan (optional).
  */
 export function frame(model, el, cleaner, options) {
+  const preview = model.get("preview") || "";
+  const [title, stem] = [options.title + (preview && " (preview)"), stemOf(model, options.name)];
   const controls = h("div", { class: "cc-controls" });
   const body = h("div", { class: "cc-body" });
   const error = h("p", { class: "cc-error", role: "alert" });
@@ -195,21 +233,22 @@ export function frame(model, el, cleaner, options) {
   const file = (text, hint, save) => h("button", { type: "button", title: hint, onclick: save }, text);
   files.append(
     file("CSV", "the picture's data", () => {
-      offer(`${options.name}.csv`, toCsv(options.table()), "text/csv");
+      offer(`${stem}.csv`, toCsv(options.table()), "text/csv");
     }),
-    file("PNG", "the picture", () => savePicture(options.canvases(), options.name, root)),
+    file("PNG", "the picture", () => savePicture(options.canvases(), stem, root, preview)),
   );
   if (options.json) {
     files.append(file("JSON", "the plan", () => {
       const text = options.json(); // nothing where the kernel sends the file
-      if (text) offer(`${options.name}.json`, text, "application/json");
+      if (text) offer(`${stem}.json`, text, "application/json");
     }));
   }
   if (options.gexf) {
     files.append(file("GEXF", "the graph, for Gephi and the like", options.gexf));
   }
-  const root = h("div", { class: "cocurve", role: "region", "aria-label": options.title },
-    h("h3", {}, options.title), controls, body, error, status, files);
+  const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
+    h("h3", {}, title), preview ? h("p", { class: "cc-preview", role: "note" }, preview) : null,
+    controls, body, error, status, files);
   root.refreshTable = () => {
     if (table.open) table.lastChild.replaceChildren(tableElement(options.table()));
   };
@@ -229,20 +268,27 @@ export function frame(model, el, cleaner, options) {
 /** Files that the kernel makes arrive as {file: ".gexf"} with a buffer. */
 export function receiveFiles(model, cleaner, name) {
   cleaner.on(model, "msg:custom", (content, buffers) => {
-    if (content && content.file) offer(name + content.file, buffers[0], "application/octet-stream");
+    if (!content || !content.file) return;
+    offer(stemOf(model, name) + content.file, buffers[0], "application/octet-stream");
   });
 }
 
-function savePicture(canvases, name, root) {
+function savePicture(canvases, name, root, note) {
   const shown = canvases.filter((canvas) => canvas.width > 0 && canvas.isConnected);
   const gap = 8;
   const sheet = document.createElement("canvas");
-  sheet.width = Math.max(1, ...shown.map((canvas) => canvas.width));
-  sheet.height = shown.reduce((sum, canvas) => sum + canvas.height + gap, 0);
   const context = sheet.getContext("2d");
+  const size = 12 * (window.devicePixelRatio || 1);
+  const font = `${size}px system-ui, sans-serif`;
+  sheet.width = Math.max(1, ...shown.map((canvas) => canvas.width));
+  context.font = font;
+  const lines = wrapped(note, sheet.width - 2 * gap, (line) => context.measureText(line).width);
+  let top = lines.length ? 1.5 * size * lines.length + 2 * gap : 0;
+  sheet.height = shown.reduce((sum, canvas) => sum + canvas.height + gap, top);
   context.fillStyle = palette(root).back;
   context.fillRect(0, 0, sheet.width, sheet.height);
-  let top = 0;
+  Object.assign(context, { font, fillStyle: palette(root).text, textBaseline: "top" });
+  lines.forEach((line, k) => context.fillText(line, gap, gap + 1.5 * size * k));
   for (const canvas of shown) {
     context.drawImage(canvas, 0, top);
     top += canvas.height + gap;

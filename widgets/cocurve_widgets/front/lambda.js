@@ -1,11 +1,11 @@
 // The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
 
-import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, palette, percent, picture,
+import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
   receiveFiles, show, typed, watch } from "./kit.js";
 import { MOST, capAt, flips, ledger, nameOf, placeOf, strengthAt, symmetricDifference, unpack,
   viewOf } from "./solver.js";
-import { KINDS, layerLabels, paintBudget, paintCurves, paintReach,
-  paintStrip } from "./plan_pictures.js";
+import { KINDS, layerLabels, paintBudget, paintCurves, paintReach, paintStrip,
+  untrusted } from "./plan_pictures.js";
 
 const STEPS = 1000; // of the lambda slider
 const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
@@ -42,9 +42,10 @@ export function renderLambda({ model, el }) {
   let note = "";
   let flip = { breaks: [], changes: [], stale: true };
 
-  const map = picture("Map of units by layer: which are pruned, kept, or about to flip");
-  const budget = picture("Share of each layer's attention and FFN cost that is removed");
-  const curves = picture("Predicted risk against ratio, with node and edge parts");
+  const drawn = (label) => picture(named(model, label));
+  const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
+  const budget = drawn("Share of each layer's attention and FFN cost that is removed");
+  const curves = drawn("Predicted risk against ratio, with node and edge parts");
   const strip = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
   const reach = h("canvas", { class: "cc-picture", "aria-hidden": "true" });
   const ui = frame(model, el, cleaner, {
@@ -84,12 +85,14 @@ export function renderLambda({ model, el }) {
     h("option", { value: "ffn" }, "FFN only"));
   const button = (text, hint, step) =>
     h("button", { type: "button", title: hint, onclick: () => go(step) }, text);
+  const doubt = h("p", { class: "cc-legend", hidden: true },
+    h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
   const sliders = h("div", { class: "cc-sliders" },
     labelled("lambda: 0 ignores the edges, 1 takes them in full (Page Up / Down: next plan)",
       h("span", { class: "cc-row" }, lambda, lambdaBox,
         button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
         button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
-    strip,
+    strip, doubt,
     labelled("ratio: share of removable parameters to remove",
       h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
     reach);
@@ -158,7 +161,14 @@ export function renderLambda({ model, el }) {
       if (document.activeElement !== input || input.type === "range") input.value = value;
     };
     lambda.value = Math.round(placeOf(now.strength) * STEPS);
-    lambda.setAttribute("aria-valuetext", `lambda ${show(now.strength)}`);
+    const marks = model.get("_marks") || {};
+    const far = untrusted(marks, now.strength);
+    lambda.setAttribute("aria-valuetext",
+      `lambda ${show(now.strength)}${far ? ", not to be trusted on a preview" : ""}`);
+    doubt.hidden = !untrusted(marks, Infinity);
+    doubt.title = marks.gate?.reason ?? "";
+    doubt.firstChild.lastChild.textContent =
+      `preview: not to be trusted above ${marks.trusted}; no gate mark, the gate says nothing on it`;
     put1(lambdaBox, Number(now.strength.toPrecision(6)));
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
@@ -218,7 +228,9 @@ export function renderLambda({ model, el }) {
     model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
       `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio or loosen the guards.`);
     model.set("status", `Predicted risk ${show(view.node + view.edge)} nats per token (from H, not ` +
-      `measured); solved in ${milliseconds.toFixed(1)} ms by this page.`);
+      `measured); solved in ${milliseconds.toFixed(1)} ms by this page.` +
+      (untrusted(model.get("_marks"), model.get("interaction_strength"))
+        ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
     model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
       present: view.feasible ? view.order : null, ordered: true, problem: model.get("error") });
     model.save_changes();

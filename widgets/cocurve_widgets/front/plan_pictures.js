@@ -1,9 +1,14 @@
 // The pictures of the lambda explorer that only read: budgets, risk curves, the strips.
 
-import { COLORS, fit, percent, show, ticks } from "./kit.js";
+import { COLORS, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST, placeOf } from "./solver.js";
 
 export const KINDS = ["attention", "ffn"];
+
+/** Whether H is a preview whose edges are not to be trusted at a lambda. */
+export function untrusted(marks, strength) {
+  return typeof marks?.trusted === "number" && strength > marks.trusted;
+}
 
 /** Layer numbers under a picture whose columns are layers. */
 export function layerLabels(pen, { problem, geometry }, y) {
@@ -58,7 +63,7 @@ export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
 }
 
 /** Predicted risk against ratio for lambda 0, 1 and the present one; total, node, edge. */
-export function paintCurves(canvas, { view, colors, ratio }, width) {
+export function paintCurves(canvas, { view, colors, ratio, marks }, width) {
   const height = 300;
   const pen = fit(canvas, width, height);
   const [left, right, top, base] = [72, width - 22, 12, height - 40];
@@ -102,30 +107,42 @@ export function paintCurves(canvas, { view, colors, ratio }, width) {
   pen.setLineDash([]);
   pen.fillStyle = colors.text;
   pen.fillRect(x(ratio), top, 1, base - top);
-  legendOf(pen, view, tones, colors, left + 10, top + 8);
+  legendOf(pen, { view, tones, colors, marks }, left + 10, top + 8);
 }
 
-function legendOf(pen, view, tones, colors, left, top) {
+function legendOf(pen, { view, tones, colors, marks }, left, top) {
   pen.textAlign = "left";
   pen.globalAlpha = 0.85;
   pen.fillStyle = colors.back;
-  pen.fillRect(left - 4, top - 8, 210, 68);
+  pen.fillRect(left - 4, top - 8, untrusted(marks, 1) ? 260 : 210, 68);
   pen.globalAlpha = 1;
   view.curves.forEach((curve, k) => {
     pen.fillStyle = tones[k];
     pen.fillRect(left, top + 16 * k - 1, 18, 3);
     pen.fillStyle = colors.text;
-    const present = k === 2 ? " (present)" : "";
-    pen.fillText(`lambda ${show(curve.strength)}${present}`, left + 24, top + 16 * k);
+    const words = [k === 2 && "present", untrusted(marks, curve.strength) && "not to be trusted"]
+      .filter(Boolean).join(", ");
+    const text = `lambda ${show(curve.strength)}${words && ` (${words})`}`;
+    pen.fillText(text, left + 24, top + 16 * k);
   });
   pen.fillStyle = colors.muted;
   pen.fillText("solid total, dashed node, dotted edge", left, top + 50);
 }
 
-/** Under the lambda slider: flips as ticks, measured plans as dots, the gate as a triangle. */
+/**
+ * Under the lambda slider: flips as ticks, measured plans as dots, the gate as a triangle, and
+ * where H is a preview, lines over the part of the axis that is not to be trusted.
+ */
 export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
   const pen = fit(canvas, width, 36);
   const x = (strength) => 8 + placeOf(strength) * (width - 16); // the thumb is 16 wide
+  const trusted = marks.trusted ?? null;
+  if (trusted !== null) {
+    pen.fillStyle = hatch(pen, colors.muted);
+    pen.fillRect(x(trusted), 0, width - x(trusted), 20);
+    pen.fillStyle = colors.text;
+    pen.fillRect(x(trusted), 0, 1, 20);
+  }
   pen.globalAlpha = flip.stale ? 0.3 : 1;
   pen.fillStyle = COLORS.flip;
   for (const b of flip.breaks) pen.fillRect(x(b) - 0.5, 0, 1.5, 9);
@@ -149,14 +166,15 @@ export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
   }
   pen.fillStyle = colors.muted;
   pen.textBaseline = "bottom";
-  for (const s of [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1]) {
+  const labels = [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, ...(trusted === null ? [] : [trusted]), 1];
+  for (const s of labels) {
     pen.textAlign = s === 1 ? "right" : s === 0 ? "left" : "center";
     const text = s === 0 || s >= 0.01 ? String(s) : s.toExponential(0);
     pen.fillText(text, s === 1 ? width : s === 0 ? 4 : x(s) + (s === 1e-5 ? 6 : 0), 34);
   }
   canvas.title = `${flip.breaks.length} flips (ticks)${flip.stale ? ", being computed" : ""}; ` +
-    `${measured.length} measured plans at this ratio (dots); gate (triangle): ` +
-    `${marks.gate?.reason ?? "unknown"}`;
+    `${measured.length} measured plans at this ratio (dots); ` +
+    `gate (${typeof gate === "number" ? "triangle" : "no mark"}): ${marks.gate?.reason ?? "unknown"}`;
 }
 
 /** Under the ratio slider: what the guards put out of reach. */
