@@ -17,7 +17,9 @@ _HOMES = {
     "masking": ["ablate"],
     "calibration": ["CalibrationSet", "default_calibration"],
     "build": ["BuildOptions"],
+    "probing": ["ProbeOptions"],
     "estimator": ["estimate_curvature", "load_or_estimate"],
+    "infinitesimal": ["exact_curvature"],
     "curvature": ["Curvature"],
     "uncertainty": ["Coverage", "Jackknife", "coverage", "jackknife"],
     "stability": [
@@ -44,6 +46,7 @@ _HOMES = {
         "choose_guards",
         "choose_interaction_strength",
     ],
+    "studies.capabilities": ["AnswerTable", "answer_accuracy"],
     "compensation": ["GainsChoice", "choose_gains", "compensated_risk", "solve_gains"],
     "pruner": ["prune"],
     "equivalence": ["check_equivalence"],

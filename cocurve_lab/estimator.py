@@ -18,6 +18,7 @@ from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InputError
 from .loading import fingerprint_model, model_dtype, model_name
+from .probing import ProbeOptions, probe_curvature
 from .runtime import measuring, require_measurable
 from .storage import fingerprint, previous
 from .units import UnitSet, enumerate_units
@@ -36,8 +37,8 @@ def estimate_curvature(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = True,
-    method: Literal["ablation"] = "ablation",
-    options: BuildOptions | None = None,
+    method: Literal["ablation", "probe"] = "ablation",
+    options: BuildOptions | ProbeOptions | None = None,
 ) -> Curvature:
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
 
@@ -51,6 +52,10 @@ def estimate_curvature(
     4e-6 in Frobenius norm, float16 by 0.2 %, bfloat16 by 1.6 % and by up to 14 % on single diagonal
     entries: weak units are differences of nearly equal logits.
 
+    With method "probe" it is a preview instead (`Curvature.is_preview`): the infinitesimal H* of
+    probing.py, by random probes of about three passes each whatever M is, unbiased for H* and not
+    for H. It keeps no checkpoint.
+
     Args:
         model: a supported causal language model; measured in eval mode, left as it was.
         units: from `enumerate_units(model)`; None does that.
@@ -58,22 +63,36 @@ def estimate_curvature(
         top_r: r, size of the shared support, at most the vocabulary.
         checkpoint: file to resume from and to write to; None keeps nothing.
         progress: show the estimate and a progress bar.
-        method: "ablation", the paper's.
-        options: see BuildOptions.
+        method: "ablation", the paper's; "probe", a preview from random probes.
+        options: see BuildOptions; for a preview, ProbeOptions.
 
     Returns:
         A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, the
         estimate over the sequences done, with provenance["complete"] False.
 
     Raises:
-        InputError: top_r above the vocabulary, token ids or row length outside the model.
+        InputError: top_r above the vocabulary, token ids or row length outside the model, or
+            options or a checkpoint that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
     """
-    if method != "ablation":
-        raise InputError(f"method is {method!r}; this release knows 'ablation'.")
-    options = options or BuildOptions()
+    if method not in ("ablation", "probe"):
+        raise InputError(f"method is {method!r}; this release knows 'ablation' and 'probe'.")
     units = units or enumerate_units(model)
+    if method == "probe":
+        options = options or ProbeOptions()
+        if not isinstance(options, ProbeOptions):
+            raise _wrong_options(method, options, "ProbeOptions")
+        if checkpoint is not None:
+            raise InputError(
+                f"checkpoint is {str(checkpoint)!r}, but a preview takes seconds and keeps none. "
+                "Leave checkpoint out, and save the result with save(path)."
+            )
+        settings = build_settings(model, units, calibration, top_r, method, options)
+        return probe_curvature(model, units, calibration, settings, options, progress)
+    options = options or BuildOptions()
+    if not isinstance(options, BuildOptions):
+        raise _wrong_options(method, options, "BuildOptions")
     settings = build_settings(model, units, calibration, top_r, method, options)
     return _run(model, units, calibration, settings, options, checkpoint, progress)
 
@@ -129,7 +148,7 @@ def build_settings(
     calibration: CalibrationSet,
     top_r: int,
     method: str,
-    options: BuildOptions,
+    options: BuildOptions | ProbeOptions,
 ) -> dict[str, Any]:
     """Everything that decides what H is; stored with it and compared on resuming and loading.
 
@@ -142,7 +161,12 @@ def build_settings(
         enumerate_units(model, units.ffn_groups or 16), mine="the unit set", theirs="the model"
     )
     _require_fit(model, calibration, top_r)
-    return {
+    probes = (
+        {"probes_per_sequence": options.probes, "probe_seed": options.seed}
+        if isinstance(options, ProbeOptions)
+        else {}
+    )
+    return probes | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),
         "units_fingerprint": units.fingerprint,
@@ -168,6 +192,13 @@ def _run(
     build = Build.start(settings, model_name(model), units, calibration, options, checkpoint)
     with measuring(model, build.runtime["num_threads"]):
         return build.run(model, show=progress)
+
+
+def _wrong_options(method: str, options: object, wanted: str) -> InputError:
+    return InputError(
+        f"options is {type(options).__name__}, but method {method!r} takes {wanted}. Pass that, or "
+        "None."
+    )
 
 
 def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int) -> None:

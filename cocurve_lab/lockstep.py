@@ -242,7 +242,7 @@ def _steps(
     draws = torch.Generator().manual_seed(sampling.seed)
     rows = 2 if masks else 1  # under an empty plan the two rows are one, to the last bit
     inputs, cache = torch.tensor([prompt_ids] * rows, device=weight.device), None
-    running, end_tokens = [True, True], _end_tokens(model)
+    running, ends = [True, True], end_tokens(model)
     for _ in range(int(min(sampling.max_new_tokens, _context(model) - len(prompt_ids)))):
         with measuring(model, torch.get_num_threads()), scaled(architecture, masks):
             output = model(
@@ -253,7 +253,7 @@ def _steps(
             cache = output.past_key_values
         pair = (chosen * 2)[:2]
         yield TokenPair(*(t if on else None for t, on in zip(pair, running, strict=True)))
-        running = [on and t not in end_tokens for t, on in zip(pair, running, strict=True)]
+        running = [on and t not in ends for t, on in zip(pair, running, strict=True)]
         if not any(running):
             return
         inputs = torch.tensor(chosen, device=weight.device)[:, None]
@@ -279,7 +279,7 @@ def _context(model: PreTrainedModel) -> float:
     return getattr(model.config, "max_position_embeddings", None) or math.inf
 
 
-def _end_tokens(model: PreTrainedModel) -> set[int]:
+def end_tokens(model: PreTrainedModel) -> set[int]:
     """Tokens that end a text: those `model.generate` stops at."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:
