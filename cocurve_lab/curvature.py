@@ -285,6 +285,11 @@ class Curvature:
         first = parts[0]
         rows: list[str] = []
         for number, part in enumerate(parts):
+            if part.provenance.get("method", "ablation") != "ablation":
+                raise InputError(
+                    f"part {number} is of method {part.provenance['method']!r}; only builds by "
+                    "ablations are merged. A preview is made again in seconds."
+                )
             if part.group_grams is None or part.group_positions is None or part.group_risks is None:
                 raise InputError(
                     f"part {number} has no group Grams, so it cannot be merged. Merge curvatures "

@@ -221,6 +221,53 @@ def measure_plans(
     return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)
 
 
+def model_risk(
+    teacher: PreTrainedModel, student: PreTrainedModel, text: CalibrationSet
+) -> np.ndarray:
+    """KL(teacher || student) of two models with one vocabulary, sequence by sequence.
+
+    For models that are not a mask of the teacher: repaired or trained after pruning.
+
+    Args:
+        teacher, student: on one device; the student's dtype may differ.
+        text: rows and scored positions.
+
+    Returns:
+        [sequences] float64, mean over scored positions, full vocabulary, nats per token.
+
+    Raises:
+        InputError: the text does not fit a model.
+        MismatchError: the vocabularies differ.
+        NumericalError: NaN or infinite logits.
+    """
+    pair = [describe(model) for model in (teacher, student)]
+    sizes = [architecture.head.weight.shape[0] for architecture in pair]
+    if sizes[0] != sizes[1]:
+        raise MismatchError(
+            f"the models have {sizes[0]} and {sizes[1]} logits. Compare like with like."
+        )
+    for model in (teacher, student):
+        require_measurable(model, text)
+    values = []
+    threads = torch.get_num_threads()
+    with measuring(teacher, threads), measuring(student, threads):
+        for number in range(len(text)):
+            ids = text.input_ids[number : number + 1].to(model_device(teacher))
+            positions = text.scored[number].to(ids.device)
+            hidden = [_scored_hidden(architecture, ids, positions, {}) for architecture in pair]
+            logits, other = (
+                widen(architecture.head(states))
+                for architecture, states in zip(pair, hidden, strict=True)
+            )
+            kl = kl_divergence(torch.softmax(logits, dim=-1), other - logits)
+            values.append(float(kl.double().mean()))
+    if not np.isfinite(values).all():
+        raise NumericalError(
+            "a model gives NaN or infinite logits. Half precision may overflow: try bfloat16."
+        )
+    return np.array(values)
+
+
 @dataclass
 class _Memory:
     """Measured KL and nll by plan fingerprint [sequences, 2], KL NaN where not measured yet."""

@@ -78,6 +78,41 @@ def edge_variant(
     return Curvature(matrix, curvature.units, curvature.provenance | provenance)
 
 
+def measured_diagonal(curvature: Curvature) -> Curvature:
+    """H with what each unit really costs alone on its diagonal: 2 R(u), correlations kept.
+
+    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. Removing a unit is not
+    a small step, and where the teacher is sure of its token the quadratic falls short, by much for
+    some units and little for others. The build measures R(u) anyway. Here
+
+        H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u),
+
+    which scales rows and columns of H and so stays a Gram matrix. Not in the paper.
+
+    Args:
+        curvature: H [M, M] of a build by ablations, with its `single_unit_risk` [M].
+
+    Returns:
+        A variant to solve on (`solve_variant`); what a plan is predicted to cost stays with H.
+
+    Raises:
+        InputError: H came without the measured risks.
+    """
+    risk = curvature.single_unit_risk
+    if risk is None:
+        raise InputError(
+            "this H has no measured risks of single units (a preview, a published matrix or a "
+            "variant). Build it by ablations."
+        )
+    root = np.sqrt(2 * np.clip(risk, 0.0, None))
+    matrix = curvature.correlation() * np.outer(root, root)
+    np.fill_diagonal(matrix, root**2)
+    before = curvature.provenance.get("edge_variants", [])
+    origin = curvature.provenance.get("variant_of", curvature.fingerprint)
+    provenance = {"edge_variants": [*before, {"diagonal": "measured"}], "variant_of": origin}
+    return Curvature(matrix, curvature.units, curvature.provenance | provenance)
+
+
 def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
     """Which ordered pairs u != v a structure keeps: bool [M, M]."""
     if structure in BLOCKS:

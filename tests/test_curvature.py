@@ -314,6 +314,8 @@ def test_merge_refuses_what_would_not_be_one_build() -> None:
         Curvature.merge([one, other])
     with pytest.raises(InputError, match="part 1 has no group Grams"):
         Curvature.merge([one, random_curvature(UNITS)])
+    with pytest.raises(InputError, match="part 1 is of method 'probe'"):
+        Curvature.merge([one, two.with_provenance(method="probe")])
     with pytest.raises(InputError, match="at least one"):
         Curvature.merge([])
 

@@ -156,7 +156,13 @@ def test_readme_commands_are_targets() -> None:
 
 
 def test_readme_lists_every_file_of_the_library() -> None:
-    folders = ("cocurve_lab", "cocurve_lab/studies", "widgets/cocurve_widgets")
+    folders = (
+        "cocurve_lab",
+        "cocurve_lab/studies",
+        "cocurve_lab/methods",
+        "cocurve_lab/evaluation",
+        "widgets/cocurve_widgets",
+    )
     files = {path.name for f in folders for path in (ROOT / f).glob("*.py")} - {"__init__.py"}
     listed = set(re.findall(r"^ {2,4}(\w+\.py) ", README, flags=re.MULTILINE))
     assert (listed - files, files - listed) == (set(), set()), "(listed only, there only)"

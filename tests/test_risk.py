@@ -373,3 +373,20 @@ def test_a_table_without_nll_says_so() -> None:
     table = cl.PlanTable((), np.zeros((0, 2)))
     with pytest.raises(cl.InputError, match="no nll"):
         _ = table.perplexity
+
+
+# Two models -------------------------------------------------------------------------------------
+
+
+def test_the_risk_of_a_cut_model_is_that_of_its_mask() -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
+    for plan in plans_of(model, [[0], [1, 4, 5, 12, 17], []]):
+        found = risk.model_risk(model, cl.prune(model, plan), text)
+        masked = cl.measure_plans(model, [plan], text, progress=False).kl[0]
+        np.testing.assert_allclose(found, masked, rtol=1e-4, atol=1e-10)
+
+
+def test_models_of_other_vocabularies_are_refused() -> None:
+    text = tiny_text(2, 20, 5)
+    with pytest.raises(cl.MismatchError, match="97 and 98 logits"):
+        risk.model_risk(tiny_model(), tiny_model(vocab_size=98), text)

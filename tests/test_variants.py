@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
@@ -11,6 +12,7 @@ from conftest import gram_curvature, make_units, random_curvature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cocurve_lab as cl
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.selection import Guards, Selection
@@ -314,3 +316,34 @@ def test_features_without_negative_products_make_all_signs_one_plan() -> None:
     rows = structure_table(gram_curvature(UNITS, features), 0.3)
     plans = {row["selection"].fingerprint for row in rows if row["axis"] == "sign"}
     assert len(plans) == 1
+
+
+# The measured diagonal ---------------------------------------------------------------------------
+
+
+def test_the_measured_diagonal_prices_single_units_as_measured() -> None:
+    curvature = random_curvature(make_units(), 3, groups=4)
+    rng = np.random.default_rng(0)
+    risks = curvature.group_risks * rng.uniform(1, 30, size=curvature.group_risks.shape[1])
+    curvature = replace(curvature, group_risks=risks)
+    variant = cl.measured_diagonal(curvature)
+    assert variant.saliency / 2 == pytest.approx(curvature.single_unit_risk)
+    np.testing.assert_allclose(variant.correlation(), curvature.correlation(), atol=1e-12)
+    assert np.linalg.eigvalsh(variant.matrix).min() > -1e-12 * variant.saliency.max()
+    assert variant.provenance["variant_of"] == curvature.fingerprint
+    plan = cl.solve_variant(curvature, variant, 0.3, 0.0)
+    cheapest = np.argsort(curvature.single_unit_risk / curvature.units.costs, kind="stable")
+    assert set(plan.pruned) == set(cheapest[: len(plan)].tolist())
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
+
+
+def test_where_the_quadratic_is_exact_the_measured_diagonal_changes_nothing() -> None:
+    curvature = random_curvature(
+        make_units(), 5, groups=4
+    )  # its risks are 1/2 H_uu by construction
+    np.testing.assert_allclose(cl.measured_diagonal(curvature).matrix, curvature.matrix, rtol=1e-9)
+
+
+def test_a_matrix_without_measured_risks_has_no_measured_diagonal() -> None:
+    with pytest.raises(cl.InputError, match="Build it by ablations"):
+        cl.measured_diagonal(random_curvature(make_units(), 3))

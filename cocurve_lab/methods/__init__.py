@@ -1,0 +1,1 @@
+"""Pruning methods, one file each, behind one interface (see base.py)."""

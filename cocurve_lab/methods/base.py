@@ -1,0 +1,286 @@
+"""What every pruning method is here: measure once (dear), select often (cheap), maybe repair.
+
+All methods choose among the same units, pay the same costs and fill the same budget by the same
+stopping rule, so that what differs between two rows of a table is the choice alone.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from ..calibration import CalibrationSet
+from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError, NumericalError
+from ..selection import Guards, Selection, target_cost
+from ..solver import Rules, reachable_ratio
+from ..storage import dump_plain, load_plain, write_atomically
+from ..units import UnitSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FORMAT, VERSION = "cocurve-evidence", 1
+Allocation = Literal["uniform", "global"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a method measured on a model, enough to select at any ratio without the model.
+
+    Attributes:
+        method: name of the method.
+        units: the UnitSet the arrays follow.
+        arrays: named arrays, "scores" [M] float64 for methods that score units once.
+        provenance: model, calibration, seed and options it depends on; plain values.
+    """
+
+    method: str
+    units: UnitSet
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, array in self.arrays.items():
+            if not np.isfinite(array).all():
+                raise NumericalError(
+                    f"{self.method} measured NaN or infinite {name}. Check the weights; half "
+                    "precision may overflow: try bfloat16 or float32."
+                )
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Score of each unit [M], low goes first."""
+        return self.arrays["scores"]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write to `path`, whole or not at all; `load` reads it without executing anything."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "method": self.method,
+            "units": self.units.to_plain(),
+            "arrays": self.arrays,
+            "provenance": self.provenance,
+        }
+        write_atomically(path, dump_plain(content))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Evidence:
+        """Read a saved evidence.
+
+        Raises:
+            FileNotFoundError: no such file.
+            FileFormatError: truncated, hostile, or another format or version.
+        """
+        content = load_plain(path, format_name=FORMAT, version=VERSION)
+        try:
+            units = UnitSet.from_plain(content["units"])
+            return cls(content["method"], units, content["arrays"], content["provenance"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(
+                f"{path} lacks a part of an evidence ({error}). Measure again."
+            ) from None
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())
+        return f"Evidence of {self.method} on {len(self.units)} units: {shapes or 'nothing'}"
+
+
+class Method(ABC):
+    """A pruning method.
+
+    Subclasses are frozen dataclasses; their fields are the method's options, with defaults.
+
+    Attributes:
+        name: for `get_method`, lower case with dashes.
+        title: as tables print it.
+        honours_guards: whether layer cap and protection bind; kinds always do.
+        needs_gradients: whether measuring runs backward passes.
+        repairs: whether `repair` changes weights that stay.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    honours_guards: ClassVar[bool] = True
+    needs_gradients: ClassVar[bool] = False
+    repairs: ClassVar[bool] = False
+
+    @abstractmethod
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        """Everything the method needs to know, in one go over the calibration rows.
+
+        Args:
+            model: the dense model; left as it was.
+            units: from `enumerate_units(model)`.
+            calibration: rows; methods here use every token of them, never a label.
+            seed: for methods that draw.
+            progress: show a progress bar with ETA.
+
+        Raises:
+            MismatchError: the units are not the model's.
+            InputError: text that does not fit the model.
+            NumericalError: the model gives NaN or infinite values.
+        """
+
+    @abstractmethod
+    def select(
+        self,
+        evidence: Evidence,
+        units: UnitSet,
+        ratio: float,
+        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    ) -> Selection:
+        """The plan of a ratio, share of removable cost in [0, 1).
+
+        Raises:
+            MismatchError: the evidence is another method's, or of other units.
+            InputError: the ratio is out of range.
+            InfeasibleError: no plan of this method reaches the ratio under the guards.
+        """
+
+    def repair(
+        self, model: PreTrainedModel, selection: Selection, evidence: Evidence
+    ) -> PreTrainedModel:
+        """The pruned model, with the weights that stay repaired where the method does that."""
+        from ..pruner import prune
+
+        return prune(model, selection)
+
+    def require_own(self, evidence: Evidence, units: UnitSet) -> None:
+        """Raise MismatchError unless the evidence is this method's and of these units."""
+        if evidence.method != self.name:
+            raise MismatchError(
+                f"the evidence is of {evidence.method!r}, the method is {self.name!r}. Measure "
+                "with the method that selects."
+            )
+        units.require_same(evidence.units, mine="the unit set", theirs="the evidence")
+
+
+# Filling a budget ---------------------------------------------------------------------------------
+
+
+def take_in_order(
+    units: UnitSet, order: Sequence[int], ratio: float, guards: Guards, **fields: Any
+) -> Selection:
+    """The shortest prefix of an order that reaches the ratio, skipping what the guards keep.
+
+    The stopping rule is that of the greedy solver: it ends as soon as the cost of the pruned units
+    is at least ratio x total, so it overshoots by less than one unit (Proposition "Overshoot").
+
+    Args:
+        units: the UnitSet.
+        order: unit indices, first to go first; each once.
+        ratio: share of removable cost, [0, 1).
+        guards: units that would break them are passed over.
+        **fields: further fields of the Selection.
+
+    Raises:
+        InputError: the ratio is out of range.
+        InfeasibleError: the order runs out first.
+    """
+    rules = Rules(units, guards, ratio)
+    room = np.array(rules.room, dtype=np.int64)
+    needed, chosen = target_cost(units, ratio), []
+    for u in order:
+        if needed <= 0:
+            break
+        layer, cost = units.layers[u], units.costs[u]
+        if rules.admissible[u] and cost <= room[layer]:
+            chosen.append(int(u))
+            room[layer] -= cost
+            needed -= float(cost)
+    if needed > 0:
+        raise _infeasible(units, ratio, guards, chosen)
+    defaults: dict[str, Any] = {"requested_ratio": float(ratio), "ordered": True, "guards": guards}
+    return Selection.from_pruned(units, chosen, **(defaults | fields))
+
+
+def uniform_order(
+    units: UnitSet, scores: np.ndarray, weights: np.ndarray | None = None
+) -> list[int]:
+    """Units in the order that empties all blocks evenly, the lowest score of a block first.
+
+    A block is the units of one kind in one layer. A unit's turn is the share of its block's cost
+    that is gone before it, divided by the block's weight, so that any prefix takes about the same
+    share (times the weight) of every block, in parameters and not in counts. Where a round is left
+    unfinished, it is done in the blocks whose unit holds the smallest share of its block's score:
+    raw scores of different blocks do not compare, and the order of layers should decide nothing.
+
+    Args:
+        units: the UnitSet.
+        scores: [M], low goes first.
+        weights: [M], the same within a block, >= 0: how much of the block goes relative to others;
+            None: all alike. A block of weight 0 comes last.
+    """
+    weights = np.ones(len(units)) if weights is None else np.asarray(weights, dtype=np.float64)
+    turn, share = np.zeros(len(units)), np.zeros(len(units))
+    for block in blocks(units):
+        ranked = block[np.argsort(scores[block], kind="stable")]
+        total = float(np.abs(scores[block]).sum())
+        share[block] = scores[block] / total if total > 0 else 0.0
+        costs = units.costs[ranked].astype(np.float64)
+        # the middle of the unit's own share: blocks of few large units and of many small ones meet
+        gone = (np.cumsum(costs) - costs / 2) / costs.sum()
+        turn[ranked] = np.divide(
+            gone, weights[ranked], out=np.full(len(gone), np.inf), where=weights[ranked] > 0
+        )
+    order: list[int] = np.lexsort((np.arange(len(units)), share, turn.round(12))).tolist()
+    return order
+
+
+def global_order(units: UnitSet, scores: np.ndarray, per_parameter: bool = False) -> list[int]:
+    """Units of all blocks by one ranking, the lowest score first; ties to the lowest index.
+
+    Args:
+        units: the UnitSet.
+        scores: [M], comparable across blocks.
+        per_parameter: rank by score / cost.
+    """
+    ranked = scores / units.costs if per_parameter else scores
+    return np.argsort(ranked, kind="stable").tolist()
+
+
+def blocks(units: UnitSet) -> list[np.ndarray]:
+    """Unit indices of every (layer, kind) that has units, in order of the first one."""
+    keys = [(int(layer), str(kind)) for layer, kind in zip(units.layers, units.kinds, strict=True)]
+    found: dict[tuple[int, str], list[int]] = {}
+    for index, key in enumerate(keys):
+        found.setdefault(key, []).append(index)
+    return [np.array(members) for members in found.values()]
+
+
+def _infeasible(
+    units: UnitSet, ratio: float, guards: Guards, chosen: Sequence[int]
+) -> InfeasibleError:
+    reachable = reachable_ratio(units, guards, ratio)
+    reached = float(units.costs[list(chosen)].sum()) / units.total_cost
+    return InfeasibleError(
+        f"the method reaches {reached:.2%} of the removable cost, not {ratio:.2%}; under these "
+        f"guards no plan exceeds {reachable:.2%}. Lower the ratio or loosen the guards.",
+        requested_ratio=ratio,
+        reachable_ratio=reachable,
+        stalled_ratio=reached,
+    )
+
+
+def require_scores(scores: np.ndarray, units: UnitSet) -> np.ndarray:
+    """Scores as float64 [M]; InputError if they do not fit the units."""
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (len(units),):
+        raise InputError(f"scores have shape {found.shape}; {len(units)} units need one each.")
+    return found

@@ -1,0 +1,198 @@
+"""CoCurve and its three controls: one matrix H, four ways of reading it.
+
+`measure` builds H by single-unit ablations, the dear part; whoever has it already hands it over
+with `adopt`, and one build then serves all four.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from ..architectures import Kind, describe
+from ..calibration import CalibrationSet
+from ..compensation import solve_gains
+from ..curvature import Curvature
+from ..errors import FileFormatError, InfeasibleError, InputError
+from ..estimator import estimate_curvature
+from ..interaction import redundancy_gate
+from ..selection import Guards, Selection, require_ratio
+from ..solver import require_strength, solve_greedy
+from ..units import UnitSet
+from ..variants import measured_diagonal, solve_variant
+from .base import Evidence, Method
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Strength = float | Literal["gate"]
+_GROUPED = ("group_grams", "group_positions", "group_risks")
+
+
+@dataclass(frozen=True)
+class CoCurve(Method):
+    """Cost-normalised greedy on H: (1/2 H_uu + lambda sum over v in S of H_uv) / c_u (Alg. 2).
+
+    Unlike the other methods it scores pairs, so a unit's place depends on what went before it, and
+    its text statistics are taken at the calibration's scored positions alone. Nothing is
+    aggregated: units are what is ablated. Compensation (eq. comp) is off, which is the paper's
+    selection-only comparison. The loop stops at the ratio, as the shared fill does, but where the
+    layer caps leave greedy without a unit it raises with the share it reached.
+
+    Attributes:
+        interaction_strength: lambda >= 0; 1 is the paper's untuned default; "gate" takes what the
+            redundancy gate recommends for this H (0 or 1).
+        top_r: r, size of the teacher's support; a smaller vocabulary is taken whole.
+        compensate: give kept FFN groups the gains of eq. (comp), with ridge 0.2 and clip 1; they
+            travel in the selection, and pruning folds them into W_down.
+
+        measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
+            `variants.measured_diagonal`); not in the paper.
+
+    Raises:
+        InputError: lambda or top_r is out of range.
+    """
+
+    interaction_strength: Strength = 1.0
+    top_r: int = 256
+    compensate: bool = False
+    measured_diagonal: bool = False
+
+    name = "cocurve"
+    title = "CoCurve"
+    only: ClassVar[Kind | None] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.interaction_strength, str):
+            if self.interaction_strength != "gate":
+                raise InputError(
+                    f"interaction_strength is {self.interaction_strength!r}; give a number from 0 "
+                    'on, or "gate".'
+                )
+        else:
+            require_strength(self.interaction_strength)
+        if self.top_r < 1:
+            raise InputError(f"top_r is {self.top_r}; the support has at least one token.")
+        # an option decides it, so the instance says it, not the class
+        object.__setattr__(self, "repairs", self.compensate)
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        """H by ablating every unit alone; nothing is drawn. See `Method.measure`.
+
+        Ctrl-C keeps the sequences done; provenance["curvature"]["complete"] is then False.
+        """
+        top_r = min(self.top_r, int(describe(model).head.weight.shape[0]))
+        return self.adopt(estimate_curvature(model, units, calibration, top_r, progress=progress))
+
+    def adopt(self, curvature: Curvature) -> Evidence:
+        """This method's evidence from an H that is already there, without the model."""
+        arrays = {"matrix": curvature.matrix} | {
+            name: value for name in _GROUPED if (value := getattr(curvature, name)) is not None
+        }
+        known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
+        provenance: dict[str, Any] = {key: curvature.provenance.get(key) for key in known}
+        options = asdict(self) | {"top_r": provenance["top_r"]}  # of that H, not of this instance
+        provenance |= {"seed": None, "options": options, "curvature": dict(curvature.provenance)}
+        return Evidence(self.name, curvature.units, arrays, provenance)
+
+    def select(
+        self,
+        evidence: Evidence,
+        units: UnitSet,
+        ratio: float,
+        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    ) -> Selection:
+        """The greedy plan on H, with its predicted risk. See `Method.select`."""
+        self.require_own(evidence, units)
+        require_ratio(ratio)
+        curvature = curvature_of(evidence)
+        guards = self._narrowed(guards, ratio)
+        strength = self.interaction_strength
+        if strength == "gate":
+            strength = _gated(curvature)
+        if self.measured_diagonal:
+            solved_on = measured_diagonal(curvature)
+            selection = solve_variant(curvature, solved_on, ratio, float(strength), guards)
+        else:
+            selection = solve_greedy(curvature, ratio, float(strength), guards)
+        if self.compensate:
+            selection = selection.with_gains(solve_gains(curvature, selection))
+        return selection
+
+    def _narrowed(self, guards: Guards, ratio: float) -> Guards:
+        """The guards with the one kind this method prunes, where it prunes only one."""
+        if self.only is None:
+            return guards
+        if self.only not in guards.kinds:
+            raise InfeasibleError(
+                f"{self.name} prunes {self.only} units, the guards allow {guards.kinds}: nothing "
+                f"is left to prune. Allow {self.only!r}, or take another method.",
+                requested_ratio=ratio,
+                reachable_ratio=0.0,
+            )
+        return replace(guards, kinds=(self.only,))
+
+
+@dataclass(frozen=True)
+class Diagonal(CoCurve):
+    """CoCurve at lambda = 0: 1/2 H_uu / c_u alone, the OBD selector on the same H."""
+
+    interaction_strength: Strength = field(default=0.0, init=False)
+
+    name = "diagonal"
+    title = "Diagonal only"
+
+
+@dataclass(frozen=True)
+class HeadOnly(CoCurve):
+    """CoCurve on attention units alone; a ratio above their share of the cost is infeasible."""
+
+    name = "head-only"
+    title = "Heads only"
+    only = "attention"
+
+
+@dataclass(frozen=True)
+class FfnOnly(CoCurve):
+    """CoCurve on FFN groups alone; a ratio above their share of the cost is infeasible."""
+
+    name = "ffn-only"
+    title = "FFN only"
+    only = "ffn"
+
+
+def curvature_of(evidence: Evidence) -> Curvature:
+    """The Curvature inside an evidence of CoCurve or its controls, bit for bit.
+
+    Raises:
+        FileFormatError: the evidence holds none.
+    """
+    matrix = evidence.arrays.get("matrix")
+    if matrix is None:
+        raise FileFormatError(
+            f"the evidence of {evidence.method!r} holds no curvature matrix. Measure with one of "
+            "cocurve, diagonal, head-only, ffn-only."
+        )
+    grouped: dict[str, np.ndarray | None] = {name: evidence.arrays.get(name) for name in _GROUPED}
+    provenance = dict(evidence.provenance.get("curvature", {}))
+    return Curvature(matrix, evidence.units, provenance, **grouped)
+
+
+def _gated(curvature: Curvature) -> float:
+    gate = redundancy_gate(curvature)
+    if gate.recommended is None:
+        raise InputError(
+            f"the redundancy gate recommends no lambda here: {gate.reason} Give "
+            "interaction_strength a number."
+        )
+    return gate.recommended

@@ -1,0 +1,56 @@
+"""All methods by name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+from ..errors import InputError
+from .base import Method
+
+# name -> (module, class), in the order of the tables
+_METHODS = {
+    "random": ("random", "Random"),
+    "magnitude": ("magnitude", "Magnitude"),
+    "wanda-sp": ("wanda", "WandaSp"),
+    "flap": ("flap", "Flap"),
+    "amp": ("amp", "Amp"),
+    "llm-pruner": ("llm_pruner", "LlmPruner"),
+    "slimgpt": ("slimgpt", "SlimGpt"),
+    "slimllm": ("slimllm", "SlimLlm"),
+    "2ssp": ("two_ssp", "TwoSsp"),
+    "cocurve": ("cocurve", "CoCurve"),
+    "diagonal": ("cocurve", "Diagonal"),
+    "head-only": ("cocurve", "HeadOnly"),
+    "ffn-only": ("cocurve", "FfnOnly"),
+}
+
+
+def method_names() -> tuple[str, ...]:
+    """The names `get_method` knows, in the order of the tables."""
+    return tuple(_METHODS)
+
+
+def get_method(name: str, **options: Any) -> Method:
+    """A pruning method by name.
+
+    Args:
+        name: see `method_names()`; case and underscores do not matter.
+        **options: the method's own, see its class.
+
+    Raises:
+        InputError: an unknown name (the closest ones are named) or option.
+    """
+    key = name.strip().lower().replace("_", "-")
+    if key not in _METHODS:
+        close = get_close_matches(key, _METHODS, n=2, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        raise InputError(f"no method is named {name!r}. {hint}Known: {', '.join(_METHODS)}.")
+    module, kind = _METHODS[key]
+    make = getattr(import_module(f".{module}", __package__), kind)
+    try:
+        method: Method = make(**options)
+    except TypeError as error:
+        raise InputError(f"{key} does not take these options: {error}.") from None
+    return method

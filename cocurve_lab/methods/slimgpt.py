@@ -1,0 +1,284 @@
+"""SlimGPT (Ling et al., 2024): optimal brain surgeon, block by block, on output projections.
+
+With X [tokens, W] the input of an output projection, W_out [d, W] its weight, percdamp the damping,
+
+    H = X^T X / tokens + percdamp mean(diag) I
+    e_S = sum over columns p of S of ||W_out[:, p]||^2 / d_p,
+
+d_p the squared diagonal of the Cholesky factor of the block (H^-1)_SS ("grouped Cholesky"): d_p is
+(H^-1)_pp once the columns of S before p are gone. (The published H is twice this one; orders and
+updates are the same.)
+
+Units: S is all columns of a unit, so KV groups and FFN groups need no sum over their channels. The
+published code takes query heads, and FFN columns in shrinking batches (1024 to 8).
+
+Selection only. The published method updates W_out after every removal. Two reductions leave the
+weights alone:
+- `downdate=True` (default): after each removal H^-1 becomes that of the columns left, so the units
+  left are scored as if the removed ones had been compensated for; only W_out stays as it was.
+- `downdate=False`: every unit is scored once, on the full H^-1.
+
+Recovery: `reconstruct=True` refits the surviving columns when pruning (`repair`), in one step for
+all pruned units of a block:
+
+    W_R -= W_S ((H^-1)_SS)^-1 (H^-1)_SR,   the same as   W_R += W_S H_SR (H_RR)^-1
+
+At damping 0 that is the least squares fit of X W_out^T by the columns left. The plan is the same
+with and without it, so two rows of a table differ by the repair alone; in the published method
+each removal is chosen on weights that earlier removals have updated already.
+
+Allocation: a layer's share grows with the logarithm of its depth, from `first` to `last`, for both
+kinds alike; only their quotient matters. The published ends are tuned by hand for each ratio.
+
+Differences: inputs are those of the dense model in every layer (published: of the model pruned up
+to there).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..architectures import Architecture, Kind, describe
+from ..calibration import CalibrationSet
+from ..errors import InputError, MismatchError, NumericalError
+from ..pruner import prune
+from ..selection import Guards, Selection
+from ..slicing import kept_columns
+from ..units import UnitSet
+from .base import Evidence, Method, blocks, take_in_order, uniform_order
+from .llm_pruner import layer_passes, require_passes
+from .statistics import Block, collect_statistics, provenance_of, require_units, weight_columns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class SlimGpt(Method):
+    """SlimGPT; formula, units, reductions and differences are in the module's docstring.
+
+    Attributes:
+        damping: percdamp, >= 0.
+        downdate: rescore after every removal (else once).
+        first, last: relative share that the first and the last layer lose, both > 0.
+        reconstruct: refit the surviving columns in `repair`. The evidence then holds X^T X of every
+            block in float32, 26 GB for an 8B.
+        layers_per_pass: layers whose X^T X are held at a time (4 of an 8B: 7 GB); each pass runs
+            all rows. The scores do not depend on it.
+    """
+
+    name: ClassVar[str] = "slimgpt"
+    title: ClassVar[str] = "SlimGPT"
+
+    damping: float = 0.01
+    downdate: bool = True
+    first: float = 0.5
+    last: float = 1.0
+    reconstruct: bool = False
+    layers_per_pass: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.damping < math.inf:
+            raise InputError(f"damping is {self.damping}; it is finite and at least 0.")
+        if not (0 < self.first < math.inf and 0 < self.last < math.inf):
+            raise InputError(
+                f"first and last are {self.first} and {self.last}; they are relative shares, "
+                "finite and above 0."
+            )
+        require_passes(self.layers_per_pass)
+        object.__setattr__(self, "repairs", self.reconstruct)
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        """Scores of all units at their removal; see `Method.measure`. `seed` has no effect.
+
+        "scores" rise along the removal order of a block. With `reconstruct` there is also one
+        "moments/<layer>/<kind>" [W, W] float32 per block, X^T X / tokens.
+
+        Raises:
+            NumericalError: H is singular, as it is without damping where columns depend on one
+                another or there are fewer tokens than columns.
+        """
+        require_units(model, units)
+        architecture, scores = describe(model), np.zeros(len(units))
+        arrays = {"scores": scores}
+        for layers in layer_passes(architecture, self.layers_per_pass):
+            mine = {
+                _block(units, ids): ids for ids in blocks(units) if units.layers[ids[0]] in layers
+            }
+            if not mine:
+                continue
+            title = f"Second moments, layers {layers[0]}-{layers[-1]}"
+            found = collect_statistics(
+                model, calibration, moments=True, only=mine.keys(), progress=progress, title=title
+            )
+            for block, ids in mine.items():
+                moments = found.moments.pop(block) / found.tokens
+                scores[ids] = self._removal_scores(architecture, units, ids, moments)
+                if self.reconstruct:
+                    arrays[_moments_name(*block)] = moments.astype(np.float32)
+        return Evidence(self.name, units, arrays, provenance_of(self, model, calibration))
+
+    def select(
+        self,
+        evidence: Evidence,
+        units: UnitSet,
+        ratio: float,
+        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    ) -> Selection:
+        """More of later layers than of earlier ones; see `Method.select`."""
+        self.require_own(evidence, units)
+        weights = incremental_weights(units, self.first, self.last)
+        return take_in_order(units, uniform_order(units, evidence.scores, weights), ratio, guards)
+
+    def repair(
+        self, model: PreTrainedModel, selection: Selection, evidence: Evidence
+    ) -> PreTrainedModel:
+        """The pruned model, its surviving columns refitted where `reconstruct` is set.
+
+        Any plan over the evidence's units can be repaired, whatever method made it.
+
+        Raises:
+            MismatchError: the evidence is another method's, of other units or without moments.
+            InputError: the plan has gains, which are a repair already.
+            NumericalError: H_RR is singular (see `measure`).
+        """
+        if not self.reconstruct:
+            return prune(model, selection)
+        self.require_own(evidence, selection.units)
+        if selection.gains:
+            raise InputError(
+                f"the plan has {len(selection.gains)} gains, which are a repair already. Give "
+                "selection.with_gains({})."
+            )
+        pruned = prune(model, selection)
+        before, after = describe(model), describe(pruned)
+        for block in dict.fromkeys(_block(selection.units, ids) for ids in blocks(selection.units)):
+            kept, _ = kept_columns(before, selection, *block)
+            if not 0 < len(kept) < before.width(*block):
+                continue
+            name = _moments_name(*block)
+            if name not in evidence.arrays:
+                raise MismatchError(
+                    f"the evidence lacks {name}: it was measured without reconstruct. Measure with "
+                    "SlimGpt(reconstruct=True)."
+                )
+            weight = weight_columns(before, block).double()
+            moments = torch.from_numpy(evidence.arrays[name]).to(weight)
+            updated = refit(weight, moments, kept.to(weight.device), self.damping)
+            with torch.no_grad():
+                target = after.output_projection(*block).weight
+                target.copy_(updated.to(target.dtype))
+        return pruned
+
+    def _removal_scores(
+        self, architecture: Architecture, units: UnitSet, ids: np.ndarray, moments: np.ndarray
+    ) -> np.ndarray:
+        """Scores of one block's units [len(ids)]."""
+        weight = weight_columns(architecture, _block(units, ids)).double()
+        columns = [slice(units.units[u].start, units.units[u].stop) for u in ids]
+        damped = damp(torch.from_numpy(moments).to(weight), self.damping)
+        inverse = torch.cholesky_inverse(_cholesky(damped))
+        return removal_scores(inverse, weight.square().sum(dim=0), columns, self.downdate)
+
+
+def removal_scores(
+    inverse: Tensor, norms: Tensor, columns: list[slice], downdate: bool
+) -> np.ndarray:
+    """e_S of each group of columns when its turn comes in greedy removal, lowest first.
+
+    Args:
+        inverse: H^-1 [W, W] float64; overwritten where `downdate`.
+        norms: ||W_out[:, p]||^2 [W].
+        columns: the groups.
+        downdate: rescore the groups left after each removal.
+
+    Returns:
+        [groups] float64. Removing columns only lowers (H^-1)_pp, so scores rise along the removal
+        order: sorting by them gives that order.
+    """
+    scores, left, reached = np.zeros(len(columns)), list(range(len(columns))), 0.0
+    if not downdate:
+        return np.array([_group_score(inverse, norms, group) for group in columns])
+    while left:
+        errors = [_group_score(inverse, norms, columns[g]) for g in left]
+        chosen = left.pop(int(np.argmin(errors)))
+        reached = max(reached, min(errors))  # rounding may not turn two removals around
+        scores[chosen] = reached
+        gone = columns[chosen]
+        inverse -= inverse[:, gone] @ torch.cholesky_solve(
+            inverse[gone], _cholesky(inverse[gone, gone])
+        )
+    return scores
+
+
+def _group_score(inverse: Tensor, norms: Tensor, group: slice) -> float:
+    """sum of ||W_out[:, p]||^2 / d_p over the columns of a group (grouped Cholesky)."""
+    d = _cholesky(inverse[group, group]).diagonal().square()
+    return float((norms[group] / d).sum())
+
+
+def damp(moments: Tensor, damping: float) -> Tensor:
+    """moments + damping x mean(diagonal) x I; the identity for inputs that are always zero."""
+    level = float(moments.diagonal().mean())
+    shift = damping * level if level > 0 else 1.0
+    return moments + shift * torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
+
+
+def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tensor:
+    """Surviving columns after the OBS update, W_R + W_S H_SR (H_RR)^-1 [d, R].
+
+    Args:
+        weight: W_out [d, W].
+        moments: X^T X / tokens [W, W], in the weight's dtype.
+        kept: indices R of the columns that stay.
+        damping: as for `SlimGpt`.
+    """
+    mask = torch.ones(weight.shape[1], dtype=torch.bool, device=weight.device)
+    mask[kept] = False
+    gone = mask.nonzero().flatten()
+    damped = damp(moments, damping)
+    factor = _cholesky(damped[kept][:, kept])
+    return (
+        weight[:, kept] + torch.cholesky_solve(damped[kept][:, gone] @ weight[:, gone].T, factor).T
+    )
+
+
+def incremental_weights(units: UnitSet, first: float, last: float) -> np.ndarray:
+    """first + (last - first) log(i + 1) / log(n) [M] for a unit of layer i of n."""
+    depth = np.log(units.layers + 1) / math.log(max(units.num_layers, 2))
+    weights: np.ndarray = first + (last - first) * depth
+    return weights
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor, or NumericalError where the matrix is not positive definite."""
+    factor, status = torch.linalg.cholesky_ex(matrix)
+    if int(status) or not bool(torch.isfinite(factor).all()):
+        raise NumericalError(
+            f"the second moments of {len(matrix)} columns are singular or not finite. Use a "
+            "damping above 0 (0.01 is usual), or more calibration text than columns."
+        )
+    return factor
+
+
+def _block(units: UnitSet, ids: np.ndarray) -> Block:
+    unit = units.units[ids[0]]
+    return unit.layer, unit.kind
+
+
+def _moments_name(layer: int, kind: Kind) -> str:
+    return f"moments/{layer}/{kind}"

@@ -1,0 +1,246 @@
+"""2SSP (Sandri et al., 2025): FFN width first, then whole attention blocks by perplexity.
+
+Stage 1, FFN channel j with X the input of W_down:  s_j = mean over rows of ||X_j||_2 (over tokens).
+Stage 2 removes whole attention blocks one by one, each time the one without which the perplexity
+of one sequence is lowest. At ratio rho of L blocks with P_ffn and P_attn parameters per layer,
+
+    N_attn = round(L rho^(P_ffn / P_attn / alpha)),  alpha = 1.5,
+
+blocks go, and FFN width makes up the rest, the same share of every layer.
+
+Units: an FFN group scores sqrt(sum of s_j^2) over its channels (published: single channels). Stage
+2 takes all attention units of a layer together.
+
+Budget: if N_attn blocks cost more than the ratio asks for, fewer go. Only where no FFN group is
+left (or none may be pruned) do later blocks follow, the last one perhaps in part. `as_published`
+counts instead: round(p n) FFN groups of each layer, p the share still missing, which misses the
+ratio; it raises where the published code gives up.
+
+Selection only: the method repairs nothing.
+
+Differences: the sequence is the calibration's first row. The published stage 2 runs on the model
+that stage 1 has narrowed, hence anew for each ratio; here it runs on the dense FFN, once for all
+ratios, unless `narrowed_at` names the ratio to narrow for. Guards other than the kinds do not bind,
+as published: a layer cap would forbid stage 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from ..architectures import describe
+from ..calibration import CalibrationSet
+from ..errors import InfeasibleError, InputError
+from ..risk import measure_plans
+from ..runtime import require_measurable
+from ..selection import Guards, Selection, require_ratio
+from ..units import UnitSet
+from .base import Evidence, Method, blocks, take_in_order, uniform_order
+from .magnitude import take_counts
+from .statistics import Block, collect_statistics, present_blocks, provenance_of, require_units
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class TwoSsp(Method):
+    """2SSP; formula, units, budget and differences are in the module's docstring.
+
+    Attributes:
+        alpha: > 0; larger removes more attention blocks.
+        narrowed_at: measure stage 2 without the FFN groups that go at this ratio; None: dense FFN.
+        as_published: round FFN counts per layer; may miss the ratio on either side.
+    """
+
+    name: ClassVar[str] = "2ssp"
+    title: ClassVar[str] = "2SSP"
+    honours_guards: ClassVar[bool] = False
+
+    alpha: float = 1.5
+    narrowed_at: float | None = None
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise InputError(f"alpha is {self.alpha}; it is finite and above 0 (published: 1.5).")
+        if self.narrowed_at is not None:
+            require_ratio(self.narrowed_at)
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        """FFN norms and the order of attention blocks; see `Method.measure`. `seed` has no effect.
+
+        "scores" [M]: FFN groups their norm, attention units the step at which their block goes;
+        "removal_order" [blocks] int64, layers; "nll" [blocks] of the row after each removal, nats
+        per token. L blocks take L (L + 1) / 2 passes over one row.
+        """
+        require_units(model, units)
+        require_measurable(model, calibration)
+        scores = np.zeros(len(units))
+        only = [block for block in present_blocks(describe(model)) if block[1] == "ffn"]
+        found = collect_statistics(
+            model, calibration, only=only, progress=progress, title="FFN inputs"
+        )
+        for index, unit in enumerate(units):
+            if unit.kind == "ffn":
+                norms = found.row_norms[unit.layer, unit.kind][unit.start : unit.stop] / found.rows
+                scores[index] = np.sqrt((norms**2).sum())
+        narrowed = self._narrowed(units, scores)
+        row = CalibrationSet(calibration.input_ids[:1], source="one sequence")
+        layers, nll = removal_order(model, units, row, narrowed, progress)
+        for step, layer in enumerate(layers):
+            scores[_attention(units, layer)] = step
+        arrays = {
+            "scores": scores,
+            "removal_order": np.array(layers, dtype=np.int64),
+            "nll": np.array(nll, dtype=np.float64),
+        }
+        return Evidence(self.name, units, arrays, provenance_of(self, model, calibration))
+
+    def select(
+        self,
+        evidence: Evidence,
+        units: UnitSet,
+        ratio: float,
+        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    ) -> Selection:
+        """N_attn blocks, then FFN width evenly; of the guards only kinds bind.
+
+        Raises:
+            InfeasibleError: `as_published` and the two stages cannot make up the ratio; else, the
+                kinds do not hold enough.
+        """
+        self.require_own(evidence, units)
+        require_ratio(ratio)
+        kinds = Guards(kinds=guards.kinds)
+        order = evidence.arrays["removal_order"].tolist()
+        count = num_attention_blocks(units, ratio, kinds, self.alpha)
+        if self.as_published:
+            counts = published_counts(units, ratio, kinds, order[:count])
+            return take_counts(units, evidence.scores, counts, ratio, kinds)
+        whole = [_attention(units, layer) for layer in order]
+        running = np.cumsum([units.costs[ids].sum() for ids in whole[:count]])
+        count = int((running <= _budget(units, ratio)).sum())
+        ffn = _ffn_order(units, evidence.scores)
+        turns = [*_joined(whole[:count]), *ffn, *_joined(whole[count:])]
+        # N_attn grows with the ratio, so plans of smaller ratios are not prefixes of larger ones
+        return replace(take_in_order(units, turns, ratio, kinds), ordered=False)
+
+    def _narrowed(self, units: UnitSet, scores: np.ndarray) -> list[int]:
+        """FFN units that stage 1 removes at `narrowed_at`, for attention blocks of mean cost."""
+        if self.narrowed_at is None:
+            return []
+        count = num_attention_blocks(units, self.narrowed_at, Guards(), self.alpha)
+        attention = units.costs[units.kinds == "attention"].sum()
+        layers = len(set(units.layers[units.kinds == "attention"].tolist()))
+        missing = _budget(units, self.narrowed_at) - count * attention / max(layers, 1)
+        order = _ffn_order(units, scores)
+        before = np.cumsum([0, *units.costs[order]])[:-1]  # FFN cost gone when a unit's turn comes
+        return [u for u, gone in zip(order, before, strict=True) if gone < missing * (1 - 1e-12)]
+
+
+def removal_order(
+    model: PreTrainedModel,
+    units: UnitSet,
+    row: CalibrationSet,
+    narrowed: list[int],
+    progress: bool,
+) -> tuple[list[int], list[float]]:
+    """Layers in the order in which their attention goes, and the nll after each.
+
+    Args:
+        model: the dense model.
+        units: its units.
+        row: one row, every position scored; perplexity is exp of the mean nll.
+        narrowed: FFN units that are gone already.
+        progress: show a progress bar.
+    """
+    left = sorted({unit.layer for unit in units if unit.kind == "attention"})
+    order: list[int] = []
+    reached: list[float] = []
+    for _ in tqdm(range(len(left)), desc="Attention blocks", unit="block", disable=not progress):
+        plans = [
+            Selection.from_pruned(
+                units, [*narrowed, *_joined([_attention(units, i) for i in [*order, layer]])]
+            )
+            for layer in left
+        ]
+        nll = measure_plans(model, plans, row, progress=False).nll
+        assert nll is not None
+        best = int(nll[:, 0].argmin())
+        order.append(left.pop(best))
+        reached.append(float(nll[best, 0]))
+    return order, reached
+
+
+def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: float) -> int:
+    """N_attn of the blocks that have attention units; 0 where attention may not be pruned."""
+    ffn, attention = (
+        int(units.costs[units.kinds == kind].sum()) if kind in guards.kinds else 0
+        for kind in ("ffn", "attention")
+    )
+    if ratio == 0 or attention == 0:
+        return 0
+    layers = len(set(units.layers[units.kinds == "attention"].tolist()))
+    return round(layers * ratio ** (ffn / attention / alpha))
+
+
+def published_counts(
+    units: UnitSet, ratio: float, guards: Guards, gone: list[int]
+) -> dict[Block, int]:
+    """Units to take by (layer, kind): whole attention of `gone`, one FFN share for all layers.
+
+    Raises:
+        InfeasibleError: the attention blocks alone exceed the budget, or all FFN does not fill it.
+    """
+    ffn = int(units.costs[units.kinds == "ffn"].sum()) if "ffn" in guards.kinds else 0
+    attention = sum(int(units.costs[_attention(units, layer)].sum()) for layer in gone)
+    missing = _budget(units, ratio) - attention
+    if not 0 <= missing <= ffn:
+        reachable = (attention + ffn) / units.total_cost
+        raise InfeasibleError(
+            f"2SSP removes {len(gone)} attention blocks at ratio {ratio:.2%}, "
+            f"{attention / units.total_cost:.2%} of the removable cost, and FFN can make up "
+            f"{ffn / units.total_cost:.2%}. Use another ratio, or as_published=False.",
+            requested_ratio=ratio,
+            reachable_ratio=reachable,
+            stalled_ratio=attention / units.total_cost,
+        )
+    counts: dict[Block, int] = {}
+    for ids in blocks(units):
+        unit = units.units[ids[0]]
+        share = missing / ffn if unit.kind == "ffn" and ffn else float(unit.layer in gone)
+        counts[unit.layer, unit.kind] = round(share * len(ids))
+    return counts
+
+
+def _budget(units: UnitSet, ratio: float) -> float:
+    """Cost the ratio asks for, with a hair more so that exact sums fit in it."""
+    return ratio * units.total_cost * (1 + 1e-12)
+
+
+def _ffn_order(units: UnitSet, scores: np.ndarray) -> list[int]:
+    """FFN units alone, evenly over layers, lowest scores first."""
+    return [u for u in uniform_order(units, scores) if units.kinds[u] == "ffn"]
+
+
+def _attention(units: UnitSet, layer: int) -> np.ndarray:
+    """Indices of a layer's attention units."""
+    return np.flatnonzero((units.layers == layer) & (units.kinds == "attention"))
+
+
+def _joined(parts: list[np.ndarray]) -> list[int]:
+    return [int(u) for part in parts for u in part]
