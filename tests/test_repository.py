@@ -112,7 +112,7 @@ def test_conda_environment_adds_nothing() -> None:
         "- pip",
         "- pip:",
         "- -c constraints.txt",
-        "- -e .[lab,hub,test]",
+        "- -e .[lab,hub,eval,test]",
     ]
 
 

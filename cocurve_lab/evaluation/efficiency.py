@@ -1,0 +1,271 @@
+"""Size and speed of a dense and a pruned model, measured in turn in one run (App. "Efficiency").
+
+Times on one machine differ from run to run more than models do, so what is reported is the ratio
+within each repeat. Absolute numbers are there too; on a CPU they say little.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, MismatchError
+from ..loading import embedding_weight, model_device
+from ..runtime import device_name, measuring
+from .memory import most_held
+from .verdict import speed_verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class EfficiencyOptions:
+    """What is timed.
+
+    Attributes:
+        batch_sizes: prompts at a time.
+        prompt_tokens: of prefill; None takes the context less `new_tokens`, at most 512.
+        new_tokens: decoded one by one after it.
+        repeats: of each timing, dense and pruned in turn (which goes first alternates).
+        threads: of torch on a CPU; None leaves the number.
+        progress: show a bar.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    prompt_tokens: int | None = None
+    new_tokens: int = 32
+    repeats: int = 5
+    threads: int | None = None
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        asked = (self.new_tokens, self.repeats, self.prompt_tokens or 1)
+        least = min((*self.batch_sizes, *asked))
+        if not self.batch_sizes or least < 1:
+            raise InputError(f"{self}: batch sizes, tokens and repeats are all at least 1.")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What was measured, as a tidy table.
+
+    Attributes:
+        rows: dicts of quantity, batch_size (None where it does not matter), unit, dense, pruned,
+            ratio (pruned over dense) and its lower and upper quartile over repeats, repeats. Speeds
+            are medians in tokens per second; sizes are exact, with ratio = low = high.
+        verdict: one or two plain sentences: is it faster, and if not, why.
+        protocol: one sentence on how it was timed.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    verdict: str
+    protocol: str
+
+    def ratio(self, quantity: str, batch_size: int | None = None) -> float:
+        """Pruned over dense of one row.
+
+        Raises:
+            InputError: there is no such row.
+        """
+        for row in self.rows:
+            if (row["quantity"], row["batch_size"]) == (quantity, batch_size):
+                return float(row["ratio"])
+        raise InputError(f"{quantity!r} at batch size {batch_size} was not measured.")
+
+    def __repr__(self) -> str:
+        lines = [f"{'quantity':<26}{'batch':>6}{'dense':>15}{'pruned':>15}  pruned / dense"]
+        for row in self.rows:
+            batch = row["batch_size"] or ""
+            spread = (
+                "" if row["low"] == row["high"] else f" ({row['low']:.2f} to {row['high']:.2f})"
+            )
+            lines.append(
+                f"{row['quantity']:<26}{batch:>6}{row['dense']:>15,.0f}{row['pruned']:>15,.0f}"
+                f"  {row['ratio']:.2f}{spread}"
+            )
+        return "\n".join([*lines, self.verdict, self.protocol])
+
+
+def measure_efficiency(
+    dense: PreTrainedModel, pruned: PreTrainedModel, options: EfficiencyOptions | None = None
+) -> Efficiency:
+    """Parameters, bytes, speed and memory of two models (App. "Efficiency").
+
+    Sizes: parameters; bytes of weights; bytes of KV cache per token, read from a filled cache.
+    Speed: prompt tokens per second of prefill, and tokens per second of decoding one by one after
+    it. Peak memory: bytes of weights plus the most that one prefill and decode held at a time
+    besides (on a GPU by its allocator, on a CPU by the tensors operations return, without their
+    scratch space).
+
+    Args:
+        dense: the model before pruning.
+        pruned: what `prune` made of it, on the same device.
+        options: batch sizes, lengths, repeats.
+
+    Raises:
+        MismatchError: the models are on different devices, or of different dtype.
+        InputError: prompt and reply do not fit the context.
+    """
+    options = options or EfficiencyOptions()
+    device = model_device(dense)
+    kinds = [(model_device(m), embedding_weight(m).dtype) for m in (dense, pruned)]
+    if kinds[0] != kinds[1]:
+        raise MismatchError(
+            f"the dense model is {kinds[0]}, the pruned one {kinds[1]}. Speeds compare on one "
+            "device with one dtype."
+        )
+    length = _prompt_length(dense, options)
+    rows = [
+        _size("parameters", "parameters", dense, pruned, _parameters),
+        _size("weights", "bytes", dense, pruned, _weight_bytes),
+    ]
+    threads = options.threads or torch.get_num_threads()
+    with measuring(dense, threads), measuring(pruned, threads):
+        rows.append(_size("KV cache per token", "bytes", dense, pruned, _cache_bytes))
+        for batch in options.batch_sizes:
+            rows += _timed(dense, pruned, batch, length, options)
+            prompt = _prompt(dense, batch, length)
+
+            def peak(model: PreTrainedModel, prompt: Tensor = prompt) -> int:
+                return _peak_bytes(model, prompt, options.new_tokens)
+
+            rows.append(_size("peak memory", "bytes", dense, pruned, peak) | {"batch_size": batch})
+    protocol = (
+        f"{device_name(device)}, {kinds[0][1]}, {threads} threads, {length} prompt tokens, "
+        f"{options.new_tokens} decoded; medians of {options.repeats} repeats, dense and pruned in "
+        "turn; ratios within a repeat, with quartiles."
+    )
+    return Efficiency(tuple(rows), speed_verdict(rows), protocol)
+
+
+def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
+    context = int(getattr(model.config, "max_position_embeddings", None) or 2048)
+    length = options.prompt_tokens or max(1, min(512, context - options.new_tokens))
+    if length + options.new_tokens > context:
+        raise InputError(
+            f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "
+            f"{context}. Ask for fewer."
+        )
+    return length
+
+
+def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:
+    """Random token ids [batch, length]: dense arithmetic takes as long for any."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = embedding_weight(model).shape[0]
+    return torch.randint(vocabulary, (batch, length), generator=generator).to(model_device(model))
+
+
+# Speed ------------------------------------------------------------------------------------------
+
+
+def _timed(
+    dense: PreTrainedModel,
+    pruned: PreTrainedModel,
+    batch: int,
+    length: int,
+    options: EfficiencyOptions,
+) -> list[dict[str, Any]]:
+    """Rows of prefill and decode throughput at one batch size."""
+    from tqdm.auto import tqdm
+
+    prompt = _prompt(dense, batch, length)
+    models = (dense, pruned)
+    seconds = np.zeros((options.repeats, 2, 2))  # repeat, model, prefill or decode
+    for model in models:
+        _run(model, prompt, options.new_tokens)  # kernels are chosen and memory is taken here
+    label = f"batch {batch}"
+    for repeat in tqdm(range(options.repeats), desc=label, disable=not options.progress):
+        for which in (0, 1) if repeat % 2 == 0 else (1, 0):
+            seconds[repeat, which] = _run(models[which], prompt, options.new_tokens)
+    rows = []
+    for column, (quantity, tokens) in enumerate(
+        (("prefill", batch * length), ("decode", batch * options.new_tokens))
+    ):
+        speeds = tokens / seconds[:, :, column]
+        ratios = speeds[:, 1] / speeds[:, 0]
+        rows.append(
+            {
+                "quantity": quantity,
+                "batch_size": batch,
+                "unit": "tokens per second",
+                "dense": float(np.median(speeds[:, 0])),
+                "pruned": float(np.median(speeds[:, 1])),
+                "ratio": float(np.median(ratios)),
+                "low": float(np.quantile(ratios, 0.25)),
+                "high": float(np.quantile(ratios, 0.75)),
+                "repeats": options.repeats,
+            }
+        )
+    return rows
+
+
+def _run(model: Any, prompt: Tensor, new_tokens: int) -> tuple[float, float]:
+    """Seconds of one prefill, and of the greedy tokens after it."""
+    start = _now(prompt.device)
+    output = model(input_ids=prompt, use_cache=True, logits_to_keep=1)
+    middle = _now(prompt.device)
+    for _ in range(new_tokens):
+        token = output.logits[:, -1:].argmax(dim=-1)
+        output = model(input_ids=token, past_key_values=output.past_key_values, use_cache=True)
+    return middle - start, _now(prompt.device) - middle
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+# Size -------------------------------------------------------------------------------------------
+
+
+def _size(
+    quantity: str,
+    unit: str,
+    dense: PreTrainedModel,
+    pruned: PreTrainedModel,
+    measure: Callable[[PreTrainedModel], int],
+) -> dict[str, Any]:
+    values = [measure(model) for model in (dense, pruned)]
+    ratio = values[1] / values[0]
+    return {
+        "quantity": quantity,
+        "batch_size": None,
+        "unit": unit,
+        "dense": values[0],
+        "pruned": values[1],
+        "ratio": ratio,
+        "low": ratio,
+        "high": ratio,
+        "repeats": 1,
+    }
+
+
+def _parameters(model: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())  # tied ones once
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def _cache_bytes(model: Any) -> int:
+    """Bytes per token of all layers' keys and values, from a cache of two tokens."""
+    cache = model(input_ids=_prompt(model, 1, 2), use_cache=True).past_key_values
+    held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in held) // 2
+
+
+def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
+    """Bytes of weights plus the most held besides them during one prefill and decode."""
+    with most_held(prompt.device) as held:
+        _run(model, prompt, new_tokens)
+    return _weight_bytes(model) + held[0]

@@ -1,0 +1,121 @@
+"""What an evaluation found: task -> metric -> value, with how it was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..errors import FileFormatError, InputError
+
+FORMAT, VERSION = "cocurve-evaluation", 1
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Scores of one model on one suite.
+
+    Attributes:
+        suite: "demo", "paper" or "local".
+        values: task -> metric -> value. Accuracies and matches lie in [0, 1]; perplexities do not.
+        errors: task -> metric -> standard error over samples; None where the harness gives none.
+        samples: task -> number of scored samples (for perplexity: tokens).
+        averaged: task -> the metric of it that enters `average`; fixed per suite, before any run.
+        settings: limit, batch size, context, few-shot counts, protocols, truncated prompts, how
+            code was isolated.
+        versions: of lm_eval, torch, transformers, and of each task where the harness states one.
+    """
+
+    suite: str
+    values: Mapping[str, Mapping[str, float]]
+    errors: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+    averaged: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, task: str) -> Mapping[str, float]:
+        """metric -> value of one task.
+
+        Raises:
+            InputError: the report has no such task.
+        """
+        if task not in self.values:
+            raise InputError(f"there is no task {task!r} here; there are {', '.join(self.values)}.")
+        return self.values[task]
+
+    @property
+    def average(self) -> float | None:
+        """Unweighted mean of the metrics in `averaged`; None where one of them is missing."""
+        try:
+            found = [self.values[task][metric] for task, metric in self.averaged.items()]
+        except KeyError:
+            return None
+        return sum(found) / len(found) if found else None
+
+    @property
+    def average_error(self) -> float | None:
+        """Standard error of `average`, the tasks being independent samples."""
+        found = [self.errors.get(t, {}).get(m) for t, m in self.averaged.items()]
+        known = [error for error in found if error is not None]
+        if not known or len(known) < len(found):
+            return None
+        return math.sqrt(sum(error**2 for error in known)) / len(known)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat dict per task and metric: suite, task, metric, value, standard_error, samples,
+        averaged."""
+        return [
+            {
+                "suite": self.suite,
+                "task": task,
+                "metric": metric,
+                "value": value,
+                "standard_error": self.errors.get(task, {}).get(metric),
+                "samples": self.samples.get(task),
+                "averaged": self.averaged.get(task) == metric,
+            }
+            for task, metrics in self.values.items()
+            for metric, value in metrics.items()
+        ]
+
+    def to_json(self) -> str:
+        """The whole report as JSON text."""
+        return json.dumps({"format": FORMAT, "version": VERSION} | asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> EvaluationReport:
+        """Read what `to_json` wrote.
+
+        Raises:
+            FileFormatError: the text is something else.
+        """
+        try:
+            content = json.loads(text)
+            found = content.pop("format"), content.pop("version")
+            if found != (FORMAT, VERSION):
+                raise ValueError(f"format and version are {found}")
+            return cls(**content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FileFormatError(
+                f"this is no evaluation report of ours ({type(error).__name__}: {error}). Evaluate "
+                "again, or read it with the release that wrote it."
+            ) from None
+
+    def __repr__(self) -> str:
+        lines = [f"EvaluationReport, suite {self.suite!r} (* enters the average)"]
+        for row in self.rows():
+            error, samples = row["standard_error"], row["samples"]
+            spread = "" if error is None else f" ± {error:.4f}"
+            count = "" if samples is None else f"  n = {samples}"
+            star = "*" if row["averaged"] else " "
+            value = f"{row['value']:.4f}{spread}"
+            lines.append(f"{star} {row['task']:<22} {row['metric']:<16} {value:<18}{count}")
+        if self.average is not None:
+            error = self.average_error
+            spread = "" if error is None else f" ± {error:.4f}"
+            lines.append(f"  average of {len(self.averaged)}: {self.average:.4f}{spread}")
+        lines += [f"  {note}" for note in self.settings.get("notes", ())]
+        return "\n".join(lines)

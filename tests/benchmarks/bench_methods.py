@@ -1,0 +1,115 @@
+"""The bake-off behind the README: every method at equal budgets, several calibration seeds.
+
+A killed run goes on from its folder; a finished one prints at once.
+
+    python tests/benchmarks/bench_methods.py                 # the tables of the README
+    python tests/benchmarks/bench_methods.py --quick         # two minutes, for checking the script
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.evaluation.compare import CompareOptions, Judges, compare
+from cocurve_lab.evaluation.comparison import Comparison
+from cocurve_lab.loading import demo_folder
+from cocurve_lab.methods.cocurve import CoCurve
+from cocurve_lab.methods.slimgpt import SlimGpt
+
+SHOWN = ("kl", "perplexity", "accuracy all")
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.quick:
+        options.ratios, options.seeds = [0.2], 1
+        options.rows, options.held_out, options.test, options.questions = 4, 4, 4, 4
+    torch.set_num_threads(options.threads)
+    model, tokenizer = cl.load_model("demo")
+    texts = demo_folder().parent / "texts"
+
+    def rows(name: str, count: int, seed: int = 0) -> cl.CalibrationSet:
+        return cl.CalibrationSet.from_file(
+            texts / f"{name}.jsonl",
+            tokenizer,
+            num_sequences=count,
+            positions_per_sequence="all",
+            seed=seed,
+        )
+
+    judges = Judges(
+        rows("held_out", options.held_out),
+        rows("test", options.test),
+        cl.demo_questions(options.questions),
+    )
+    calibrations = [rows("calibration", options.rows, seed) for seed in range(options.seeds)]
+    result = compare(
+        model,
+        tokenizer,
+        everything(),
+        options.ratios,
+        calibrations,
+        judges,
+        CompareOptions(options.folder),
+    )
+    result.to_csv(Path(options.folder) / "bake_off.csv")
+    report(result, options.ratios)
+
+
+def everything() -> dict[str, cl.Method]:
+    """All methods, CoCurve also as the paper's outlook and ours have it, and one that refits."""
+    named = {cl.get_method(name).title: cl.get_method(name) for name in cl.method_names()}
+    return named | {
+        "CoCurve, gate": CoCurve("gate"),
+        "CoCurve, measured diagonal": CoCurve(measured_diagonal=True),
+        "CoCurve + gains": CoCurve(compensate=True),
+        "SlimGPT + refit": SlimGpt(reconstruct=True),
+    }
+
+
+def report(result: Comparison, ratios: list[float]) -> None:
+    """Markdown tables: methods down, ratios across, mean ± spread over seeds, ranks by weight."""
+    dense = result.dense()
+    print(f"dense: perplexity {dense['perplexity']:.3f}, accuracy {dense['accuracy all']:.3f}\n")
+    for search in ("none", "searched"):
+        summaries = {ratio: result.summary(ratio, search) for ratio in ratios}
+        for metric in SHOWN:
+            print(f"{metric}, guards {search}")
+            print("| method | " + " | ".join(f"{ratio:.0%}" for ratio in ratios) + " |")
+            print("|---" * (len(ratios) + 1) + "|")
+            for place, row in enumerate(summaries[ratios[0]]):
+                cells = [shown(summaries[ratio][place], metric) for ratio in ratios]
+                print(f"| {row['method']} | " + " | ".join(cells) + " |")
+            print()
+
+
+def shown(row: dict, metric: str) -> str:
+    if row[metric] is None:
+        return "-"
+    spread = row[f"{metric}_spread"]
+    text = f"{row[metric]:.3f}" + ("" if spread is None else f" ± {spread:.3f}") + row["mark"]
+    return {1: f"**{text}**", 2: f"_{text}_"}.get(row[f"{metric}_rank"], text)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--folder", default="bake_off", help="where everything is kept")
+    made.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5])
+    made.add_argument("--seeds", type=int, default=3, help="calibration sets")
+    made.add_argument("--rows", type=int, default=64, help="calibration rows of 256 tokens")
+    made.add_argument("--held-out", type=int, default=16, help="rows to search guards on")
+    made.add_argument("--test", type=int, default=32, help="rows to report on")
+    made.add_argument("--questions", type=int, default=40, help="prompts per family")
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--quick", action="store_true")
+    return made
+
+
+if __name__ == "__main__":
+    main()

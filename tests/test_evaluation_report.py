@@ -1,0 +1,57 @@
+"""Reports: rows, the average, and the way to JSON and back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cocurve_lab import FileFormatError, InputError
+from cocurve_lab.evaluation.report import EvaluationReport
+
+REPORT = EvaluationReport(
+    suite="local",
+    values={"a": {"acc": 0.5, "acc_norm": 0.25}, "b": {"exact_match": 0.75}},
+    errors={"a": {"acc": 0.1, "acc_norm": 0.3}, "b": {"exact_match": 0.4}},
+    samples={"a": 4, "b": 8},
+    averaged={"a": "acc_norm", "b": "exact_match"},
+    settings={"limit": None, "notes": ["2 of a lost their start"]},
+    versions={"lm_eval": "0.4.13"},
+)
+
+
+def test_average_and_rows() -> None:
+    assert REPORT.average == 0.5
+    assert REPORT.average_error == pytest.approx(math.hypot(0.3, 0.4) / 2)
+    rows = REPORT.rows()
+    assert [(row["task"], row["metric"], row["averaged"]) for row in rows] == [
+        ("a", "acc", False),
+        ("a", "acc_norm", True),
+        ("b", "exact_match", True),
+    ]
+    assert rows[1]["standard_error"] == 0.3
+    assert rows[2]["samples"] == 8
+    assert REPORT["a"]["acc"] == 0.5
+    with pytest.raises(InputError, match="there are a, b"):
+        REPORT["c"]
+
+
+def test_an_average_with_a_gap_is_none() -> None:
+    gap = EvaluationReport("local", {"a": {"acc": 1.0}}, averaged={"a": "acc", "b": "acc"})
+    assert gap.average is None
+    assert gap.average_error is None
+    assert EvaluationReport("local", {}).average is None
+
+
+def test_json_round_trip() -> None:
+    assert EvaluationReport.from_json(REPORT.to_json()) == REPORT
+    for text in ("{", "[]", "{}", REPORT.to_json().replace('"version": 1', '"version": 9')):
+        with pytest.raises(FileFormatError):
+            EvaluationReport.from_json(text)
+
+
+def test_the_picture_of_it() -> None:
+    text = repr(REPORT)
+    assert "* a                      acc_norm         0.2500 ± 0.3000     n = 4" in text
+    assert "average of 2: 0.5000" in text
+    assert "2 of a lost their start" in text
