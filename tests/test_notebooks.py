@@ -62,8 +62,17 @@ def test_notebook_01_builds_saves_and_loads(tmp_path: Path) -> None:
     assert saved.stat().st_mtime_ns == stamp
 
 
+def has_own_run(notebook: Path) -> bool:
+    """Whether the test file named after a notebook runs it, with parameters of its own."""
+    own = Path(__file__).with_name(f"test_browser_{notebook.stem[:2]}.py")
+    return own.exists() and "run(NOTEBOOK" in own.read_text(encoding="utf-8")
+
+
+PLAIN = [p for p in NOTEBOOKS if p != NOTEBOOK and not has_own_run(p)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook", [p for p in NOTEBOOKS if p != NOTEBOOK], ids=lambda p: p.stem)
+@pytest.mark.parametrize("notebook", PLAIN, ids=lambda p: p.stem)
 def test_other_notebooks_run_from_top_to_bottom(notebook: Path, tmp_path: Path) -> None:
     done = run(notebook, tmp_path, SMALL)
     shown = [o for cell in done.cells for o in cell.get("outputs", [])]

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,3 +127,25 @@ def pick(table: Table, **wanted: Any) -> Table:
 def column(table: Table, name: str) -> np.ndarray:
     """One column [rows] as an array; None becomes NaN among numbers."""
     return np.array([np.nan if row[name] is None else row[name] for row in table])
+
+
+def shown(table: Table, columns: Mapping[str, str] | Sequence[str], digits: int = 3) -> Table:
+    """Some columns of a table for reading: in this order, under these names, numbers rounded.
+
+    Args:
+        table: of a study.
+        columns: column -> its heading, or the columns alone.
+        digits: significant digits of a float; the table itself keeps them all.
+
+    Raises:
+        KeyError: a column that the table lacks.
+    """
+    headings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    return [
+        {heading or name: _rounded(row[name], digits) for name, heading in headings.items()}
+        for row in table
+    ]
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
