@@ -203,7 +203,8 @@ def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
     x, y = x[known], y[known]
     head: Row = {"benefit": benefit, "models": len(x), "left_out": len(table) - len(x)}
     if len(x) < FEWEST:
-        note = f"{len(x)} models are too few for a rank correlation; {FEWEST} are the least."
+        count = "1 model is" if len(x) == 1 else f"{len(x)} models are"
+        note = f"{count} too few for a rank correlation; {FEWEST} are the least."
         return head | {"spearman": None, "p_value": None, "note": note}
     if len(set(x)) == 1 or len(set(y)) == 1:
         note = "All models have the same value, so there is no order."
@@ -236,7 +237,7 @@ def plot_redundancy(table: Table) -> Figure:
             mode="markers+text",
             name=f"the gate says λ = {lambda_:g}",
             text=[row["model"] for row in rows],
-            textposition="top center",
+            textposition="top right",
             marker={"color": COLORS[color], "symbol": symbol, "size": 11},
             hovertemplate="%{text}<br>redundancy %{x:.3f}, benefit %{y:.1%}<extra></extra>",
         )
