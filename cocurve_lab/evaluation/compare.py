@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from ..calibration import CalibrationSet
 from ..choosing import RELEASE_GUARDS
+from ..curvature import Curvature
 from ..errors import InfeasibleError, InputError
 from ..estimator import load_or_estimate
 from ..generation import Question
@@ -69,12 +70,14 @@ class CompareOptions:
             and options of its own; empty: no search.
         ffn_groups: FFN groups per layer.
         progress: show progress bars.
+        curvatures: where H of CoCurve and its controls is looked for and kept; None: `folder`.
     """
 
     folder: str | os.PathLike[str] | None = None
     guards: Sequence[Guards] = GUARDS
     ffn_groups: int = 16
     progress: bool = True
+    curvatures: str | os.PathLike[str] | None = None
 
 
 def compare(
@@ -145,6 +148,7 @@ class _Bench:
     units: UnitSet
     judges: Judges
     options: CompareOptions
+    curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
 
     def dense(self) -> Row:
         """The row of the model itself."""
@@ -222,12 +226,15 @@ class _Bench:
     def _evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
         """Measured once per method and calibration; one H serves CoCurve and its controls."""
         show, folder = self.options.progress, self.options.folder
-        if isinstance(method, CoCurve) and folder is not None:
+        place = self.options.curvatures or folder
+        if isinstance(method, CoCurve) and place is not None:
             top_r = min(method.top_r, int(self.model.get_output_embeddings().weight.shape[0]))
-            curvature = load_or_estimate(
-                folder, self.model, self.units, calibration, top_r, progress=show
-            )
-            return method.adopt(curvature)
+            key = (calibration.fingerprint, top_r)
+            if key not in self.curvatures:
+                self.curvatures[key] = load_or_estimate(
+                    place, self.model, self.units, calibration, top_r, progress=show
+                )
+            return method.adopt(self.curvatures[key])
         path = None
         if folder is not None:
             mark = fingerprint(

@@ -101,7 +101,8 @@ class Comparison:
     def to_html(self, ratio: float, search: str = "none") -> str:
         """The paper's form at a ratio: best bold, second underlined, under-pruned with a dagger."""
         metrics = self.metrics
-        heads = ["method", "removed", *metrics]
+        named = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
+        heads = ["method", "removed", *named, *(["guards"] * (search != "none"))]
         lines = ["<table>", "<tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in heads) + "</tr>"]
         for row in [*pick(self.rows, search="dense"), *self.summary(ratio, search)]:
             cells = [f"{html.escape(row['method'])}{row.get('mark', '')}"]
@@ -113,10 +114,13 @@ class Comparison:
                 continue
             cells.append(f"{row['realized_ratio']:.1%}")
             cells += [_shown(row, metric) for metric in metrics]
+            if search != "none":
+                cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
             lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
         note = (
-            f"{DAGGER} realised ratio more than {COMPARABLE:.1%} from the requested, not ranked; "
-            "KL in nats per token; ± is the spread over calibrations."
+            f"Best bold, second underlined. {DAGGER} realised ratio more than {COMPARABLE:.1%} "
+            "from the requested, not ranked. KL in nats per token; columns after perplexity are "
+            "shares of right answers; ± is the spread over calibrations."
         )
         return "\n".join([*lines, "</table>", f"<p>{html.escape(note)}</p>"])
 

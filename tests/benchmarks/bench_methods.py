@@ -16,9 +16,9 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.evaluation.compare import CompareOptions, Judges, compare
 from cocurve_lab.evaluation.comparison import Comparison
+from cocurve_lab.evaluation.frontier import all_methods
 from cocurve_lab.loading import demo_folder
 from cocurve_lab.methods.cocurve import CoCurve
-from cocurve_lab.methods.slimgpt import SlimGpt
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 
@@ -50,7 +50,7 @@ def main() -> None:
     result = compare(
         model,
         tokenizer,
-        everything(),
+        all_methods() | {"CoCurve, gate": CoCurve("gate")},
         options.ratios,
         calibrations,
         judges,
@@ -58,17 +58,6 @@ def main() -> None:
     )
     result.to_csv(Path(options.folder) / "bake_off.csv")
     report(result, options.ratios)
-
-
-def everything() -> dict[str, cl.Method]:
-    """All methods, CoCurve also as the paper's outlook and ours have it, and one that refits."""
-    named = {cl.get_method(name).title: cl.get_method(name) for name in cl.method_names()}
-    return named | {
-        "CoCurve, gate": CoCurve("gate"),
-        "CoCurve, measured diagonal": CoCurve(measured_diagonal=True),
-        "CoCurve + gains": CoCurve(compensate=True),
-        "SlimGPT + refit": SlimGpt(reconstruct=True),
-    }
 
 
 def report(result: Comparison, ratios: list[float]) -> None:
