@@ -5,12 +5,14 @@
 #   TORCH_INDEX=URL           a further package index to take torch from (see README, "Setting up")
 #   PORT=8888                 first port JupyterLab tries
 #   ARGS="-k solver -x"       passed on by `make demo` and `make test`
+#   WORKERS=2                 processes that share the tests; 0 runs them in one
 
 VENV ?= .venv
 PORT ?= 8888
 ARGS ?=
 NOTEBOOK ?= notebooks/01_build_H.ipynb
 MARKERS ?= not gpu and not network
+WORKERS ?= 2
 
 RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
@@ -34,7 +36,7 @@ demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in th
 
 # Threads wait asleep: tests share their cores with kernels and browsers, which spinning would starve.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
-	@OMP_WAIT_POLICY=passive $(RUN) pytest -m "$(MARKERS)" $(ARGS)
+	@OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
 
 check: $(INSTALLED) ## check format, lint and types
 	@$(RUN) ruff format --check .

@@ -149,6 +149,11 @@ class Lab:
             page.close()
             self._end_kernels()
 
+    def bring(self, folder: Path, but: str = "H_*") -> None:
+        """Copy what a run kept beside its notebook, but for H: other tests watch it being built."""
+        ignore = shutil.ignore_patterns(but)
+        shutil.copytree(folder, self.folder, dirs_exist_ok=True, ignore=ignore)
+
     def _end_kernels(self) -> None:
         import json
 

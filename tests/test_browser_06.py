@@ -49,9 +49,16 @@ def findings_of(text: str) -> list[str]:
     return [line for line in whole.splitlines() if line.startswith("- Paper (")]
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a small run, and what it printed."""
+    folder = tmp_path_factory.mktemp("notebook")
+    return folder, text_of(run(NOTEBOOK, folder, SMALL))
+
+
 @pytest.mark.slow
-def test_notebook_06_measures_once_and_says_what_was_measured(tmp_path: Path) -> None:
-    first = text_of(run(NOTEBOOK, tmp_path, SMALL))
+def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
+    folder, first = done
     found = findings_of(first)
     verdicts = ("Agrees.", "Does not agree.", "Cannot be told.")
     assert len(found) > 20
@@ -64,7 +71,7 @@ def test_notebook_06_measures_once_and_says_what_was_measured(tmp_path: Path) ->
     units = cl.enumerate_units(model, ffn_groups=16)
     every = {"positions_per_sequence": "all"}
     calibration, judge = cl.default_calibration("demo", tokenizer, 3, 4, **every)
-    curvature = cl.load_or_estimate(tmp_path, model, units, calibration, progress=False)
+    curvature = cl.load_or_estimate(folder, model, units, calibration, progress=False)
     plans = [cl.solve_greedy(curvature, 0.4, strength) for strength in (0.0, 1.0)]
     table = cl.measure_plans(model, plans, judge.rows(2, 4), progress=False)
     benefit = plus_minus(*table.paired(0, 1))
@@ -73,10 +80,14 @@ def test_notebook_06_measures_once_and_says_what_was_measured(tmp_path: Path) ->
     expected = (table.mean[1] - plans[1].node_risk) / plans[1].edge_risk
     assert f"not yet: 1, expected {expected:.3g}" in first
 
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    second = text_of(run(NOTEBOOK, tmp_path, SMALL))
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == kept
-    assert findings_of(second) == found
+
+@pytest.mark.slow
+def test_a_second_run_measures_nothing(done: tuple[Path, str]) -> None:
+    folder, first = done
+    kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    second = text_of(run(NOTEBOOK, folder, SMALL))
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
+    assert findings_of(second) == findings_of(first)
     bar = re.compile(r"KL of \d+ plans|H\*? of \w+:")  # progress of a measurement or a build
     assert bar.search(first)
     assert not bar.search(second)
@@ -85,7 +96,8 @@ def test_notebook_06_measures_once_and_says_what_was_measured(tmp_path: Path) ->
 @browser
 @with_chromium
 @pytest.mark.slow
-def test_notebook_06_in_jupyterlab(lab: Lab) -> None:
+def test_notebook_06_in_jupyterlab(lab: Lab, done: tuple[Path, str]) -> None:
+    lab.bring(done[0])
     with lab.open(NOTEBOOK, SMALL, width=1400) as visit:
         visit.run_all()
         visit.page.locator("td", has_text="Conclusion, as an outlook").first.wait_for()

@@ -51,11 +51,18 @@ def kept(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in found}
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.NotebookNode]:
+    """The folder of a small run, and the notebook as it was executed there."""
+    folder = tmp_path_factory.mktemp("notebook")
+    return folder, run(NOTEBOOK, folder, SMALL)
+
+
 @pytest.mark.slow
-def test_notebook_07_runs_and_the_second_run_measures_nothing(tmp_path: Path) -> None:
-    first = run(NOTEBOOK, tmp_path, SMALL)
+def test_notebook_07_runs(done: tuple[Path, nbformat.NotebookNode]) -> None:
+    folder, first = done
     text = text_of(first)
-    curvature = cl.Curvature.load(next(tmp_path.glob("H_demo_*.pkl")))
+    curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
     found = cl.bridge_units(curvature)
     names = " ".join(curvature.units[u].name for u in found)
     assert f"{len(found)} of 120 units: {names}" in text
@@ -65,15 +72,19 @@ def test_notebook_07_runs_and_the_second_run_measures_nothing(tmp_path: Path) ->
     assert f"effective rank {rank:.1f} ± " in text
     assert "one and the same fill in both arms: True" in text
     saved = [f"study_{name}_" for name in ("causal", "edges", "blocks", "budgets", "spectrum")]
-    assert all(list(tmp_path.glob(f"{name}*.json")) for name in saved)
+    assert all(list(folder.glob(f"{name}*.json")) for name in saved)
     assert len(re.findall(r"(Agrees|Does not agree|Cannot be told)\.$", text, re.M)) >= 30
     assert {len(figure["data"]) > 0 for figure in figures(first)} == {True}
     assert len(figures(first)) == 7
     assert "not there yet" in text  # the exercise is the reader's
 
-    before = kept(tmp_path)
-    second = run(NOTEBOOK, tmp_path, SMALL)
-    assert kept(tmp_path) == before
+
+@pytest.mark.slow
+def test_a_second_run_measures_nothing(done: tuple[Path, nbformat.NotebookNode]) -> None:
+    folder, first = done
+    before = kept(folder)
+    second = run(NOTEBOOK, folder, SMALL)
+    assert kept(folder) == before
     assert "KL of" not in text_of(second)  # no plan is measured, so no bar is shown
     verdicts = [re.findall(r"^Paper .*", text_of(done), re.M) for done in (first, second)]
     assert verdicts[0] == verdicts[1]
@@ -85,7 +96,8 @@ SOLVED = "(lambda text: exec(text.split('```python')[1].split('```')[0], globals
 @browser
 @with_chromium
 @pytest.mark.slow
-def test_notebook_07_in_jupyterlab(lab: Lab) -> None:
+def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
+    lab.bring(done[0])
     with lab.open(NOTEBOOK, SMALL) as visit:
         visit.run_all()
         page = visit.page

@@ -150,10 +150,7 @@ OUTPUTS = """mime => jupyterapp.shell.currentWidget.content.widgets
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 def test_notebook_08_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
-    # what the run above kept, but for the H that other notebooks build while a test looks on
-    for path in done[0].iterdir():
-        if path.name != full_build(done[0])[0].name:
-            shutil.copy(path, lab.folder)
+    lab.bring(done[0], but=full_build(done[0])[0].name)
     with lab.open(NOTEBOOK, SMALL) as visit:
         visit.run_all()
         page = visit.page

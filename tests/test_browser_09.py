@@ -115,7 +115,8 @@ OUTPUTS = """mime => jupyterapp.shell.currentWidget.content.widgets
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-def test_notebook_09_in_jupyterlab(lab: Lab) -> None:
+def test_notebook_09_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
+    lab.bring(done[0])
     with lab.open(NOTEBOOK, SMALL) as visit:
         visit.run_all()
         page = visit.page

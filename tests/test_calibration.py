@@ -69,7 +69,9 @@ def test_impossible_numbers_of_positions(wanted: int) -> None:
         pack(positions_per_sequence=wanted)
 
 
-@pytest.mark.parametrize("texts", ["", [], ["", "  \n"], iter(())], ids=repr)
+@pytest.mark.parametrize(
+    "texts", ["", [], ["", "  \n"], iter(())], ids=["", "[]", "blank", "iterator"]
+)
 def test_empty_text_is_refused(texts: Any) -> None:
     with pytest.raises(cl.InputError, match="the text has 0 tokens"):
         pack(texts)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import make_units, random_curvature
-from lab import CHROMIUM, FLAGS, NO_BROWSER
+from lab import CHROMIUM, NO_BROWSER, Lab
 from models import tiny_model, tiny_text, word_tokenizer
 from test_export import data_of
 from traitlets import TraitError
@@ -264,24 +264,23 @@ def test_plans_of_a_preview_are_measured_like_others(opened: list[Any]) -> None:
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
-def test_the_page_shows_note_hatching_and_no_gate(tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_the_page_shows_note_hatching_and_no_gate(lab: Lab, tmp_path: Path) -> None:
     curvature = random_curvature(make_units(6, 3, 8), seed=5)
     hidden = curvature.with_provenance(method="probe", probes=64, rank=64, noise_floor=0.1)
     for name, shown in (("preview", hidden), ("real", curvature)):
         export_html(shown, tmp_path / f"{name}.html")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        found = {}
-        for name in ("preview", "real"):
-            page.goto((tmp_path / f"{name}.html").as_uri())
-            page.locator(".cc-facts div").first.wait_for()
-            found[name] = page.evaluate(LOOK)
-        browser.close()
+    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    found = {}
+    for name in ("preview", "real"):
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        page.locator(".cc-facts div").first.wait_for()
+        page.locator(".cc-sliders input[type=range]").first.press("End")  # lambda 1, hatched
+        if name == "preview":
+            page.get_by_text("Not to be trusted").first.wait_for()
+        found[name] = page.evaluate(LOOK)
+    page.close()
     assert not errors
     preview, real = found["preview"], found["real"]
     assert preview["notes"] == [preview_note(hidden)] * 2
