@@ -9,6 +9,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.fidelity import RANDOM
+from cocurve_lab.studies import findings
 from cocurve_lab.studies import findings_plans as plans
 from cocurve_lab.studies import findings_trust as trust
 from cocurve_lab.studies.fidelity import ACROSS, POOL
@@ -38,7 +39,7 @@ def verdict(found: list[Finding], words: str) -> bool | None:
     ],
 )
 def test_one_failure_is_enough(verdicts: list[bool | None], expected: bool | None) -> None:
-    assert trust.every(verdicts) is expected
+    assert findings.every(verdicts) is expected
 
 
 @pytest.mark.parametrize("value", [None, float("nan")])

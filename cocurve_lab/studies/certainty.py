@@ -19,9 +19,9 @@ from ..stability import is_converged, selection_stability
 from ..storage import fingerprint
 from ..uncertainty import ENOUGH, Groups, coverage
 from ..units import UnitSet
-from .iterative import Folder, Recipe, plan_overlap
+from .iterative import Recipe, plan_overlap
 from .redundancy import of_groups
-from .tables import Row, Table, cached_table, column, pick
+from .tables import Folder, Row, Table, cached_table, column, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

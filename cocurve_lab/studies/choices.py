@@ -6,7 +6,6 @@ Everything is chosen on one text and reported on another, with paired standard e
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,13 +19,11 @@ from ..curvature import Curvature
 from ..loading import fingerprint_model
 from ..racing import Candidate, ChoiceOptions, guards_text
 from ..risk import measure_plans
-from .tables import Row, Table, cached_table, pick, plans_file
+from .tables import Folder, Row, Table, cached_table, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
-
-Folder = str | os.PathLike[str] | None
 
 
 class Texts(NamedTuple):

@@ -18,8 +18,8 @@ from ..risk import PlanTable, measure_plans, standard_error
 from ..selection import Guards, Selection
 from ..solver import solve_greedy
 from ..variants import structure_table
-from .fidelity import PALETTE, SYMBOLS, Folder, measured_on
-from .tables import Row, Table, cached_table, column, pick, plans_file
+from .fidelity import PALETTE, SYMBOLS, measured_on
+from .tables import Folder, Row, Table, cached_table, column, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -18,7 +18,7 @@ from ..infinitesimal import exact_curvature
 from ..loading import model_name
 from ..storage import fingerprint
 from ..units import UnitSet
-from .fidelity import Folder
+from .tables import Folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,6 @@ every held-out sequence in columns `kl_0`, `kl_1`, ..., so that their summaries 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from ..selection import Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
 from ..uncertainty import Groups
-from .tables import Row, Table, cached_table, pick, plans_file
+from .tables import Folder, Row, Table, cached_table, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -35,7 +34,6 @@ ACROSS, POOL = "across ratios", "same budget"
 PALETTE = (*COLORS.values(), "#009E73", "#56B4E9", "#CC79A7")  # Okabe-Ito
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 PAPER = {"spearman": 1.0, "pearson": 0.95, "pool": 0.81, "random": 3.0, "exponent": 3.0}
-Folder = str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)

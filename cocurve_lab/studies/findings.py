@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from .tables import Table
 
+Verdict = bool | None  # agrees, does not, or cannot be told
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -42,6 +44,14 @@ class Finding:
 def findings_table(findings: Iterable[Finding]) -> Table:
     """The findings as rows, one per claim, ready for a DataFrame."""
     return [asdict(finding) | {"agrees": finding.verdict} for finding in findings]
+
+
+def every(verdicts: Iterable[Verdict]) -> Verdict:
+    """False if one is, True if all are, None otherwise and without any."""
+    known = list(verdicts)
+    if any(verdict is False for verdict in known):
+        return False
+    return True if known and all(known) else None
 
 
 def within(ours: float, error: float, low: float, high: float, factor: float = 2.0) -> bool | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from ..evaluation.comparison import Comparison
 from ..evaluation.speeds import speed_summary
 from ..selection import Selection
-from .findings import Finding, within
+from .findings import Finding, Verdict, every, within
 from .tables import Row, Table, pick
 from .views import plus_minus
 
@@ -20,15 +19,6 @@ BASELINES = (
     *("Random", "Magnitude", "Wanda-sp", "FLAP", "AMP"),
     *("LLM-Pruner", "SlimGPT", "SlimLLM", "2SSP"),
 )
-Verdict = bool | None
-
-
-def every(verdicts: Iterable[Verdict]) -> Verdict:
-    """False if one is, True if all are, None otherwise and without any."""
-    known = list(verdicts)
-    if any(verdict is False for verdict in known):
-        return False
-    return True if known and all(known) else None
 
 
 def lead_finding(table: Table, leader: str = OURS) -> Finding:

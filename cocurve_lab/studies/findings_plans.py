@@ -5,8 +5,8 @@ One function per study; verdicts go by two standard errors, as in `findings_trus
 
 from __future__ import annotations
 
-from .findings import Finding
-from .findings_trust import ABOVE, BELOW, every, judged, percent
+from .findings import Finding, every
+from .findings_trust import ABOVE, BELOW, judged, percent
 from .iterative import ITERATIVE
 from .redundancy import redundancy_trend
 from .tables import Row, Table, pick

@@ -7,7 +7,7 @@ another model. Where a claim is about several plans, one clear failure is enough
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..choosing import RELEASED
 from .choices import strength_summary
 from .fidelity import ACROSS, POOL, sequence_values
 from .fidelity_summary import correlations, fidelity_summary, resampled_means
-from .findings import Finding, within
+from .findings import Finding, Verdict, every, within
 from .saturation import PAIRS, saturation_summary
 from .tables import Row, Table, column, pick
 from .views import plus_minus
@@ -28,15 +28,6 @@ TRUST_APPENDIX = 'App. "Trust-Region View"'
 NEAR = 0.1  # a prediction that is right to second order: measured / predicted this close to 1
 TIMES = 2.0  # a prediction of a plan's size is called accurate within this factor
 ABOVE, BELOW = (0.0, math.inf), (-math.inf, 0.0)
-Verdict = bool | None
-
-
-def every(verdicts: Iterable[Verdict]) -> Verdict:
-    """False if one is, True if all are, None otherwise and without any."""
-    known = list(verdicts)
-    if any(verdict is False for verdict in known):
-        return False
-    return True if known and all(known) else None
 
 
 def judged(value: float | None, error: float | None, low: float, high: float) -> Verdict:

@@ -6,7 +6,6 @@ asks whether rescaling the kept FFN groups helps on text that H has not seen.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,11 @@ from ..refinement import refine
 from ..risk import measure_plans
 from ..solver import solve_greedy
 from .choices import Texts, kept_beside
-from .tables import Row, Table, cached_table, plans_file
+from .tables import Folder, Row, Table, cached_table, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
-
-Folder = str | os.PathLike[str] | None
 
 
 def refinement_study(

@@ -6,7 +6,6 @@ Also what the studies that build and measure share: whole builds, settings, plan
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,13 +28,12 @@ from ..selection import Guards, Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
 from ..units import UnitSet, enumerate_units
-from .tables import Row, Table, cached_table, column, pick
+from .tables import Folder, Row, Table, cached_table, column, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
 
-Folder = str | os.PathLike[str] | None
 ONE_SHOT, ITERATIVE = "one shot", "iterative"
 
 

@@ -13,8 +13,8 @@ from ..graph import bridge_units
 from ..interaction import redundancy_gate
 from ..selection import Selection
 from ..solver import solve_greedy
-from .structure import Folder, errors_of, resampled, settings_of, spread_of
-from .tables import Row, Table, cached_table
+from .structure import errors_of, resampled, settings_of, spread_of
+from .tables import Folder, Row, Table, cached_table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

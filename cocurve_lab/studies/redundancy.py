@@ -24,8 +24,8 @@ from ..selection import Guards
 from ..solver import solve_greedy
 from ..uncertainty import jackknife
 from ..units import enumerate_units
-from .iterative import Folder, Recipe, checkpoint_path, study_settings
-from .tables import Row, Table, cached_table, column
+from .iterative import Recipe, checkpoint_path, study_settings
+from .tables import Folder, Row, Table, cached_table, column
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -15,14 +15,13 @@ from .fidelity import (
     PALETTE,
     SYMBOLS,
     FidelityOptions,
-    Folder,
     measured_on,
     number,
     sequence_columns,
     sequence_values,
 )
 from .fidelity_summary import resampled_means, statistic_row
-from .tables import Row, Table, cached_table, column, pick, plans_file
+from .tables import Folder, Row, Table, cached_table, column, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -21,9 +21,9 @@ from ..risk import measure_plans
 from ..selection import Guards
 from ..solver import solve_greedy
 from ..units import enumerate_units
-from .iterative import Folder, Recipe, checkpoint_path, compared, study_settings
+from .iterative import Recipe, checkpoint_path, compared, study_settings
 from .redundancy import of_groups
-from .tables import Row, Table, cached_table, column, pick
+from .tables import Folder, Row, Table, cached_table, column, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

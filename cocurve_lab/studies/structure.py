@@ -7,7 +7,6 @@ errors are None for an H without groups.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from ..selection import Guards, Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
 from ..uncertainty import Groups, jackknife
-from .tables import Row, Table, cached_table, pick
+from .tables import Folder, Row, Table, cached_table, pick
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 REACHES = ("all", "same layer", "adjacent layers", "further")
 PAPER_BLOCKS = {"attention": 0.10, "cross": 0.086, "ffn": 0.07}  # Llama-3.1-8B-Instruct
 DRAWS = 100  # bootstrap draws behind errors of medians and plans
-Folder = str | os.PathLike[str] | None
 
 
 def settings_of(curvature: Curvature, **options: Any) -> dict[str, Any]:

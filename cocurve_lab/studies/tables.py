@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-study", 1
 Row = dict[str, Any]
+Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 Table = list[Row]  # one flat dict per observation; `pandas.DataFrame(table)` shows it
 
 
 def cached_table(
-    folder: str | os.PathLike[str] | None,
+    folder: Folder,
     name: str,
     settings: Mapping[str, Any],
     compute: Callable[[], Table],
@@ -70,9 +71,7 @@ def cached_table(
     return table
 
 
-def plans_file(
-    folder: str | os.PathLike[str] | None, model: PreTrainedModel, text: CalibrationSet
-) -> Path | None:
+def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> Path | None:
     """Where the measured plans of a model on a text are kept: `measure_plans(checkpoint=...)`.
 
     One file serves all studies in the folder, so a plan measured in one is not measured in another.
