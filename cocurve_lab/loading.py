@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .architectures import describe
-from .errors import InputError
+from .errors import ArchitectureError, InputError
+from .hub import explain, require_place
 from .storage import fingerprint
 
 if TYPE_CHECKING:
@@ -98,30 +99,34 @@ def load_model(
 
     Raises:
         ArchitectureError: the family is not supported.
-        InputError: the model cannot be found or reached, or its dtype is unknown.
+        InputError: the model is gated, missing, misspelt or out of reach, the disk filled up, or
+            the dtype is unknown; each says what to do next.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     target = pick_device(device)
-    source = str(demo_folder() if str(model_id) == DEMO else model_id)
+    place = demo_folder() if str(model_id) == DEMO else model_id
+    source = str(place)
     if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
     if (Path(source) / MANIFEST).exists():
         raise InputError(
             f"{source} holds a pruned model, whose layers have their own widths. Read it with "
-            "load_pruned; the tokenizer is that of the dense model."
+            "load_pruned; its tokenizer is in the folder if it was saved along, else that of the "
+            "dense model."
         )
     if dtype is None:
         dtype = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
+    require_place(place)
+    options = {"trust_remote_code": False} | options  # left open, transformers asks at the prompt
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **_tokenizer_options(options))
+        _require_supported(source, options)  # before gigabytes are downloaded
+        tokenizer = AutoTokenizer.from_pretrained(source, **_hub_options(options))
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{str(model_id)!r} cannot be loaded: {error}\nGive a folder with a Hugging Face "
-            "model, or a hub id you can reach (a gated one needs `hf auth login`)."
-        ) from error
-    describe(model)  # an unsupported family fails here, before minutes of work
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise explain(model_id, error) from error
+    describe(model)
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
     return model.eval().requires_grad_(False), tokenizer
@@ -169,8 +174,24 @@ def fingerprint_tensor(tensor: torch.Tensor) -> str:
 
 
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
-_TOKENIZER_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 
-def _tokenizer_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in _TOKENIZER_OPTIONS if name in options}
+def _hub_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in _HUB_OPTIONS if name in options}
+
+
+def _require_supported(source: str, options: dict[str, Any]) -> None:
+    """Raise ArchitectureError from the configuration alone, which is a file of a few kilobytes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(source, **_hub_options(options))
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise ArchitectureError(
+            f"{source!r} is a {config.model_type!r} model, which is no causal language model "
+            f"({str(error).splitlines()[0]}). Give one that continues text."
+        ) from None
+    describe(model)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from models import GROUPS, tiny_model, word_tokenizer
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import T5Config
 
 import cocurve_lab as cl
 from cocurve_lab import loading
@@ -34,16 +38,49 @@ def test_folders_load_ready_to_measure(folder: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(cl.InputError, match=r"nothing_here.* cannot be loaded"):
-        cl.load_model(tmp_path / "nothing_here")
     with pytest.raises(cl.InputError, match="dtype is 'float31'"):
         cl.load_model(folder, dtype="float31")
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=92)).save_pretrained(
-        tmp_path / "other"
-    )
-    word_tokenizer().save_pretrained(tmp_path / "other")
-    with pytest.raises(cl.ArchitectureError, match="gpt2"):
+    T5Config().save_pretrained(tmp_path / "other")  # no weights: refused before they are wanted
+    with pytest.raises(cl.ArchitectureError, match="'t5' model, which is no causal language model"):
         cl.load_model(tmp_path / "other", device="cpu")
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded: .*eader"):
+        cl.load_model(folder, device="cpu")
+
+
+def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> None:
+    for wrong, said in {
+        tmp_path / "tinny": r"no folder '.*tinny'\. Did you mean '.*/tiny'\? Check",
+        str(tmp_path / "tinny"): r"Did you mean '.*/tiny'\?",
+        tmp_path / "no" / "such" / "place": r"is there, but holds no 'no'",
+        tmp_path: r"holds no config\.json but tiny\.",
+        folder / "config.json": r"is a file\. Give the folder",
+        "./nowhere": "there is no folder './nowhere'",
+        "hub/with/three": "there is no folder 'hub/with/three'",
+    }.items():
+        with pytest.raises(cl.InputError, match=said):
+            cl.load_model(wrong)
+
+
+def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+    """A hub of our own serves one model and refuses others; see fake_hub.py."""
+    script = Path(__file__).with_name("fake_hub.py")
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "cache")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(run.stdout.splitlines()[-1])
+    for name, said in {
+        "gated": "'org/gated' is gated.*`hf auth login`.*or give a folder",
+        "missing": "no model 'org/missing' on the hub.*Check the spelling",
+        "misspelt": "no model 'org/go od!' on the hub",
+        "revision": "not in the revision asked for",
+        "full": "the disk filled up while 'org/good' .*set HF_HOME",
+        "offline": "'org/other' is not in .*the hub cannot be reached",
+    }.items():
+        assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
+    assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
+    assert not [name for name in found["left"] if "incomplete" in name]
+    assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
+    assert found["cached"] == {"outcome": "LlamaForCausalLM", "weights": 0}
 
 
 def test_a_pruned_folder_is_not_taken_for_a_dense_one(folder: Path, tmp_path: Path) -> None:
