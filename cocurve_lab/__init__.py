@@ -31,6 +31,7 @@ _HOMES = {
     ],
     "graph": ["Bridges", "bridge_units", "edge_graph"],
     "selection": ["Guards", "Selection"],
+    "targets": ["Target", "kv_cache_costs"],
     "solver": ["reachable_ratio", "solve_greedy"],
     "refinement": ["refine"],
     "bounds": ["risk_lower_bound"],
@@ -67,6 +68,9 @@ _HOMES = {
     "pruner": ["prune"],
     "equivalence": ["check_equivalence"],
     "saving": ["load_pruned", "save_pruned"],
+    "export.card": ["CardFacts"],
+    "shards": ["merge_shards"],
+    "distributed": ["RayExecutor", "ray_executor"],
     "generation": [
         "Question",
         "continue_text",
@@ -93,6 +97,7 @@ _HOMES = {
         "InputError",
         "MismatchError",
         "NumericalError",
+        "WorkerError",
     ],
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

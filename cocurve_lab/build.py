@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 
-from .architectures import Architecture, describe
+from .architectures import describe
 from .calibration import CalibrationSet
 from .curvature import Curvature, require_settings
-from .errors import FileFormatError, InputError
-from .features import AblatedSequence, by_layer, choose_batch, gram_matrix, memory_needed
+from .errors import CocurveError, FileFormatError, InputError
+from .features import memory_needed
 from .loading import model_device
+from .progress import Progress, duration, open_bar
 from .runtime import device_name, is_out_of_memory, uninterrupted
+from .shards import Shard, shard_sequences
 from .storage import dump_plain, load_plain, previous, write_atomically
 from .units import UnitSet
+from .worker import SMALLER, Crew, Executor, Job, LocalExecutor, Measured
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
+Value = TypeVar("Value")
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
-_SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class BuildOptions:
             the last one; 0 writes after every sequence.
         num_threads: CPU threads; None = torch's current number.
         on_sequence: called with the Build after each sequence, in the building thread: a monitor.
-            It reads `done`, `seconds` and `so_far()`; what it raises ends the build, which keeps
-            what is done.
+            It reads `done`, `total`, `seconds` and `so_far()`; what it raises ends the build,
+            which keeps what is done.
+        shard: (i, n), i from 1: do only share i of n, and leave the rest to other processes with
+            the same settings. `Curvature.merge` of all n is the one build, to the bit.
     """
 
     units_per_batch: int | None = None
@@ -54,6 +57,7 @@ class BuildOptions:
     checkpoint_seconds: float = 60.0
     num_threads: int | None = None
     on_sequence: Callable[[Build], None] | None = None
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
         for name in ("units_per_batch", "groups", "num_threads"):
@@ -76,6 +80,8 @@ class Build:
     risks: np.ndarray  # [G, M] float64, sums over positions
     positions: np.ndarray  # [G] int64
     runtime: dict[str, Any]
+    executor: Executor
+    numbers: list[int]  # of the sequences to do: all, or those of a shard
     done: int = 0
     seconds: list[float] = field(default_factory=list)  # of each sequence done
     events: list[str] = field(default_factory=list)
@@ -89,8 +95,12 @@ class Build:
         calibration: CalibrationSet,
         options: BuildOptions,
         checkpoint: str | os.PathLike[str] | None,
+        executor: Executor | None = None,
     ) -> Build:
         groups, size = settings["groups"], len(units)
+        executor = executor or LocalExecutor()
+        if options.shard is not None:  # part of what a checkpoint must agree with
+            settings = settings | {"shard": list(options.shard)}
         build = cls(
             settings,
             name,
@@ -102,37 +112,53 @@ class Build:
             np.zeros((groups, size)),
             np.zeros(groups, np.int64),
             {
-                "num_threads": options.num_threads or torch.get_num_threads(),
+                "num_threads": options.num_threads or executor.threads(),
                 "units_per_batch": options.units_per_batch,
                 "device_kind": None,
             },
+            executor,
+            shard_sequences(options.shard, groups, len(calibration)),
         )
         if build.checkpoint is not None:
             build.resume()
         return build
 
+    @property
+    def total(self) -> int:
+        """Sequences this build does in all; `done` of them are done."""
+        return len(self.numbers)
+
     # Running ------------------------------------------------------------------------------------
 
-    def run(self, model: PreTrainedModel, *, show: bool) -> Curvature:
+    def run(self, model: PreTrainedModel, *, progress: Progress) -> Curvature:
         """Do the sequences that are left; H over all, or after Ctrl-C over those done."""
-        architecture = describe(model)
-        self._settle_runtime(architecture)
-        if self.done < len(self.calibration) and show:
-            self._within_memory(self._announce, architecture)
-        saved = time.monotonic()
-        total, size = len(self.calibration), len(self.units)
-        bar = tqdm(
-            total=total * size,
+        device = device_name(model_device(model))
+        if self.done < self.total:
+            with self.executor.open(model, self._job()) as crew:
+                device = crew.device
+                self._settle_runtime(crew)
+                if progress:
+                    print(self._within_memory(lambda: self._announcement(model, crew)), flush=True)
+                self._go_on(crew, progress)
+        parts = (self.grams, self.positions, self.risks)
+        return Curvature.from_groups(self.units, *parts, self._provenance(device))
+
+    def _go_on(self, crew: Crew, progress: Progress) -> None:
+        saved, size = time.monotonic(), len(self.units)
+        with open_bar(
+            progress,
+            total=self.total * size,
             initial=self.done * size,
             desc=f"H of {self.name}",
             unit="ablation",
-            disable=not show,
-        )
-        with bar:
+        ) as bar:
             try:
-                while self.done < total:
-                    self._within_memory(self._add_sequence, architecture, bar)
-                    last = self.done == total
+                results = crew.measure(self.numbers[self.done :], bar.update, self._note)
+                while self.done < self.total:
+                    begun = time.monotonic()
+                    measured = self._within_memory(lambda: next(results))
+                    self._book(measured, time.monotonic() - begun)
+                    last = self.done == self.total
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
                         self.save()
                         saved = time.monotonic()
@@ -144,13 +170,28 @@ class Build:
                     raise
                 why = str(stop) or "Interrupted."
                 bar.write(
-                    f"{why} H over {self.done} of {total} sequences is kept. "
+                    f"{why} H over {self.done} of {self.total} sequences is kept. "
                     "Run again to go on."
                     + ("" if self.checkpoint else " (Give checkpoint= for that.)")
                 )
-        return Curvature.from_groups(
-            self.units, self.grams, self.positions, self.risks, self._provenance(model)
-        )
+            except CocurveError:  # workers that died, say: hours of others' work stay
+                self.save()
+                raise
+
+    def _book(self, measured: Measured, seconds: float) -> None:
+        """Add a finished sequence; state changes only here, and whole."""
+        for note in measured.notes:
+            self._note(note)
+        group = measured.number % self.settings["groups"]
+        # an interrupt between these lines must not leave a sequence counted by half
+        with uninterrupted():
+            self.grams[group] += measured.gram
+            self.risks[group] += measured.risks
+            self.positions[group] += measured.positions
+            self.seconds.append(seconds)
+            self.done += 1
+            batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
+            self.runtime["units_per_batch"] = batch
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """H over the sequences done, or over some of the groups of them.
@@ -161,107 +202,54 @@ class Build:
         parts = (self.grams[groups], self.positions[groups], self.risks[groups])
         return Curvature.from_groups(self.units, *parts, {"sequences_done": self.done})
 
-    def _within_memory(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _within_memory(self, step: Callable[[], Value]) -> Value:
         """Take a step; what does not fit in memory whatever the batch is a clear error."""
         try:
-            step(*arguments)
+            return step()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            self.save()
             raise InputError(
-                f"memory runs out on sequence {self.done} outside the ablations ({error}). "
-                f"{_SMALLER}"
+                f"memory runs out on sequence {self.numbers[self.done]} outside the ablations "
+                f"({error}). {SMALLER}"
             ) from error
 
-    def _add_sequence(self, architecture: Architecture, bar: Any) -> None:
-        """One sequence: teacher, all units, Gram. State changes only once it is whole."""
-        begun = time.monotonic()
-        ids = self.calibration.input_ids[self.done : self.done + 1]
-        positions = self.calibration.scored[self.done]
-        sequence = AblatedSequence(architecture, ids, positions, self.settings["top_r"], self.done)
-        features = sequence.new_features(len(self.units))
-        risks = torch.zeros(len(self.units), dtype=torch.float64)
-        for first, layer_units in by_layer(self.units):
-            start = 0
-            while start < len(layer_units):
-                batch = layer_units[start : start + self.runtime["units_per_batch"]]
-                rows = slice(first + start, first + start + len(batch))
-                found = sequence.try_ablate(batch, features[rows])
-                if found is None:
-                    self._halve_batch()
-                    continue
-                risks[rows] = found
-                start += len(batch)
-                bar.update(len(batch))
-        gram = gram_matrix(features)
-        group = self.done % self.settings["groups"]
-        # an interrupt between these lines must not leave a sequence counted by half
-        with uninterrupted():
-            self.grams[group] += gram
-            self.risks[group] += risks.numpy()
-            self.positions[group] += len(positions)
-            self.seconds.append(time.monotonic() - begun)
-            self.done += 1
-
-    def _halve_batch(self) -> None:
-        if self.runtime["units_per_batch"] == 1:
-            raise InputError(f"memory runs out with one ablation per batch. {_SMALLER}")
-        self.runtime["units_per_batch"] //= 2
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        batch = self.runtime["units_per_batch"]
-        self._note(f"out of memory, {batch} units per batch from here on")
-
-    def _settle_runtime(self, architecture: Architecture) -> None:
-        """Batch size and device kind: from the checkpoint where there is one, so bits repeat."""
-        device = model_device(architecture.model)
-        stored = self.runtime["device_kind"]
-        if stored not in (None, device.type):
-            self._note(f"moved from {stored} to {device.type}")
-        self.runtime["device_kind"] = device.type
-        if self.runtime["units_per_batch"] is None:
-            self.runtime["units_per_batch"] = choose_batch(
-                architecture, self.units, self.calibration, self.settings["top_r"]
-            )
-
-    def _announce(self, architecture: Architecture) -> None:
-        """Time a few ablations and say what the build will take."""
-        ids, positions = self.calibration.input_ids[:1], self.calibration.scored[0]
-        for _ in range(2):  # the first one warms up
-            begun = time.monotonic()
-            sequence = AblatedSequence(architecture, ids, positions, self.settings["top_r"], 0)
-            teacher = time.monotonic() - begun
-        layers = list(by_layer(self.units))
-        probes = []
-        for _, layer_units in (layers[-1], layers[-1], layers[0]):  # the first one warms up
-            batch = layer_units[: self.runtime["units_per_batch"]]
-            features = sequence.new_features(len(batch))
-            begun = time.monotonic()
-            if sequence.try_ablate(batch, features) is None:
-                return  # the build itself halves the batch and says so
-            probes.append((time.monotonic() - begun) / len(batch))
-        remaining = len(self.calibration) - self.done
-        # the cost of an ablation falls linearly with its layer
-        seconds = remaining * (teacher + len(self.units) * sum(probes[1:]) / 2)
-        memory = memory_needed(
-            architecture,
+    def _job(self) -> Job:
+        return Job(
             self.units,
             self.calibration,
             self.settings["top_r"],
+            self.runtime["num_threads"],
             self.runtime["units_per_batch"],
-        )
-        print(
-            f"{len(self.units)} units x {remaining} sequences of {self.calibration.seq_len} "
-            f"tokens, {self.calibration.positions_per_sequence} scored each: about "
-            f"{_duration(seconds)} and {memory / 1e9:.2g} GB beside the model "
-            f"({self.settings['model_dtype']} on {self.runtime['device_kind']}, "
-            f"{self.runtime['units_per_batch']} ablations per batch). Interrupt any time; what is "
-            "done is kept."
+            self.total - self.done,
         )
 
-    def _provenance(self, model: PreTrainedModel) -> dict[str, Any]:
+    def _settle_runtime(self, crew: Crew) -> None:
+        """Batch size and device kind: from the checkpoint where there is one, so bits repeat."""
+        stored = self.runtime["device_kind"]
+        if stored not in (None, crew.device_kind):
+            self._note(f"moved from {stored} to {crew.device_kind}")
+        self.runtime["device_kind"] = crew.device_kind
+        self.runtime["units_per_batch"] = crew.units_per_batch
+
+    def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
+        """What the build will take, in words."""
+        seconds, batch = crew.seconds(), crew.units_per_batch
+        taking = "" if seconds is None else f"about {duration(seconds)} and "
+        memory = memory_needed(
+            describe(model), self.units, self.calibration, self.settings["top_r"], batch
+        )
+        shard = self.settings.get("shard")
+        whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
+        return (
+            f"{len(self.units)} units x {self.total - self.done} sequences{whose} of "
+            f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
+            f"each: {taking}{memory / 1e9:.2g} GB beside the model "
+            f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
+            "Interrupt any time; what is done is kept."
+        )
+
+    def _provenance(self, device: str) -> dict[str, Any]:
         import transformers
 
         from . import __version__
@@ -270,14 +258,16 @@ class Build:
             "model_name": self.name,
             "sequences_done": self.done,
             "complete": self.done == len(self.calibration),
-            "row_fingerprints": self.calibration.row_fingerprints[: self.done],
+            "row_fingerprints": [
+                self.calibration.row_fingerprints[number] for number in self.numbers[: self.done]
+            ],
             "calibration_source": self.calibration.source,
             "seed": self.calibration.seed,
             "seconds": sum(self.seconds),
             "sequence_seconds": list(self.seconds),
             "runtime": dict(self.runtime),
             "events": list(self.events),
-            "device": device_name(model_device(model)),
+            "device": device,
             "versions": {
                 "cocurve_lab": __version__,
                 "torch": str(torch.__version__),  # a str subclass, which is not plain
@@ -334,7 +324,8 @@ class Build:
                 log.warning("%s; falling back to %s", error, previous(path))
         if content is None:
             return
-        require_settings(content["settings"], self.settings, f"the checkpoint {path}")
+        asked_for = {"shard": None} | self.settings  # a shard's checkpoint is not the whole's
+        require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         self.grams, self.risks = content["grams"], content["risks"]
         self.positions, self.done = content["positions"], content["done"]
         self.seconds, self.events = content["seconds"], content["events"]
@@ -343,9 +334,3 @@ class Build:
         for name, value in self.runtime.items():  # the stored ones repeat the bits
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -39,6 +39,9 @@ def solve_gains(
     Sign: delta z_u = z_0 - z_{-u} is what u contributes, so scaling a kept v by 1 + alpha_v adds
     alpha_v delta z_v, and a v that writes what the pruned units wrote gets a gain above 1.
 
+    Where a norm follows the write of a block (Gemma 2 and 3, OLMo2), it divides out a gain common
+    to all kept groups of a layer: there only differences between the gains of a layer act.
+
     Args:
         curvature: H [M, M], nats per token.
         selection: the plan; gains it already has play no part.

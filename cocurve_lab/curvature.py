@@ -275,13 +275,18 @@ class Curvature:
 
         Groups of the same number are added, so shards that own whole groups give the bits of one
         build. A part of fewer sequences than groups has fewer groups; the missing ones are empty.
+        Parts built with `BuildOptions(shard=...)` must be all shards of one build (shards.py).
 
         Raises:
             MismatchError: units or settings differ (named), or a sequence occurs in two builds.
-            InputError: nothing to merge, or a part came without group Grams.
+            InputError: nothing to merge, a part came without group Grams, or shards are missing.
         """
         if not parts:
             raise InputError("merge needs at least one curvature, got none.")
+        if any("shard" in part.provenance for part in parts):
+            from .shards import merge_shards  # it needs this class
+
+            return merge_shards(parts)
         first = parts[0]
         rows: list[str] = []
         for number, part in enumerate(parts):
@@ -350,6 +355,8 @@ class Curvature:
         done = self.provenance.get("sequences_done")
         rows = "" if done is None else f", {done} sequences"
         partial = "" if self.provenance.get("complete", True) else " (interrupted)"
+        if "shard" in self.provenance:
+            partial = " (shard {} of {})".format(*self.provenance["shard"])
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in self.block_means().items())
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
         return (

@@ -201,9 +201,8 @@ def _masked_layers(
         _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
         with _float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
-                projection = architecture.output_projection(layer, "ffn")
-                half = projection.weight.to(embedding_weight(model).dtype)
-                projection.weight.data = fold_gains(half, gains).float()
+                weight = architecture.output_weight(layer, "ffn").data
+                weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
             with ablate(model, masks):
                 output = first_output(module(wide.hidden, *wide.args, **wide.kwargs))
         # all layers of an 8B would be gigabytes on the device

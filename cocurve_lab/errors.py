@@ -34,6 +34,10 @@ class EquivalenceError(CocurveError):
     """The physically pruned model does not compute what the masked model computes."""
 
 
+class WorkerError(CocurveError):
+    """The workers of a distributed build could not start, or none of them is left."""
+
+
 class InfeasibleError(CocurveError):
     """No plan, or no greedy plan, removes what was asked for under the given guards.
 

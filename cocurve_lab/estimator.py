@@ -19,9 +19,12 @@ from .curvature import Curvature
 from .errors import InputError
 from .loading import fingerprint_model, model_dtype, model_name
 from .probing import ProbeOptions, probe_curvature
-from .runtime import measuring, require_measurable
-from .storage import fingerprint, previous
+from .progress import Progress
+from .runtime import require_measurable
+from .shards import build_path, merge_shards, shard_files, shard_path
+from .storage import previous
 from .units import UnitSet, enumerate_units
+from .worker import Executor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,9 +39,10 @@ def estimate_curvature(
     top_r: int = 256,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: Progress = True,
     method: Literal["ablation", "probe"] = "ablation",
     options: BuildOptions | ProbeOptions | None = None,
+    executor: Executor | None = None,
 ) -> Curvature:
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
 
@@ -62,9 +66,11 @@ def estimate_curvature(
         calibration: rows and scored positions.
         top_r: r, size of the shared support, at most the vocabulary.
         checkpoint: file to resume from and to write to; None keeps nothing.
-        progress: show the estimate and a progress bar.
+        progress: show the estimate and a progress bar; "lines" writes lines for a log file instead.
         method: "ablation", the paper's; "probe", a preview from random probes.
         options: see BuildOptions; for a preview, ProbeOptions.
+        executor: where sequences are measured: here, or `ray_executor(...)`. The result is the same
+            to the bit on devices of one kind.
 
     Returns:
         A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, the
@@ -72,9 +78,10 @@ def estimate_curvature(
 
     Raises:
         InputError: top_r above the vocabulary, token ids or row length outside the model, or
-            options or a checkpoint that the method does not take.
+            options, a checkpoint or an executor that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
+        WorkerError: no worker of the executor is left; what is done is in the checkpoint.
     """
     if method not in ("ablation", "probe"):
         raise InputError(f"method is {method!r}; this release knows 'ablation' and 'probe'.")
@@ -88,13 +95,20 @@ def estimate_curvature(
                 f"checkpoint is {str(checkpoint)!r}, but a preview takes seconds and keeps none. "
                 "Leave checkpoint out, and save the result with save(path)."
             )
+        if executor is not None:
+            raise InputError(
+                f"executor is {executor}, but a preview takes seconds and runs here. Leave it out."
+            )
         settings = build_settings(model, units, calibration, top_r, method, options)
-        return probe_curvature(model, units, calibration, settings, options, progress)
+        return probe_curvature(model, units, calibration, settings, options, bool(progress))
     options = options or BuildOptions()
     if not isinstance(options, BuildOptions):
         raise _wrong_options(method, options, "BuildOptions")
     settings = build_settings(model, units, calibration, top_r, method, options)
-    return _run(model, units, calibration, settings, options, checkpoint, progress)
+    build = Build.start(
+        settings, model_name(model), units, calibration, options, checkpoint, executor
+    )
+    return build.run(model, progress=progress)
 
 
 def load_or_estimate(
@@ -104,31 +118,37 @@ def load_or_estimate(
     calibration: CalibrationSet,
     top_r: int = 256,
     *,
-    progress: bool = True,
+    progress: Progress = True,
     options: BuildOptions | None = None,
+    executor: Executor | None = None,
 ) -> Curvature:
     """Load H from `folder` if this very build is there, else build it and save it.
 
     The file is named by the model and the fingerprint of all settings, so another model,
     calibration or r never overwrites it. An interrupted build resumes from the checkpoint beside
-    it.
+    it. Where all shards of the build lie there, they are merged; with `BuildOptions(shard=...)`
+    and no whole H there, the shard is loaded or built, into a file of its own.
 
     Raises: as `estimate_curvature` and `Curvature.load`.
     """
     options = options or BuildOptions()
     settings = build_settings(model, units, calibration, top_r, "ablation", options)
-    mark = fingerprint(settings)[:10]
-    path = Path(folder) / f"H_{model_name(model)}_{mark}.pkl"
-    # the same weights may have been loaded from a place of another name
-    path = next(Path(folder).glob(f"H_*_{mark}.pkl"), path)
+    path, wanted = build_path(folder, model_name(model), settings), settings | {"shard": None}
+    if not path.exists():
+        _merge_beside(path, progress)
+    if options.shard is not None and not path.exists():
+        path, wanted = shard_path(path, options.shard), settings | {"shard": list(options.shard)}
     if path.exists():
-        curvature = Curvature.load(path, expected=settings)
+        curvature = Curvature.load(path, expected=wanted)
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
         return curvature
     checkpoint = path.with_suffix(".ckpt")
-    curvature = _run(model, units, calibration, settings, options, checkpoint, progress)
-    if not curvature.provenance["complete"]:
+    build = Build.start(
+        settings, model_name(model), units, calibration, options, checkpoint, executor
+    )
+    curvature = build.run(model, progress=progress)
+    if build.done < build.total:
         return curvature  # the checkpoint stays; running again goes on from there
     try:
         curvature.save(path)
@@ -140,6 +160,18 @@ def load_or_estimate(
     if progress:
         print(f"Saved H to {path}.")
     return curvature
+
+
+def _merge_beside(path: Path, progress: Progress) -> None:
+    """Where all shards of the build at `path` are there, put them together; they stay."""
+    shards = [Curvature.load(file) for file in shard_files(path)]
+    for count in sorted({part.provenance["shard"][1] for part in shards}):
+        parts = [part for part in shards if part.provenance["shard"][1] == count]
+        if len(parts) == count:
+            merge_shards(parts).save(path)
+            if progress:
+                print(f"Merged the {count} shards of {path}.")
+            return
 
 
 def build_settings(
@@ -180,20 +212,6 @@ def build_settings(
     }
 
 
-def _run(
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    settings: dict[str, Any],
-    options: BuildOptions,
-    checkpoint: str | os.PathLike[str] | None,
-    progress: bool,
-) -> Curvature:
-    build = Build.start(settings, model_name(model), units, calibration, options, checkpoint)
-    with measuring(model, build.runtime["num_threads"]):
-        return build.run(model, show=progress)
-
-
 def _wrong_options(method: str, options: object, wanted: str) -> InputError:
     return InputError(
         f"options is {type(options).__name__}, but method {method!r} takes {wanted}. Pass that, or "
@@ -202,7 +220,7 @@ def _wrong_options(method: str, options: object, wanted: str) -> InputError:
 
 
 def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int) -> None:
-    vocabulary = describe(model).head.weight.shape[0]
+    vocabulary = describe(model).vocabulary
     if not 1 <= top_r <= vocabulary:
         raise InputError(
             f"top_r is {top_r}; it lies between 1 and the vocabulary size {vocabulary}."

@@ -31,7 +31,8 @@ class AblatedSequence:
         self.number = number
         self.replay = Replay(architecture, ids.to(device), positions.to(device))
         hidden = self.replay.scored_hidden
-        self.head = SupportHead(architecture.head, top_support(architecture.head, hidden, top_r))
+        support = top_support(architecture.head, hidden, top_r)
+        self.head = SupportHead(architecture.head, support, architecture.logit_cap)
         self.logits = self.head(hidden)  # [1, P, r] float32, or float64 like the model
         if not bool(torch.isfinite(self.logits).all()):
             raise NumericalError(
@@ -107,7 +108,7 @@ def memory_needed(
     """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
     config, length = architecture.model.config, calibration.seq_len
     size = embedding_weight(architecture.model).element_size()
-    vocabulary, hidden = architecture.head.weight.shape
+    vocabulary, hidden = architecture.vocabulary, config.hidden_size
     scored = calibration.positions_per_sequence * top_r * 4
     whole_head = calibration.positions_per_sequence * vocabulary * 4
     features = len(units) * scored

@@ -21,13 +21,14 @@ from .architectures import Architecture, describe
 from .build import BuildOptions
 from .calibration import CalibrationSet
 from .curvature import Curvature
-from .errors import InputError, NumericalError
+from .errors import ArchitectureError, InputError, NumericalError
 from .estimator import build_settings
 from .features import by_layer, gram_matrix
 from .fisher import whiten
 from .loading import model_device, model_name
-from .masking import Scales, column_scales, scaled, stack_rows
+from .masking import Scales, column_scales, like_columns, scaled, stack_rows
 from .probing import GramSum, differentiable, teacher_on_support
+from .projections import is_packed
 from .replay import LayerCall, SupportHead, capture_calls, first_output, widen
 from .runtime import measuring
 from .units import Unit, UnitSet, enumerate_units
@@ -64,12 +65,18 @@ def exact_curvature(
         `group_risks`: no unit was removed. After Ctrl-C, over the sequences done.
 
     Raises:
+        ArchitectureError: the family is unknown, or the weights are packed in 4 bits.
         InputError: top_r, token ids or row length outside the model; a sequence that does not fit
             in memory; or attention without a forward derivative.
         MismatchError: the units are not the model's.
         NumericalError: the model gives NaN or infinite logits or derivatives.
     """
     architecture = describe(model)
+    if any(is_packed(projection) for projection in architecture.all_projections):
+        raise ArchitectureError(
+            "packed 4-bit weights have no forward derivative. Build H by ablations, preview it by "
+            "probes, or load the model unquantised."
+        )
     units = units or enumerate_units(model)
     options = BuildOptions()
     settings = build_settings(model, units, calibration, top_r, "infinitesimal", options)
@@ -91,14 +98,15 @@ def derivatives(
     ids = calibration.input_ids[number : number + 1].to(device)
     positions = calibration.scored[number].to(device)
     final, calls = capture_calls(architecture, ids)
-    head, probabilities = teacher_on_support(architecture, final[:, positions], top_r, number)
+    hidden = final[:, positions]
+    head, logits, probabilities = teacher_on_support(architecture, hidden, top_r, number)
     features = probabilities.new_empty(len(units), probabilities.numel())
     step = max(1, _BATCH_TOKENS // calibration.seq_len)
     for first, layer_units in by_layer(units):
         for start in range(0, len(layer_units), step):
             batch = layer_units[start : start + step]
             tangent = hidden_tangents(architecture, calls, batch)[:, positions]
-            shift = _through_head(head, tangent)
+            shift = _through_head(head, logits, tangent)
             rows = slice(first + start, first + start + len(batch))
             features[rows] = whiten(probabilities, shift).flatten(1)
             if not bool(torch.isfinite(features[rows]).all()):
@@ -132,7 +140,7 @@ def hidden_tangents(
                     f"this model's attention has no forward derivative ({error}). Load it with "
                     'attn_implementation="eager" or "sdpa".'
                 ) from error
-        return forward_ad.unpack_dual(architecture.final_norm(hidden)).tangent
+        return forward_ad.unpack_dual(architecture.final(hidden)).tangent
 
 
 def _dual_masks(architecture: Architecture, units: list[Unit]) -> Scales:
@@ -140,14 +148,17 @@ def _dual_masks(architecture: Architecture, units: list[Unit]) -> Scales:
     cut = stack_rows(architecture, [column_scales(architecture, [unit]) for unit in units])
     masks = {}
     for key, scales in cut.items():
-        scales = scales.to(architecture.output_projection(*key).weight)
+        scales = like_columns(architecture, scales, *key)
         with warnings.catch_warnings():  # torch's own, when it first loads forward mode
             warnings.simplefilter("ignore", DeprecationWarning)
             masks[key] = forward_ad.make_dual(torch.ones_like(scales), 1 - scales)
     return masks
 
 
-def _through_head(head: SupportHead, tangent: Tensor) -> Tensor:
-    """dz/dm [B, P, r] from d(hidden)/dm [B, P, d]: the head without its bias."""
-    logits = head(tangent)
-    return logits if head.bias is None else logits - widen(head.bias[head.support])
+def _through_head(head: SupportHead, logits: Tensor, tangent: Tensor) -> Tensor:
+    """dz/dm [B, P, r] from d(hidden)/dm [B, P, d]: the head without its bias, and the cap's slope
+    at the teacher's logits [P, r]."""
+    shift, slope = head.linear(tangent), head.slope(logits)
+    if head.bias is not None:
+        shift = shift - widen(head.bias[head.support])
+    return shift if slope is None else shift * slope

@@ -17,7 +17,7 @@ from .hub import explain, require_place
 from .storage import fingerprint
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO = "demo"
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
@@ -121,7 +121,7 @@ def load_model(
     require_place(place)
     options = {"trust_remote_code": False} | options  # left open, transformers asks at the prompt
     try:
-        _require_supported(source, options)  # before gigabytes are downloaded
+        shapes_only(source, **_hub_options(options))  # before gigabytes are downloaded
         tokenizer = AutoTokenizer.from_pretrained(source, **_hub_options(options))
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -130,6 +130,36 @@ def load_model(
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
+    """A model on the meta device from its configuration, a file of a few kilobytes.
+
+    Args:
+        source: a folder, a hub id, a config.json, or the configuration itself.
+        **options: for `from_pretrained`, where it is read.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        OSError, ValueError: the configuration cannot be read; `hub.explain` says why.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+    if isinstance(source, PreTrainedConfig):
+        config = source
+    else:
+        config = AutoConfig.from_pretrained(source, **{"trust_remote_code": False} | options)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise ArchitectureError(
+            f"{str(config._name_or_path or config.model_type)!r} is a {config.model_type!r} model, "
+            f"which is no causal language model ({str(error).splitlines()[0]}). Give one that "
+            "continues text."
+        ) from None
+    describe(model)
+    return model
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
@@ -179,19 +209,3 @@ _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_rem
 
 def _hub_options(options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in _HUB_OPTIONS if name in options}
-
-
-def _require_supported(source: str, options: dict[str, Any]) -> None:
-    """Raise ArchitectureError from the configuration alone, which is a file of a few kilobytes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.from_pretrained(source, **_hub_options(options))
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
-        raise ArchitectureError(
-            f"{source!r} is a {config.model_type!r} model, which is no causal language model "
-            f"({str(error).splitlines()[0]}). Give one that continues text."
-        ) from None
-    describe(model)

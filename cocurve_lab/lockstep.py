@@ -222,10 +222,10 @@ def forced_kl(
 
 def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
     """KL [T] of row 1 against row 0 from hidden states [2, T, d], some positions at a time."""
-    step = max(1, _LOGIT_BYTES // (16 * architecture.head.weight.shape[0]))
+    step = max(1, _LOGIT_BYTES // (16 * architecture.vocabulary))
     parts = []
     for start in range(0, hidden.shape[1], step):
-        logits, masked = widen(architecture.head(hidden[:, start : start + step]))
+        logits, masked = widen(architecture.logits(hidden[:, start : start + step]))
         parts.append(kl_divergence(torch.softmax(logits, dim=-1), masked - logits).double())
     return torch.cat(parts).cpu().numpy()
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .architectures import Architecture, Kind, describe
 from .errors import InputError, MismatchError
+from .loading import embedding_weight
+from .projections import is_packed
 from .runtime import exclusive
 from .selection import Selection
 from .units import Unit, UnitSet, enumerate_units
@@ -100,16 +102,38 @@ def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
     with ExitStack() as stack:
         for (layer, kind), scale in scales.items():
             projection = architecture.output_projection(layer, kind)
-            weight = projection.weight
-            hook = _scaling_hook(scale.to(device=weight.device, dtype=weight.dtype))
+            hook = _scaling_hook(like_columns(architecture, scale, layer, kind))
             handle = projection.register_forward_pre_hook(hook)
             stack.callback(handle.remove)
         yield
 
 
+def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
+    """A scale in the dtype and on the device of the columns it multiplies.
+
+    Raises:
+        InputError: the weights are offloaded, so that nobody knows where the columns will be.
+    """
+    projection = architecture.output_projection(layer, kind)
+    weight = projection.weight
+    if weight.is_meta:
+        raise InputError(
+            f"the {kind} weights of layer {layer} are on the meta device: offloaded, or never "
+            "loaded. Load the model with all weights on one device."
+        )
+    # activations of a layer with packed weights have the dtype of the embedding
+    dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
+    return scale.to(device=weight.device, dtype=dtype)
+
+
 def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] * scale, *args[1:])
+        columns = args[0]
+        if scale.dim() > columns.dim():  # OPT's FFN sees [B * T, W]: give each row its own mask
+            columns = (columns.unflatten(0, (len(scale), -1)) * scale).flatten(0, 1)
+        else:
+            columns = columns * scale
+        return (columns, *args[1:])
 
     return hook
 

@@ -25,7 +25,7 @@ from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InputError, NumericalError
 from .loading import model_device, model_name
-from .masking import column_scales, scaled
+from .masking import column_scales, like_columns, scaled
 from .replay import GATHER_BYTES, SupportHead, first_output, top_support, widen
 from .runtime import device_name, is_out_of_memory, measuring, uninterrupted
 from .storage import fingerprint
@@ -116,18 +116,22 @@ def probe_gradients(
     positions = calibration.scored[number].to(device)
     ones = column_scales(architecture, [], dict.fromkeys(units.units, 1.0))
     masks = {  # float32 at least, so that half precision rounds a column's sum only once
-        key: widen(scale.to(architecture.output_projection(*key).weight)).requires_grad_()
+        key: widen(like_columns(architecture, scale, *key)).requires_grad_()
         for key, scale in ones.items()
     }
     with scaled(architecture, masks):
         final = first_output(architecture.decoder(input_ids=ids, use_cache=False))
     hidden = final[:, positions]
-    head, probabilities = teacher_on_support(architecture, hidden, settings["top_r"], number)
+    head, logits, probabilities = teacher_on_support(
+        architecture, hidden, settings["top_r"], number
+    )
+    slope = head.slope(logits)
     rows = []
     for probe in range(options.probes):
         key = fingerprint(calibration.row_fingerprints[number], options.seed, probe)
         signs = _signs(key, positions, head.support).to(probabilities)
-        direction = _pull_back(head, _whitening_transpose(probabilities, signs))
+        direction = _whitening_transpose(probabilities, signs)
+        direction = _pull_back(head, direction if slope is None else direction * slope)
         again = probe + 1 < options.probes
         direction = direction[None].to(hidden.dtype)
         columns = torch.autograd.grad(hidden, list(masks.values()), direction, retain_graph=again)
@@ -137,20 +141,21 @@ def probe_gradients(
 
 def teacher_on_support(
     architecture: Architecture, hidden: Tensor, top_r: int, number: int
-) -> tuple[SupportHead, Tensor]:
-    """The head on the teacher's top-r support and p0 there [P, r], renormalised, held constant.
+) -> tuple[SupportHead, Tensor, Tensor]:
+    """The head on the teacher's top-r support, its logits and p0 there [P, r], held constant.
 
     `hidden` are the teacher's final states [1, P, d]; NumericalError on NaN or infinite logits.
     """
     with torch.no_grad():
-        head = SupportHead(architecture.head, top_support(architecture.head, hidden, top_r))
+        support = top_support(architecture.head, hidden, top_r)
+        head = SupportHead(architecture.head, support, architecture.logit_cap)
         logits = head(hidden)[0]
     if not bool(torch.isfinite(logits).all()):
         raise NumericalError(
             f"the model gives NaN or infinite logits on sequence {number}. Check the weights; half "
             "precision may overflow: try bfloat16 or float32."
         )
-    return head, torch.softmax(logits, dim=-1)
+    return head, logits, torch.softmax(logits, dim=-1)
 
 
 @contextmanager
@@ -187,7 +192,7 @@ def _whitening_transpose(probabilities: Tensor, signs: Tensor) -> Tensor:
 
 
 def _pull_back(head: SupportHead, direction: Tensor) -> Tensor:
-    """From d/d(logits on the support) [P, r] to d/d(final hidden states) [P, d].
+    """From d/d(the head's z on the support) [P, r] to d/d(final hidden states) [P, d].
 
     By hand, the head being linear: autograd would keep all gathered rows.
     """

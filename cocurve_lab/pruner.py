@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from .architectures import describe
 from .calibration import CalibrationSet
 from .equivalence import Reference
-from .saving import manifest_of
+from .manifest import manifest_of
+from .runtime import require_one_device
 from .selection import Selection
 from .slicing import settle_heads, sliced_modules
 from .units import enumerate_units
@@ -38,10 +39,14 @@ def prune(
         The pruned model, with `cocurve_manifest` describing its widths.
 
     Raises:
+        ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
+        InputError: the weights are spread over devices or offloaded.
         MismatchError: the model's units are not the selection's; nothing was changed.
         EquivalenceError: verification failed.
     """
     architecture = describe(model)
+    require_one_device(model)
+    architecture.require_unpacked()
     selection.require_units(enumerate_units(model, selection.units.ffn_groups or 16))
     reference = None
     if verify is not None:

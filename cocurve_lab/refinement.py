@@ -63,6 +63,7 @@ def refine(
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}; it counts exchanges.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
+    selection.require_by_ratio("a refined plan")
     search = _Search(selection, curvature, strength, exclude)
     if not search.run(max_rounds):
         log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)

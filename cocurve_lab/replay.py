@@ -3,8 +3,10 @@
 Removing a unit changes nothing before its own output projection, so the layers below need not run
 again. No forward is copied: a restart calls the model's own layer modules with the arguments the
 teacher pass gave them, and only the attention and FFN blocks of the restarted layer answer with
-what is already known. The output projection is linear in its columns, so masking a unit subtracts
-that unit's own write: all units of a layer cost one projection together.
+what is already known (where a block has no module of its own, its output projection does). What a
+layer does around its blocks, such as a norm of the write (Gemma, OLMo2) or a parallel residual
+(GPT-NeoX), runs as ever. The output projection is linear in its columns, so masking a unit
+subtracts that unit's own write: all units of a layer cost one projection together.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from .architectures import KINDS, Architecture, Kind
 from .errors import ArchitectureError
+from .projections import is_packed, weight_of
 from .units import Unit
 
 # support logits come from the whole head where it is not much larger than the support
@@ -38,12 +41,21 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """What one block did in the teacher pass: columns [1, T, W] into its output projection, its
-    write [1, T, d], and whatever else it returned."""
+    """What one block did in the teacher pass.
+
+    Attributes:
+        columns: [1, T, W], what went into its output projection.
+        write: [1, T, d], what came out.
+        module: the module that answered the write: the block, or the projection itself.
+        rest: what else that module returned; None where it returned the write alone.
+        flat: whether it was asked and answered without the batch axis, [B * T, ...] (OPT's FFN).
+    """
 
     columns: Tensor
     write: Tensor
-    rest: tuple[Any, ...] | None
+    module: nn.Module
+    rest: tuple[Any, ...] | None = None
+    flat: bool = False
 
 
 class Replay:
@@ -89,7 +101,7 @@ class Replay:
         if layer < last:
             with self._scored_only(last):
                 hidden = self._run(last, hidden)[:, self.positions]
-        return self.architecture.final_norm(hidden)
+        return self.architecture.final(hidden)
 
     # Layers -------------------------------------------------------------------------------------
 
@@ -102,22 +114,16 @@ class Replay:
         trace = self._trace(layer)
         own = trace[kind]
         projection = self.architecture.output_projection(layer, kind)
-        writes = own.write[:, keep] - _contributions(projection, own.columns[:, keep], units)
+        writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units)
         rows = len(units)
         hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
             if kind == "ffn":  # the attention block answers what it answered the teacher
                 attention = trace["attention"]
                 known = attention.write[:, keep].expand(rows, -1, -1)
-                stack.enter_context(self._answering(layer, "attention", known, attention.rest))
-            stack.enter_context(self._answering(layer, kind, writes, own.rest))
+                stack.enter_context(_answering(attention, known))
+            stack.enter_context(_answering(own, writes))
             return self._run(layer, hidden)
-
-    def _answering(
-        self, layer: int, kind: Kind, write: Tensor, rest: tuple[Any, ...] | None
-    ) -> Any:
-        answer = write if rest is None else (write, *rest)
-        return replaced_forward(self.architecture.block(layer, kind), lambda *_, **__: answer)
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
         """Teacher activations inside a layer, by running that layer once more.
@@ -135,7 +141,8 @@ class Replay:
         """Let the last FFN, which acts position by position, skip positions nobody reads."""
         block = self.architecture.block(layer, "ffn")
         length = self.final_hidden.shape[1]
-        if len(self.positions) > length // 2:
+        # an FFN that lies in the layer itself cannot be told apart from the rest of it
+        if len(self.positions) > length // 2 or block is self.architecture.layers[layer]:
             yield
             return
         forward = block.forward
@@ -158,11 +165,12 @@ class SupportHead:
     Args:
         head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
+        cap: c where the model's logits are c tanh(z / c) of the head's z, else None.
     """
 
-    def __init__(self, head: nn.Linear, support: Tensor) -> None:
+    def __init__(self, head: nn.Linear, support: Tensor, cap: float | None = None) -> None:
         self.weight: Tensor = head.weight
-        self.support, self.bias = support, head.bias
+        self.support, self.bias, self.cap = support, head.bias, cap
         vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
         self.columns: Tensor | None = None  # [P, d, r]
@@ -174,6 +182,15 @@ class SupportHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [B, P, r] float32 or better of hidden states [B, P, d]."""
+        logits = self.linear(hidden)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """d(logit) / d(head's z) at given logits, of their shape; None where they are the same."""
+        return None if self.cap is None else 1 - (logits / self.cap).square()
+
+    def linear(self, hidden: Tensor) -> Tensor:
+        """The head's own z [B, P, r], before a cap."""
         hidden = widen(hidden)
         if self.columns is not None:
             logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
@@ -204,7 +221,8 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
 
     The logits are those of the model's own dtype: in half precision, near-ties at the r-th place
-    fall either way, which changes which of two equally unlikely tokens is looked at.
+    fall either way, which changes which of two equally unlikely tokens is looked at. A cap on
+    logits keeps their order, so the head's own are sorted.
 
     Args:
         head: lm_head.
@@ -269,35 +287,52 @@ def _trace_layer(replay: Replay, layer: int) -> dict[Kind, BlockTrace]:
             stack.callback(projection.register_forward_hook(see_projection).remove)
             stack.callback(block.register_forward_hook(see_block).remove)
         replay._run(layer, replay.calls[layer].hidden)
-    return {kind: _block_trace(layer, kind, columns, writes, answers) for kind in KINDS}
+    return {
+        kind: _block_trace(replay.architecture, layer, kind, columns[kind], writes[kind], answer)
+        for kind, answer in answers.items()
+    }
 
 
 def _block_trace(
-    layer: int,
-    kind: Kind,
-    columns: dict[Kind, Tensor],
-    writes: dict[Kind, Tensor],
-    answers: dict[Kind, Any],
+    architecture: Architecture, layer: int, kind: Kind, columns: Tensor, write: Tensor, answer: Any
 ) -> BlockTrace:
-    answer = answers[kind]
-    rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
-    if first_output(answer) is not writes[kind]:
+    block = architecture.block(layer, kind)
+    if first_output(answer) is write:
+        rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
+        return BlockTrace(columns, write, block, rest)
+    if kind == "attention":  # its inside mixes positions, so it may not run on some of them
         raise ArchitectureError(
-            f"the {kind} block of layer {layer} does something after its output projection, so a "
-            "replay from there would skip it. This family needs its own replay rule."
+            f"the attention block of layer {layer} does something after its output projection, so "
+            "a replay from there would skip it. This family needs its own replay rule."
         )
-    return BlockTrace(columns[kind], writes[kind], rest)
+    projection = architecture.output_projection(layer, kind)
+    if columns.dim() == 3:
+        return BlockTrace(columns, write, projection)
+    return BlockTrace(columns[None], write[None], projection, flat=True)
 
 
-def _contributions(projection: nn.Linear, columns: Tensor, units: list[Unit]) -> Tensor:
-    """What each unit writes [B, T, d]: its columns through its slice of the projection, no bias."""
-    weight = projection.weight
-    return torch.stack(
-        [
-            F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
-            for unit in units
-        ]
-    )
+def _answering(trace: BlockTrace, write: Tensor) -> Any:
+    """Let the traced module answer a write [B, T, d]."""
+    shaped = write.flatten(0, 1) if trace.flat else write
+    answer = shaped if trace.rest is None else (shaped, *trace.rest)
+    return replaced_forward(trace.module, lambda *_, **__: answer)
+
+
+def _writes_without(
+    projection: nn.Module, columns: Tensor, write: Tensor, units: list[Unit]
+) -> Tensor:
+    """What the block writes without each unit [B, T, d], of its columns [1, T, W] and write."""
+    if is_packed(projection):  # no slice of the weight to be had: run it on the masked columns
+        masked = columns.repeat(len(units), 1, 1)
+        for row, unit in zip(masked, units, strict=True):
+            row[:, unit.start : unit.stop] = 0
+        return projection(masked)
+    weight = weight_of(projection)
+    own = [
+        F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
+        for unit in units
+    ]
+    return write - torch.stack(own)
 
 
 def widen(values: Tensor) -> Tensor:

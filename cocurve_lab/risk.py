@@ -241,7 +241,7 @@ def model_risk(
         NumericalError: NaN or infinite logits.
     """
     pair = [describe(model) for model in (teacher, student)]
-    sizes = [architecture.head.weight.shape[0] for architecture in pair]
+    sizes = [architecture.vocabulary for architecture in pair]
     if sizes[0] != sizes[1]:
         raise MismatchError(
             f"the models have {sizes[0]} and {sizes[1]} logits. Compare like with like."
@@ -256,7 +256,7 @@ def model_risk(
             positions = text.scored[number].to(ids.device)
             hidden = [_scored_hidden(architecture, ids, positions, {}) for architecture in pair]
             logits, other = (
-                widen(architecture.head(states))
+                widen(architecture.logits(states))
                 for architecture, states in zip(pair, hidden, strict=True)
             )
             kl = kl_divergence(torch.softmax(logits, dim=-1), other - logits)
@@ -398,12 +398,12 @@ def _mean_kl_and_nll(
 ) -> Tensor:
     """Mean KL and nll of labels [P], together [B, 2] float64, a chunk of positions at a time."""
     rows, positions, _ = masked.shape
-    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * architecture.head.weight.shape[0]))
+    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * architecture.vocabulary))
     total = torch.zeros(rows, 2, dtype=torch.float64, device=masked.device)
     for start in range(0, positions, step):
         part = slice(start, start + step)
-        logits = widen(architecture.head(teacher[:, part]))
-        student = widen(architecture.head(masked[:, part]))
+        logits = widen(architecture.logits(teacher[:, part]))
+        student = widen(architecture.logits(masked[:, part]))
         nll = _nll(student, labels[part])
         shift = student.sub_(logits)
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)

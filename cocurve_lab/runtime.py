@@ -65,15 +65,10 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
 def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> None:
     """Raise InputError if the model cannot be run on this text.
 
-    Its weights must be on one device (not spread, offloaded or on the meta device); token ids and
-    row length must be such as it was made for.
+    Its weights must be on one device (see `require_one_device`); token ids and row length must be
+    such as it was made for.
     """
-    devices = sorted({str(weight.device) for weight in model.parameters()})
-    if len(devices) > 1 or "meta" in devices:
-        raise InputError(
-            f"the model's weights are on {', '.join(devices)}; measuring needs all of them on one "
-            'device. Load the model with device_map={"": 0}, or without a device_map.'
-        )
+    require_one_device(model)
     largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
@@ -85,6 +80,22 @@ def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> N
         raise InputError(
             f"rows have {calibration.seq_len} tokens, the model's context is {context}. Use "
             f"seq_len={context} or less."
+        )
+
+
+def require_one_device(model: PreTrainedModel) -> None:
+    """Raise InputError unless all weights are on one device, and none on the meta device.
+
+    A map of all modules to one device is fine. A model spread over several, or offloaded, is not:
+    a replay joins activations of different layers, and an offloaded weight is not there to be read.
+    """
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise InputError(
+            f"the model's weights are on {', '.join(devices)} (meta: offloaded, or never loaded); "
+            "measuring and pruning need all of them on one device. Load the model with "
+            'device_map={"": 0} or without a device_map; if it does not fit, in bfloat16, or in 4 '
+            "bits to measure it."
         )
 
 

@@ -1,4 +1,4 @@
-"""Keeping a pruned model: safetensors, configuration, and a manifest of its widths."""
+"""Keeping a pruned model: safetensors, configuration, manifest, model card, and back."""
 
 from __future__ import annotations
 
@@ -14,26 +14,36 @@ from torch import Tensor
 
 from .architectures import KINDS, Architecture, Kind, describe
 from .errors import FileFormatError, InputError
+from .export.card import CardFacts, model_card
+from .export.folder import dense_configuration, write_configuration
 from .loading import MANIFEST, model_dtype, pick_device
-from .selection import Selection
+from .manifest import VERSION, read_manifest, widths_of
 from .slicing import EmptyAttention, kept_rows, settle_heads, slice_linear
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-FORMAT, VERSION = "cocurve-pruned", 1
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def save_pruned(
-    pruned: PreTrainedModel, folder: str | os.PathLike[str], *, overwrite: bool = False
+    pruned: PreTrainedModel,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluation: CardFacts | None = None,
+    overwrite: bool = False,
 ) -> Path:
-    """Write a pruned model: safetensors, configuration, and a manifest of its widths.
+    """Write a pruned model: safetensors, configuration, manifest, and a model card.
 
-    The folder appears whole or not at all.
+    transformers reads the folder without this library: as a stock model where all layers have the
+    same widths, else with `trust_remote_code=True`, by the short modelling file written beside the
+    weights (Llama, Mistral, Qwen2 and 3, Phi3, Gemma 1 to 3). Other families need `load_pruned`;
+    the card and "loads_with" in the manifest say which. The folder appears whole or not at all.
 
     Args:
         pruned: what `prune` returned.
         folder: where; must not exist yet, or be empty, unless `overwrite`.
+        tokenizer: of the dense model, saved along.
+        evaluation: what was measured; the card states nothing else.
         overwrite: replace a folder that holds an earlier pruned model.
 
     Raises:
@@ -55,8 +65,19 @@ def save_pruned(
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         pruned.save_pretrained(temporary)
-        manifest = manifest | {"dtype": model_dtype(pruned)}  # it may have been converted since
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        layers = widths_of(describe(pruned))
+        manifest = manifest | {
+            "version": VERSION,
+            "layers": layers,
+            "dtype": model_dtype(pruned),  # it may have been converted since
+            "parameters": pruned.num_parameters(),
+            "loads_with": write_configuration(pruned, layers, temporary),
+        }
+        _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
+        card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
+        _write(temporary / "README.md", card)
         temporary.chmod(0o755)
         if folder.exists():  # set aside, not deleted, until the new one is in place
             old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
@@ -79,6 +100,8 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Read what `save_pruned` wrote; nothing of the cut weights is ever allocated.
 
+    No code of the folder is run, its modelling file included.
+
     Args:
         folder: the folder.
         device: default CUDA if usable, else CPU.
@@ -87,16 +110,12 @@ def load_pruned(
     Raises:
         FileFormatError: no manifest, another version, weights missing, or of a wrong shape (named).
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     folder = Path(folder)
-    manifest = _read_manifest(folder)
-    config = AutoConfig.from_pretrained(folder)
-    stored = getattr(torch, manifest["dtype"])
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=stored)
-    _narrow(describe(model), manifest["layers"])
-    weights = _read_weights(folder)
+    manifest = read_manifest(folder)
+    model: Any = empty_pruned(folder)
+    weights = _module_names(describe(model), _read_weights(folder))
     _require_shapes(model, weights, folder)
     if dtype is not None:  # weights alone: rotary frequencies stay in float32
         weights = {name: weight.to(dtype) for name, weight in weights.items()}
@@ -112,57 +131,26 @@ def load_pruned(
     return model.eval().requires_grad_(False)
 
 
-def manifest_of(architecture: Architecture, selection: Selection) -> dict[str, Any]:
-    """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
-    layers = [
-        {
-            "attention_columns": architecture.width(layer, "attention"),
-            "key_value_heads": architecture.num_groups(layer),
-            "ffn_columns": architecture.width(layer, "ffn"),
-        }
-        for layer in range(len(architecture.layers))
-    ]
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "dtype": model_dtype(architecture.model),
-        "layers": layers,
-        "requested_ratio": selection.requested_ratio,
-        "realized_ratio": selection.realized_ratio,
-        "params_removed_fraction": selection.params_removed_fraction,
-        "interaction_strength": selection.interaction_strength,
-        "predicted_risk": selection.predicted_risk,
-        "pruned_units": [selection.units.units[i].name for i in selection.pruned],
-        "gains": {selection.units.units[i].name: gain for i, gain in selection.gains.items()},
-        "selection_fingerprint": selection.fingerprint,
-        "curvature_fingerprint": selection.curvature_fingerprint,
-    }
+def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """The shapes of a saved pruned model on the meta device: its weights are not read.
+
+    Raises:
+        FileFormatError: no manifest, another version, or widths that do not fit the configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            dense_configuration(folder), dtype=getattr(torch, manifest["dtype"])
+        )
+    _narrow(describe(model), manifest["layers"])
+    return model
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    if not path.exists():
-        raise FileFormatError(
-            f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model "
-            "loads with load_model."
-        )
-    try:
-        manifest = json.loads(path.read_text())
-        found = (manifest["format"], manifest["version"])
-        for widths in manifest["layers"]:
-            int(widths["attention_columns"]), int(widths["ffn_columns"])
-        if not isinstance(getattr(torch, manifest["dtype"], None), torch.dtype):
-            raise ValueError(f"unknown dtype {manifest['dtype']!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
-        ) from None
-    if found != (FORMAT, VERSION):
-        raise FileFormatError(
-            f"{path} is {found[0]!r} version {found[1]}; this code reads {FORMAT!r} version "
-            f"{VERSION}. Load it with the release that wrote it."
-        )
-    return manifest
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
@@ -175,9 +163,7 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
     for layer, widths in enumerate(layers):
         for kind in KINDS:
             wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
-            step = 1
-            if kind == "attention":
-                step = architecture.head_dim(layer) * architecture.queries_per_group(layer)
+            step = architecture.attention_step(layer) if kind == "attention" else 1
             if not 0 <= wanted <= dense or wanted % step:
                 raise FileFormatError(
                     f"the manifest gives layer {layer} {wanted} {kind} columns; this configuration "
@@ -189,13 +175,13 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
 def _narrow_block(architecture: Architecture, layer: int, kind: Kind, columns: Tensor) -> None:
     block = architecture.block(layer, kind)
     output = architecture.output_projection(layer, kind)
-    if len(columns) == output.in_features:
+    if len(columns) == architecture.width(layer, kind):
         return
     # the first columns stand for the kept ones: only shapes matter on the meta device
     rows = kept_rows(architecture, layer, kind, columns)
     sliced = slice_linear(output, columns=columns.to("meta"))
     if kind == "attention" and len(columns) == 0:
-        empty = EmptyAttention(block, sliced)
+        empty = EmptyAttention(architecture, layer, sliced)
         setattr(architecture.layers[layer], architecture.family.attention, empty)
         return
     setattr(block, architecture.output_name(kind), sliced)
@@ -221,6 +207,16 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
+def _module_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by the names they have in the model."""
+    for saved, own in architecture.family.saved_prefixes:
+        weights = {
+            own + name.removeprefix(saved) if name.startswith(saved) else name: weight
+            for name, weight in weights.items()
+        }
+    return weights
+
+
 def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = (
@@ -243,8 +239,12 @@ def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: 
 
 
 def _rebuild_buffers(model: PreTrainedModel) -> None:
-    """Recompute buffers that are not saved (rotary frequencies) from the configuration."""
+    """Recompute buffers that are not saved (rotary frequencies, Gemma's embedding scale)."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+            if not any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+                continue
+            if hasattr(child, "scalar_embed_scale"):
+                child.embed_scale = torch.tensor(child.scalar_embed_scale)
+            else:
                 setattr(parent, name, type(child)(config=model.config))

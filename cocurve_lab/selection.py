@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from .architectures import KINDS, Kind
 from .curvature import Curvature
 from .errors import FileFormatError, InputError
 from .storage import fingerprint
+from .targets import Target
 from .units import Unit, UnitSet
 
 
@@ -78,6 +80,9 @@ class Selection:
         gains: output gain of kept FFN units by index; empty means none.
         curvature_fingerprint: of the matrix it was solved on.
         forced: how many leading units were forced (`include`) rather than chosen.
+        target: what was asked for where that was not a ratio. `requested_ratio` is then the share
+            of parameters it comes to; for other costs, which ask for no such share, the realised.
+        uniform: solved so that every layer loses the same counts.
     """
 
     units: UnitSet
@@ -91,6 +96,29 @@ class Selection:
     gains: Mapping[int, float] = field(default_factory=dict)
     curvature_fingerprint: str | None = None
     forced: int = 0
+    target: Target | None = None
+    uniform: bool = False
+
+    @classmethod
+    def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
+        """Read a mask of the authors' release: `registry.json` and `rXX/masks/prune_solution.json`.
+
+        It has no removal order and does not name its guards. Its predicted risk is filled where
+        `matrices/H.npy` is there too.
+
+        Args:
+            folder: the folder of one model.
+            ratio: the ratio it was published for; 0.2 reads r20.
+
+        Raises:
+            FileNotFoundError: no mask for this ratio; lists those there are.
+            FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one
+                another (names both).
+        """
+        from .release import read_mask  # it needs the units, not this class
+
+        curvature, units, pruned, facts = read_mask(folder, ratio)
+        return cls.from_pruned(units, pruned, curvature, **facts)
 
     @classmethod
     def from_pruned(
@@ -135,6 +163,15 @@ class Selection:
         """Removed share of all parameters, embeddings included; None where no model is known."""
         total = self.units.total_parameters
         return None if total is None else self.pruned_cost / total
+
+    @property
+    def realized_target(self) -> float | None:
+        """What the plan comes to in the unit of `target`; None where a ratio was asked for.
+
+        Parameters, bytes, or bytes per token that are left; for a share of own costs, the share
+        removed.
+        """
+        return None if self.target is None else self.target.realized(self.units, self.pruned)
 
     # Risk ---------------------------------------------------------------------------------------
 
@@ -202,9 +239,10 @@ class Selection:
 
         Raises:
             InputError: the plan has no order, its cap depends on the ratio (layer_cap_factor), it
-                has gains (they belong to its own pruned set), or `ratio` is larger than what was
-                solved.
+                has gains (they belong to its own pruned set), is uniform or counts other costs, or
+                `ratio` is larger than what was solved.
         """
+        self.require_by_ratio("its prefixes")
         if not self.ordered:
             raise InputError("this plan has no removal order, so it has no prefixes. Solve again.")
         if self.guards.layer_cap_factor is not None:
@@ -227,6 +265,7 @@ class Selection:
             self,
             pruned=self.pruned[:length],
             requested_ratio=ratio,
+            target=None,
             node_terms=None if self.node_terms is None else self.node_terms[:length],
             edge_terms=None if self.edge_terms is None else self.edge_terms[:length],
         )
@@ -269,6 +308,10 @@ class Selection:
             "curvature_fingerprint": self.curvature_fingerprint,
             "forced": self.forced,
         }
+        if self.target is not None:
+            content["target"] = self.target.to_plain()
+        if self.uniform:
+            content["uniform"] = True
         return json.dumps(content)
 
     @classmethod
@@ -290,6 +333,8 @@ class Selection:
             content["pruned"] = content["units"].indices(content["pruned"])
             content["guards"] = Guards(**content["guards"])
             content["gains"] = {int(index): gain for index, gain in content["gains"].items()}
+            if "target" in content:
+                content["target"] = Target(**content["target"])
             for name in ("node_terms", "edge_terms"):
                 content[name] = None if content[name] is None else np.array(content[name])
             return cls(**content)
@@ -303,6 +348,17 @@ class Selection:
         """Raise MismatchError if a model's units are not this selection's, naming the first."""
         units.require_same(self.units, mine="the model", theirs="the selection")
 
+    @property
+    def by_ratio(self) -> bool:
+        """Whether a ratio of parameters, guards and lambda are all the plan was made by."""
+        return not self.uniform and (self.target is None or self.target.in_parameters)
+
+    def require_by_ratio(self, what: str) -> None:
+        """Raise InputError if the plan keeps to more than a ratio, which `what` would not keep."""
+        if not self.by_ratio:
+            kept = "equal counts in every layer" if self.uniform else f"a target, {self.target}"
+            raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
+
     def __len__(self) -> int:
         return len(self.pruned)
 
@@ -314,10 +370,14 @@ class Selection:
         )
         strength = self.interaction_strength
         made = "" if strength is None else f" at lambda {strength:g}"
+        made += ", the same counts in every layer" if self.uniform else ""
+        asked = f"{self.requested_ratio:.2%} asked"
+        if self.target is not None and self.realized_target is not None:
+            asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realised"
         return (
             f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
             f"of removable cost ({self.pruned_cost:,} parameters; "
-            f"{self.requested_ratio:.2%} asked){risk}"
+            f"{asked}){risk}"
         )
 
 
@@ -329,6 +389,11 @@ def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray,
 
 def require_ratio(ratio: float) -> None:
     """Raise InputError unless ratio lies in [0, 1)."""
+    if isinstance(ratio, Target):
+        raise InputError(
+            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio; for one of "
+            "parameters or bytes it is the requested_ratio of the solved plan."
+        )
     if not 0 <= ratio < 1:
         raise InputError(
             f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "

@@ -6,13 +6,13 @@ its attention or all its FFN.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .architectures import KINDS, Architecture, Kind
+from .projections import is_transposed, weight_of, widths
 from .selection import Selection
 
 
@@ -20,24 +20,53 @@ class EmptyAttention(nn.Module):
     """Stands in for an attention block that lost every head: writes only the output bias, if any.
 
     It still notes one number per token in the KV cache, because transformers reads the length of
-    the past from the cache of a layer.
+    the past from the cache of a layer. Weights that belong to no unit stay: the bias, and norms
+    that heads share head by head.
+
+    Args:
+        architecture: the model; layer: whose attention this is.
+        output: the output projection without its columns, [hidden, 0].
     """
 
-    def __init__(self, attention: Any, output: nn.Linear) -> None:
+    def __init__(self, architecture: Architecture, layer: int, output: nn.Module) -> None:
         super().__init__()
-        self.head_dim = attention.head_dim
-        self.num_key_value_groups = attention.num_key_value_groups
+        attention = architecture.block(layer, "attention")
+        self.head_dim = architecture.head_dim(layer)
+        self.num_key_value_groups = architecture.queries_per_group(layer)
         self.layer_idx = attention.layer_idx
-        self.o_proj = output  # [hidden, 0]; holds the bias
+        self.output_name = architecture.output_name("attention")
+        family = architecture.family
+        gone = {self.output_name, *family.qkv, *family.shared_norms}
+        for name, module in attention.named_children():
+            if name not in gone and any(True for _ in module.parameters()):
+                self.add_module(name, module)
+        self.add_module(self.output_name, output)
 
     def forward(
-        self, hidden_states: Tensor, past_key_values: Any = None, **_: Any
+        self,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        layer_past: Any = None,  # what GPT-NeoX calls it
+        **_: Any,
     ) -> tuple[Tensor, None]:
         rows, length, _hidden = hidden_states.shape
-        if past_key_values is not None:
+        cache = layer_past if past_key_values is None else past_key_values
+        if cache is not None:
             note = hidden_states.new_zeros(rows, 1, length, 1)
-            past_key_values.update(note, note, self.layer_idx)
-        return self.o_proj(hidden_states[..., :0]), None
+            cache.update(note, note, self.layer_idx)
+        return getattr(self, self.output_name)(hidden_states[..., :0]), None
+
+
+class EmptyConv1D(nn.Module):
+    """transformers' Conv1D without inputs, which its own forward cannot do: writes the bias."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias  # [0, out], [out]
+        self.nx, self.nf = weight.shape
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return self.bias.expand(*columns.shape[:-1], -1)
 
 
 def sliced_modules(
@@ -54,7 +83,7 @@ def sliced_modules(
             output = architecture.output_projection(layer, kind)
             sliced = slice_linear(output, columns=columns, gains=gains)
             if kind == "attention" and len(columns) == 0:
-                empty = EmptyAttention(block, sliced)
+                empty = EmptyAttention(architecture, layer, sliced)
                 replacements.append(
                     (architecture.layers[layer], architecture.family.attention, empty)
                 )
@@ -86,9 +115,8 @@ def kept_rows(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor
 ) -> dict[str, Tensor]:
     """Kept rows of each input projection, given the kept columns of the output projection."""
-    block = architecture.block(layer, kind)
     keep = {
-        name: torch.zeros(getattr(block, name).out_features, dtype=torch.bool)
+        name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
         for name in architecture.input_projections(kind)
     }
     step = 1
@@ -101,14 +129,15 @@ def kept_rows(
 
 
 def slice_linear(
-    linear: nn.Linear,
+    linear: Any,
     *,
     rows: Tensor | None = None,
     columns: Tensor | None = None,
     gains: Tensor | None = None,
-) -> nn.Linear:
-    """A new linear layer with some rows (outputs, with their biases) or columns (inputs)."""
-    weight: Tensor = linear.weight.detach()
+) -> nn.Module:
+    """A new linear layer of the same class with some rows (outputs, with their biases) or columns
+    (inputs)."""
+    weight: Tensor = weight_of(linear).detach()
     bias: Tensor | None = linear.bias
     if rows is not None:
         rows = rows.to(weight.device)
@@ -117,7 +146,8 @@ def slice_linear(
         weight = weight[:, columns.to(weight.device)]
     if gains is not None:
         weight = fold_gains(weight, gains)
-    return _linear(weight.clone(), None if bias is None else bias.detach().clone(), linear)
+    make = _conv1d if is_transposed(linear) else _linear
+    return make(weight.clone(), None if bias is None else bias.detach().clone(), linear)
 
 
 def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
@@ -136,6 +166,38 @@ def _linear(weight: Tensor, bias: Tensor | None, like: nn.Linear) -> nn.Linear:
     return module.train(like.training)
 
 
+def _conv1d(weight: Tensor, bias: Tensor | None, like: Any) -> nn.Module:
+    from transformers.pytorch_utils import Conv1D
+
+    assert bias is not None
+    requires_grad = like.weight.requires_grad
+    stored = nn.Parameter(weight.T.contiguous(), requires_grad=requires_grad)
+    kept_bias = nn.Parameter(bias, requires_grad=requires_grad)
+    if weight.shape[1] == 0:
+        return EmptyConv1D(stored, kept_bias).train(like.training)
+    with torch.device("meta"):
+        module = Conv1D(1, 1)
+    module.nx, module.nf = stored.shape
+    module.weight, module.bias = stored, kept_bias
+    return module.train(like.training)
+
+
+class OwnCounts:
+    """A layer's view of the model's configuration: head counts of its own, all else as it is now.
+
+    A copy would keep the attention implementation of the moment it was made.
+    """
+
+    def __init__(self, config: Any, heads: int, groups: int) -> None:
+        self.whole = config
+        self.num_attention_heads, self.num_key_value_heads = heads, groups
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":  # not there yet while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
 def settle_heads(architecture: Architecture) -> None:
     """Tell each attention block its own head counts; head_dim stays what it was."""
     config = architecture.model.config
@@ -150,7 +212,8 @@ def settle_heads(architecture: Architecture) -> None:
             block.num_key_value_heads = groups
         if hasattr(block, "num_heads"):
             block.num_heads = heads
-        if len(architecture.family.qkv) == 1 and block.config.num_attention_heads != heads:
-            block.config = copy.copy(config)  # fused blocks cut q, k and v by the configured counts
-            block.config.num_attention_heads = heads
-            block.config.num_key_value_heads = groups
+        for name in ("split_size", "embed_dim"):  # GPT-2 and OPT: width of the queries
+            if hasattr(block, name):
+                setattr(block, name, heads * architecture.head_dim(layer))
+        if architecture.family.counts_in_config and block.config.num_attention_heads != heads:
+            block.config = OwnCounts(config, heads, groups)

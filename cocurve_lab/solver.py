@@ -15,6 +15,7 @@ import numpy as np
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
 from .selection import Guards, Selection, require_ratio, target_cost
+from .targets import Budget, Target
 from .units import Unit, UnitSet
 
 UnitsLike = Iterable[Unit | str | int]
@@ -22,12 +23,14 @@ UnitsLike = Iterable[Unit | str | int]
 
 def solve_greedy(
     curvature: Curvature,
-    ratio: float,
+    ratio: float | Target,
     interaction_strength: float = 1.0,
     guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
     *,
     include: UnitsLike = (),
     exclude: UnitsLike = (),
+    costs: Iterable[float] | None = None,
+    uniform: bool = False,
 ) -> Selection:
     """Remove `ratio` of the removable cost, cheapest signed marginal per parameter first (Alg. 2).
 
@@ -39,11 +42,18 @@ def solve_greedy(
 
     Args:
         curvature: H [M, M], nats per token.
-        ratio: share of removable cost to remove, [0, 1); 0 is the empty plan.
+        ratio: share of removable cost to remove, [0, 1); 0 is the empty plan. Or a `Target`: at
+            most so many parameters, bytes, or bytes of KV cache left; the plan then reports its
+            realised value.
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
         include: units pruned first, in this order, whatever they cost and even beyond the ratio.
         exclude: units never pruned.
+        costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
+            for `Target(ratio=ratio, costs=costs)`.
+        uniform: remove the same number of KV groups and of FFN groups in each layer, so that the
+            pruned model is one of its stock class (see uniform.py). The ratio may be exceeded by
+            up to a unit per layer.
 
     Returns:
         A Selection in removal order whose node and edge terms [k] come from the loop, so its
@@ -53,10 +63,21 @@ def solve_greedy(
         InputError: the ratio or lambda is out of range, a unit is unknown, or an included unit
             breaks a guard.
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
-            some plan does but greedy runs out of admissible units at this lambda.
+            some plan does but greedy runs out of admissible units at this lambda. Its ratios are
+            shares of what the target counts.
     """
     require_strength(interaction_strength)
-    greedy = Greedy(curvature, ratio, guards, include, exclude)
+    if costs is not None:
+        if isinstance(ratio, Target):
+            raise InputError(f"costs and a Target ({ratio}): give the costs to the Target instead.")
+        require_ratio(ratio)
+        ratio = Target(ratio=ratio, costs=costs)
+    goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
+    greedy = Greedy(curvature, goal, guards, include, exclude)
+    if uniform:
+        from .uniform import solve_uniform  # it needs Greedy
+
+        return solve_uniform(greedy, interaction_strength)
     greedy.run(interaction_strength)
     if greedy.stalled:
         raise greedy.infeasible()
@@ -75,7 +96,8 @@ def reachable_ratio(
     Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
     dearest set of its admissible units within the layer cap. Exact, except for a layer whose cap is
     more than 2^24 times the common divisor of its costs (not met in real models, where costs are
-    multiples of a width): there the cap itself stands in, an upper bound.
+    multiples of a width): there the cap itself stands in, an upper bound. Costs of one's own that
+    are not whole are exact up to 40 units per layer.
 
     Args:
         units: the UnitSet.
@@ -86,13 +108,7 @@ def reachable_ratio(
     Raises:
         InputError: as for `solve_greedy`.
     """
-    rules = Rules(units, guards, ratio, include, exclude)
-    reachable = sum(units[u].cost for u in rules.forced)
-    free = rules.admissible.copy()
-    free[list(rules.forced)] = False
-    for layer, room in enumerate(rules.room_after(rules.forced)):
-        reachable += _largest_sum(units.costs[free & (units.layers == layer)], room)
-    return reachable / units.total_cost
+    return Rules(units, guards, ratio, include, exclude).reachable() / units.total_cost
 
 
 def require_strength(interaction_strength: float) -> None:
@@ -110,23 +126,29 @@ class Rules:
     Attributes:
         admissible: [M] bool, False for units that no plan may hold.
         forced: indices of the included units, in the given order.
-        room: per layer, the cost that may go (kappa x the cost of all its units), whole parameters.
+        room: per layer, the cost that may go (kappa x the cost of all its units), whole where costs
+            are.
+        budget: what costs are counted in, and how much must go.
     """
 
     def __init__(
         self,
         units: UnitSet,
         guards: Guards,
-        ratio: float,
+        ratio: float | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
     ) -> None:
-        require_ratio(ratio)
         self.units, self.guards = units, guards
-        self.cap = guards.cap_at(ratio)
-        layer_costs = np.bincount(units.layers, units.costs, minlength=units.num_layers)
+        self.budget = ratio if isinstance(ratio, Budget) else _plain_budget(units, ratio)
+        costs = self.budget.costs
+        self.cap = guards.cap_at(self.budget.share)
+        layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
         # the hair keeps 0.29 x 100 (28.999999999999996) at 29
-        self.room = np.floor(self.cap * layer_costs * (1 + 1e-12)).astype(np.int64).tolist()
+        room = self.cap * layer_costs * (1 + 1e-12)
+        if costs.dtype == np.int64:
+            room = np.floor(room).astype(np.int64)
+        self.room = room.tolist()
         layers = units.layers
         self.open = (layers >= guards.protect_first) & (
             layers < units.num_layers - guards.protect_last
@@ -135,7 +157,7 @@ class Rules:
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True
         self.admissible = self.open & self.of_kind & ~self.excluded
-        self.admissible &= units.costs <= np.array(self.room, dtype=np.int64)[layers]
+        self.admissible &= (costs <= room[layers]) & (costs > 0)
         self.forced = units.indices(include)
         self._require_forced()
 
@@ -143,9 +165,18 @@ class Rules:
         """Cost still free under the cap in each layer once `pruned` is gone."""
         room = self.room.copy()
         for u in pruned:
-            unit = self.units[u]
-            room[unit.layer] -= unit.cost
+            room[self.units[u].layer] -= self.budget.costs[u].item()
         return room
+
+    def reachable(self) -> float:
+        """The most that any plan removes, in the budget's costs: see `reachable_ratio`."""
+        costs = self.budget.costs
+        reachable = costs[list(self.forced)].sum().item()
+        free = self.admissible.copy()
+        free[list(self.forced)] = False
+        for layer, room in enumerate(self.room_after(self.forced)):
+            reachable += _largest_sum(costs[free & (self.units.layers == layer)], room)
+        return reachable
 
     def _require_forced(self) -> None:
         for count, u in enumerate(self.forced, start=1):
@@ -180,7 +211,7 @@ class Greedy:
     def __init__(
         self,
         curvature: Curvature,
-        ratio: float,
+        ratio: float | Budget,
         guards: Guards,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
@@ -188,13 +219,15 @@ class Greedy:
         keep_history: bool = False,
     ) -> None:
         units = curvature.units
-        self.curvature, self.ratio, self.guards = curvature, ratio, guards
+        self.curvature, self.guards = curvature, guards
         self.rules = Rules(units, guards, ratio, tuple(include), tuple(exclude))
-        self.target = target_cost(units, ratio)
+        self.budget = self.rules.budget
+        self.target = self.budget.needed
         self.half = curvature.saliency / 2
-        self.costs = units.costs.astype(np.float64)
+        costs = self.budget.costs
+        self.costs = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: forced or never
         self.size = len(units)
-        self.unit_costs, self.layers = units.costs.tolist(), units.layers.tolist()
+        self.unit_costs, self.layers = costs.tolist(), units.layers.tolist()
         self.until = np.where(self.rules.admissible, self.size + 1, 0)
         self.history = np.zeros((self.size + 1, self.size)) if keep_history else None
         self.order: list[int] = []
@@ -204,8 +237,8 @@ class Greedy:
         # units are layer-major, so a layer is a slice
         layers = np.arange(units.num_layers)
         self.bounds = np.searchsorted(units.layers, np.append(layers, len(layers))).tolist()
-        largest = np.zeros(len(layers), dtype=np.int64)
-        np.maximum.at(largest, units.layers, units.costs)
+        largest = np.zeros(len(layers), dtype=costs.dtype)
+        np.maximum.at(largest, units.layers, costs)
         self.largest = largest.tolist()
 
     def run(self, strength: float, start: int = 0) -> int:
@@ -274,55 +307,71 @@ class Greedy:
         self.until[first:last][fits_not] = step
 
     @property
-    def pruned_cost(self) -> int:
-        return int(self.curvature.units.costs[self.order].sum()) if self.order else 0
+    def pruned_cost(self) -> float:
+        """What has been removed so far, in the budget's costs; whole where they are."""
+        return self.budget.costs[self.order].sum().item() if self.order else 0
 
     @property
     def realized_ratio(self) -> float:
-        return self.pruned_cost / self.curvature.units.total_cost
+        return self.pruned_cost / self.budget.costs.sum().item()
 
     def selection(self, strength: float) -> Selection:
         """The plan of the last run, recorded as made at this lambda."""
+        units, target = self.curvature.units, self.budget.target
+        ratio = self.budget.share
+        if target is not None and not target.in_parameters:
+            ratio = int(units.costs[self.order].sum()) / units.total_cost if self.order else 0.0
         return Selection(
-            units=self.curvature.units,
+            units=units,
             pruned=tuple(self.order),
-            requested_ratio=float(self.ratio),
+            requested_ratio=float(ratio),
             node_terms=self.half[self.order] if self.order else np.zeros(0),
             edge_terms=np.array(self.edges),
             interaction_strength=float(strength),
             guards=self.guards,
             curvature_fingerprint=self.curvature.fingerprint,
             forced=len(self.rules.forced),
+            target=target,
         )
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
-        units, rules = self.curvature.units, self.rules
-        excluded = np.flatnonzero(rules.excluded).tolist()
-        reachable = reachable_ratio(units, self.guards, self.ratio, rules.forced, excluded)
-        possible = reachable * units.total_cost >= self.target
-        stalled = self.realized_ratio if possible else None
+        most = self.rules.reachable()
+        stalled = self.realized_ratio if most >= self.target else None
         if stalled is None:
-            fact = f"no plan removes more than {_percent(reachable)} under {_describe(rules)}"
-            remedy = f"Ask for at most {_percent(reachable)}, or loosen the guards."
+            beyond, ask = self.budget.bounds(most)
+            fact = f"no plan {beyond} under {_describe(self.rules)}"
+            remedy = f"Ask for {ask}, or loosen the guards."
         else:
+            shown = self.budget.shown
             fact = (
-                f"greedy at lambda {self.strength:g} stalls at {_percent(stalled)} under "
-                f"{_describe(rules)}, though a plan of {_percent(reachable)} exists"
+                f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} "
+                f"under {_describe(self.rules)}, though a plan of {shown(most)} exists"
             )
-            remedy = "Try another interaction_strength, a smaller ratio, or looser guards."
+            less = "a smaller ratio" if self.budget.target is None else "a milder target"
+            remedy = f"Try another interaction_strength, {less}, or looser guards."
+        return self.out_of_reach(f"{fact}. {remedy}", most, stalled)
+
+    def out_of_reach(
+        self, message: str, most: float, stalled: float | None = None
+    ) -> InfeasibleError:
+        """The error that no plan removes more than `most` of the budget's costs."""
+        asked = self.budget.target or f"ratio {self.budget.share:g}"
         return InfeasibleError(
-            f"ratio {self.ratio:g} is out of reach: {fact}. {remedy}",
-            requested_ratio=float(self.ratio),
-            reachable_ratio=reachable,
+            f"{asked} is out of reach: {message}",
+            requested_ratio=float(self.budget.share),
+            reachable_ratio=most / self.budget.costs.sum().item(),
             stalled_ratio=stalled,
         )
 
 
-def _largest_sum(costs: np.ndarray, room: int) -> int:
+def _largest_sum(costs: np.ndarray, room: float) -> float:
     """The largest sum of a subset of `costs` that is at most `room`."""
-    if int(costs.sum()) <= room:
-        return int(costs.sum())
+    if costs.sum() <= room:
+        return costs.sum().item()
+    if costs.dtype != np.int64:
+        return _largest_fractional_sum(costs, room)
+    room = int(room)
     step = int(np.gcd.reduce(costs))
     if room // step > 1 << 24:  # a bit per possible sum: 2 MB and milliseconds per cost up to here
         return room
@@ -332,9 +381,23 @@ def _largest_sum(costs: np.ndarray, room: int) -> int:
     return (sums.bit_length() - 1) * step
 
 
-def _percent(share: float) -> str:
-    """A share as a percentage rounded down, so that asking for the printed value works."""
-    return f"{math.floor(share * 1e4) / 100:.2f}%"
+def _largest_fractional_sum(costs: np.ndarray, room: float) -> float:
+    """The same for costs that are not whole: every sum of one half, met by one of the other."""
+    if len(costs) > 40:  # 2^20 sums per half up to here
+        return room
+    halves = []
+    for half in (costs[::2], costs[1::2]):
+        sums = np.zeros(1)
+        for cost in half:
+            sums = np.concatenate([sums, sums + cost])
+        halves.append(np.sort(sums[sums <= room]))
+    one, other = halves
+    return float((one + other[np.searchsorted(other, room - one, "right") - 1]).max())
+
+
+def _plain_budget(units: UnitSet, ratio: float) -> Budget:
+    require_ratio(ratio)
+    return Budget(units.costs, target_cost(units, ratio), float(ratio))
 
 
 def _describe(rules: Rules) -> str:

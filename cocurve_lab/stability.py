@@ -311,7 +311,7 @@ class StopWhenConverged:
         self.history.append((build.done, readout))
         recent = [look.converged for _, look in self.history[-self.patience :]]
         enough = len(recent) == self.patience and all(recent)
-        if enough and build.done < len(build.calibration):
+        if enough and build.done < build.total:
             reason = f"sequence {build.done}: stopped early. {readout.reason}"
             build.events.append(reason)
             raise KeyboardInterrupt(reason)

@@ -6,6 +6,7 @@ no model to exist, so a stored matrix can be explored on any machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 
 from .architectures import KINDS, Architecture, Kind, describe
 from .errors import InputError, MismatchError
+from .projections import is_packed, widths
 from .storage import fingerprint
 
 if TYPE_CHECKING:
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
 class Unit:
     """One removable unit u (Section 2, appendix "Structured Units").
 
-    kind "attention": one head, or one KV-aligned query group for GQA and MQA; kind "ffn": one block
-    of contiguous intermediate channels. `start:stop` are its input columns of the output projection
-    (W_O or W_down). `cost` is c_u in parameters: everything that physically disappears with it.
+    kind "attention": one head, one KV-aligned query group for GQA and MQA, or all heads of a layer
+    where they share a norm (OLMo2); kind "ffn": one block of contiguous intermediate channels.
+    `start:stop` are its input columns of the output projection (W_O or W_down). `cost` is c_u in
+    parameters: everything that physically disappears with it.
     """
 
     kind: Kind
@@ -193,6 +196,12 @@ class UnitSet(Sequence[Unit]):
 def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     """List the removable units of a model; reads shapes only, so the meta device is fine.
 
+    Heads are removable one by one (MHA) or one KV group at a time (GQA, MQA). In OLMo2 queries and
+    keys are normed over all heads together, so a head less would change the others: there a
+    layer's attention is one unit, norm weights included, that goes whole or not at all. Biases of
+    output projections, norms of the residual and norms that heads share head by head (Qwen3, Gemma
+    3) belong to no unit and stay.
+
     Args:
         model: a supported causal language model, dense or already pruned.
         ffn_groups: n_f, contiguous channel groups per FFN layer; where the width does not divide,
@@ -219,8 +228,14 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
         units += _ffn_units(architecture, layer, ffn_groups)
     if not units:
         raise InputError("the model has nothing left that can be removed. Start from a dense one.")
-    total = sum(p.numel() for p in model.parameters())
-    return UnitSet(tuple(units), ffn_groups, total, len(architecture.layers))
+    return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
+
+
+def _total(model: PreTrainedModel) -> int:
+    """Parameters of the whole model, packed ones counted one by one."""
+    stored = sum(p.numel() for p in model.parameters())
+    packed: list[Any] = [module for module in model.modules() if is_packed(module)]
+    return stored + sum(math.prod(widths(part)) - int(part.weight.numel()) for part in packed)
 
 
 def split_width(width: int, groups: int) -> list[tuple[int, int]]:
@@ -231,8 +246,8 @@ def split_width(width: int, groups: int) -> list[tuple[int, int]]:
 
 
 def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
-    step = architecture.head_dim(layer) * architecture.queries_per_group(layer)
-    blocks = [(g * step, (g + 1) * step) for g in range(architecture.num_groups(layer))]
+    step, width = architecture.attention_step(layer), architecture.width(layer, "attention")
+    blocks = [(start, start + step) for start in range(0, width, max(step, 1))]
     return _units_of(architecture, layer, "attention", blocks)
 
 
@@ -252,13 +267,18 @@ def _units_of(
 
 
 def _cost(architecture: Architecture, layer: int, kind: Kind, start: int, stop: int) -> int:
-    """Parameters that disappear: projection rows with their biases, and the write columns."""
-    block = architecture.block(layer, kind)
-    cost = (stop - start) * architecture.output_projection(layer, kind).out_features
+    """Parameters that disappear: projection rows with their biases, and the write columns.
+
+    Where heads share a norm over all of them, that norm's weights go with the one unit they are.
+    """
+    cost = (stop - start) * widths(architecture.output_projection(layer, kind))[0]
     for rows in architecture.unit_rows(layer, kind, start, stop):
-        projection = getattr(block, rows.projection)
-        per_row = projection.in_features + (projection.bias is not None)
+        projection = architecture.projection(layer, kind, rows.projection)
+        per_row = widths(projection)[1] + (projection.bias is not None)
         cost += (rows.stop - rows.start) * per_row
+    if kind == "attention":
+        norms = (architecture.projection(layer, kind, n) for n in architecture.family.shared_norms)
+        cost += sum(norm.weight.numel() for norm in norms)
     return int(cost)
 
 

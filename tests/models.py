@@ -15,12 +15,20 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    OPTConfig,
     Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from cocurve_lab import CalibrationSet
@@ -36,6 +44,69 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "phi3": (Phi3Config, {"pad_token_id": 0}),  # fused projections
 }
 EVERY = [(family, heads) for family in FAMILIES for heads in HEADS]
+# windows and softcaps small enough to matter on rows of 24 tokens; tests/test_families.py runs all
+MORE_FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen3": (Qwen3Config, {"head_dim": 12}),
+    "gemma": (GemmaConfig, {"head_dim": 12, "pad_token_id": None}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "final_logit_softcapping": 2.5,
+            "attn_logit_softcapping": 1.5,
+            "query_pre_attn_scalar": 10,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma3_text": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "olmo2": (Olmo2Config, {"pad_token_id": None}),
+    "gpt_neox": (GPTNeoXConfig, {}),
+    "gpt_neox_sequential": (GPTNeoXConfig, {"use_parallel_residual": False}),
+    "gpt2": (GPT2Config, {"tie_word_embeddings": True}),
+    "opt": (OPTConfig, {"word_embed_proj_dim": HIDDEN, "tie_word_embeddings": True}),
+    "opt_350m": (OPTConfig, {"word_embed_proj_dim": 20, "do_layer_norm_before": False}),
+}
+MHA_ONLY = ("gpt_neox", "gpt_neox_sequential", "gpt2", "opt", "opt_350m")
+EVERY_FAMILY = EVERY + [
+    (family, heads)
+    for family in MORE_FAMILIES
+    for heads in (("mha",) if family in MHA_ONLY else HEADS)
+]
+# what other configurations call a setting; None: they have none
+_NAMES: dict[Any, dict[str, str | None]] = {
+    GPT2Config: {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": None,
+        "max_position_embeddings": "n_positions",
+    },
+    GPTNeoXConfig: {"num_key_value_heads": None},
+    OPTConfig: {
+        "intermediate_size": "ffn_dim",
+        "num_key_value_heads": None,
+        "initializer_range": "init_std",
+    },
+}
+# (layers, W_O, W_down) by model_type, in the model and in a layer
+_LLAMA_PLACES = ("model.layers", "self_attn.o_proj", "mlp.down_proj")
+PLACES = {
+    "gpt_neox": ("gpt_neox.layers", "attention.dense", "mlp.dense_4h_to_h"),
+    "gpt2": ("transformer.h", "attn.c_proj", "mlp.c_proj"),
+    "opt": ("model.decoder.layers", "self_attn.out_proj", "fc2"),
+}
 
 
 def tiny_model(
@@ -49,7 +120,7 @@ def tiny_model(
     **changes: Any,
 ) -> PreTrainedModel:
     """A random model whose biases and norms are random too, in eval mode."""
-    make, own = FAMILIES[family]
+    make, own = (FAMILIES | MORE_FAMILIES)[family]
     query, key_value = HEADS[heads]
     settings = {
         "hidden_size": HIDDEN,
@@ -64,10 +135,15 @@ def tiny_model(
         "bos_token_id": None,
         "eos_token_id": None,
     }
+    names = _NAMES.get(make, {})
+    named = {names.get(key, key): value for key, value in (settings | own | changes).items()}
+    named.pop(None, None)
+    if "layer_types" in named:
+        named["layer_types"] = named["layer_types"][:layers]
+    if family == "gemma2" and attention == "sdpa":
+        attention = "eager"  # the one with softcapping
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
-        make(**(settings | own | changes)), attn_implementation=attention
-    )
+    model = AutoModelForCausalLM.from_config(make(**named), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -117,14 +193,17 @@ def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]
     """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
     config = model.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    step = head_dim * config.num_attention_heads // config.num_key_value_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = 1 if config.model_type == "olmo2" else heads  # one norm over all of them
+    step = head_dim * config.num_attention_heads // heads
+    names = ("intermediate_size", "n_inner", "ffn_dim")
+    width = next(getattr(config, name) for name in names if hasattr(config, name))
     channels = [
-        (int(part[0]), int(part[-1]) + 1)
-        for part in np.array_split(np.arange(config.intermediate_size), groups)
+        (int(part[0]), int(part[-1]) + 1) for part in np.array_split(np.arange(width), groups)
     ]
     units = []
     for layer in range(config.num_hidden_layers):
-        for group in range(config.num_key_value_heads):
+        for group in range(heads):
             units.append(Columns(layer, "attention", group * step, (group + 1) * step))
         units += [Columns(layer, "ffn", start, stop) for start, stop in channels]
     return units
@@ -134,13 +213,13 @@ def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]
 def masked_by_hand(
     model: PreTrainedModel, units: Iterable[Any], gains: dict[Any, float] | None = None
 ) -> Iterator[None]:
-    """Zero the units' input columns of o_proj and down_proj with hooks of our own."""
+    """Zero the units' input columns of the output projections with hooks of our own."""
+    layers, *outputs = PLACES.get(model.config.model_type, _LLAMA_PLACES)
     scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
     with ExitStack() as stack:
         for unit, scale in scales:
-            layer = model.model.layers[unit.layer]
-            attention = unit.kind == "attention"
-            module = layer.self_attn.o_proj if attention else layer.mlp.down_proj
+            output = outputs[unit.kind == "ffn"]
+            module = model.get_submodule(f"{layers}.{unit.layer}.{output}")
 
             def cut(_: Any, args: Any, unit: Any = unit, scale: float = scale) -> Any:
                 changed = args[0].clone()

@@ -117,6 +117,21 @@ def test_a_model_can_be_pruned_twice() -> None:
     assert cl.check_equivalence(once, twice, second, tiny_text(1)).max_abs_difference < 2e-5
 
 
+def test_layers_follow_when_the_attention_implementation_is_switched() -> None:
+    """Phi3 layers that lost heads have counts of their own, and nothing else of their own."""
+    model = tiny_model("phi3", "gqa")
+    plan = plan_of(model, [0, 7])  # one head group of layer 0, one of layer 1
+    ids = tiny_text(1).input_ids
+    for pruned in (cl.prune(model, plan), copy.deepcopy(cl.prune(model, plan))):
+        expected = full_logits(pruned, ids)
+        pruned.set_attn_implementation("eager")  # whose masks are of another form
+        implementations = {
+            layer.self_attn.config._attn_implementation for layer in pruned.model.layers
+        }
+        assert implementations == {"eager"}
+        assert (full_logits(pruned, ids) - expected).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_source_model_is_untouched(family: str) -> None:
     model = tiny_model(family, attention_bias=True) if family == "llama" else tiny_model(family)

@@ -112,7 +112,7 @@ def test_conda_environment_adds_nothing() -> None:
         "- pip",
         "- pip:",
         "- -c constraints.txt",
-        "- -e .[lab,hub,eval,test]",
+        "- -e .[lab,hub,eval,gguf,ray,test]",
     ]
 
 
@@ -131,7 +131,16 @@ def test_there_are_notebooks() -> None:
 
 
 def test_import_needs_no_extra() -> None:
-    extras = {"ipywidgets", "anywidget", "plotly", "ray", "lm_eval", "datasets", "matplotlib"}
+    extras = {
+        "ipywidgets",
+        "anywidget",
+        "plotly",
+        "ray",
+        "gguf",
+        "lm_eval",
+        "datasets",
+        "matplotlib",
+    }
     program = (
         "import sys, cocurve_lab as cl\n"
         "for name in cl.__all__: getattr(cl, name)\n"  # names are imported on first use
@@ -158,6 +167,8 @@ def test_readme_commands_are_targets() -> None:
 def test_readme_lists_every_file_of_the_library() -> None:
     folders = (
         "cocurve_lab",
+        "cocurve_lab/cli",
+        "cocurve_lab/export",
         "cocurve_lab/studies",
         "cocurve_lab/methods",
         "cocurve_lab/evaluation",

@@ -11,7 +11,7 @@ from models import EVERY, FFN, GROUPS, HIDDEN, tiny_model, units_by_hand
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
+    BloomConfig,
     LlamaConfig,
     LlamaModel,
     MistralConfig,
@@ -164,8 +164,8 @@ def test_impossible_group_counts_are_refused(groups: int) -> None:
 
 
 def test_unknown_architecture_names_what_was_found_and_what_is_supported() -> None:
-    model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=8, n_head=2))
-    with pytest.raises(cl.ArchitectureError, match=r"'gpt2'.*llama, mistral, phi3, qwen2"):
+    model = AutoModelForCausalLM.from_config(BloomConfig(n_layer=1, hidden_size=8, n_head=2))
+    with pytest.raises(cl.ArchitectureError, match=r"'bloom'.*gpt2, gpt_neox, llama, mistral"):
         cl.enumerate_units(model)
     with pytest.raises(cl.ArchitectureError, match="model_type None"):
         cl.describe(nn.Linear(2, 2))

@@ -91,7 +91,7 @@ class CoCurve(Method):
 
         Ctrl-C keeps the sequences done; provenance["curvature"]["complete"] is then False.
         """
-        top_r = min(self.top_r, int(describe(model).head.weight.shape[0]))
+        top_r = min(self.top_r, describe(model).vocabulary)
         return self.adopt(estimate_curvature(model, units, calibration, top_r, progress=progress))
 
     def adopt(self, curvature: Curvature) -> Evidence:

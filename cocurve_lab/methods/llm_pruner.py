@@ -38,6 +38,7 @@ from ..architectures import KINDS, Architecture, Kind, describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..loading import model_device
+from ..projections import is_transposed
 from ..runtime import measuring, require_measurable
 from ..selection import Guards, Selection
 from ..units import Unit, UnitSet
@@ -91,6 +92,7 @@ class LlmPruner(Method):
         require_units(model, units)
         require_measurable(model, calibration)
         architecture, scores = describe(model), np.zeros(len(units))
+        architecture.require_unpacked()
         for layers in layer_passes(architecture, self.layers_per_pass):
             projections = _projections(architecture, units, layers)
             title = f"Gradients, layers {layers[0]}-{layers[-1]}"
@@ -100,6 +102,9 @@ class LlmPruner(Method):
                 key: self._salience(weight, sums[key], squares[key], len(calibration))
                 for key, weight in projections.items()
             }
+            for key in saliences:  # as [out, in], whatever the layer stores
+                if is_transposed(architecture.projection(*key)):
+                    saliences[key] = saliences[key].T
             for index, unit in enumerate(units):
                 if unit.layer in layers:
                     scores[index] = _unit_score(architecture, unit, saliences)
@@ -145,7 +150,7 @@ def _projections(
     """Weights of all projections of blocks that have units."""
     present = {(unit.layer, unit.kind) for unit in units}
     return {
-        (layer, kind, name): getattr(architecture.block(layer, kind), name).weight
+        (layer, kind, name): architecture.projection(layer, kind, name).weight
         for layer in layers
         for kind in KINDS
         if (layer, kind) in present

@@ -180,7 +180,7 @@ class SlimGpt(Method):
             moments = torch.from_numpy(evidence.arrays[name]).to(weight)
             updated = refit(weight, moments, kept.to(weight.device), self.damping)
             with torch.no_grad():
-                target = after.output_projection(*block).weight
+                target = after.output_weight(*block)
                 target.copy_(updated.to(target.dtype))
         return pruned
 

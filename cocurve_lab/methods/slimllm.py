@@ -11,7 +11,9 @@ FFN channel j, with n the root mean square of the FFN's input channels, (V, l) t
 eigenvalues of the covariance of its output, w = sigmoid(|l| / mean |l|) and rms(X_j) that of input
 channel j of W_down:
 
-    s_j = ||W_gate[j] n|| + ||W_up[j] n|| + ||(W_down[:, j]^T V) w|| rms(X_j), lowest goes first.
+    s_j = ||W_gate[j] n|| + ||W_up[j] n|| + ||(W_down[:, j]^T V) w|| rms(X_j), lowest goes first,
+
+without the first term where the FFN has no gate (GPT-2, GPT-NeoX, OPT).
 
 Units: a KV group's output is that of all its query heads (published: single heads, MHA only); an
 FFN group's score is the sum over its channels (published: single channels). The published norms

@@ -121,14 +121,19 @@ class LayerSums:
         before, after = hidden.double(), first_output(output).double()
         self.cosine += float(torch.cosine_similarity(before, after, dim=-1).sum())
 
-    def see_ffn(self, _: nn.Module, args: Any, output: Tensor) -> None:
-        flat = output.double().flatten(0, 1)
-        self.inputs = self.inputs + args[0].double().square().sum(dim=(0, 1))
+    def see_inputs(self, _: nn.Module, args: Any) -> None:
+        self.inputs = self.inputs + _squares(args[0])
+
+    def see_outputs(self, _: nn.Module, args: Any, output: Tensor) -> None:
+        flat = output.double().flatten(0, -2)
+        self.columns = self.columns + _squares(args[0])
         self.outputs = self.outputs + flat.sum(dim=0)
         self.products = self.products + flat.T @ flat
 
-    def see_columns(self, _: nn.Module, args: Any) -> None:
-        self.columns = self.columns + args[0].double().square().sum(dim=(0, 1))
+
+def _squares(values: Tensor) -> Tensor:
+    """Sum over tokens of the square of each channel, float64."""
+    return values.double().square().sum(dim=tuple(range(values.dim() - 1)))
 
 
 @contextmanager
@@ -141,9 +146,10 @@ def watching(architecture: Architecture, layers: Sequence[int]) -> Iterator[dict
             module = architecture.layers[layer]
             hooks = [module.register_forward_hook(own.see_layer, with_kwargs=True)]
             if (layer, "ffn") in present:
+                first = architecture.projection(layer, "ffn", architecture.family.gate_up[0])
+                hooks.append(first.register_forward_pre_hook(own.see_inputs))
                 projection = architecture.output_projection(layer, "ffn")
-                hooks.append(architecture.block(layer, "ffn").register_forward_hook(own.see_ffn))
-                hooks.append(projection.register_forward_pre_hook(own.see_columns))
+                hooks.append(projection.register_forward_hook(own.see_outputs))
             for handle in hooks:
                 stack.callback(handle.remove)
         yield sums
@@ -151,11 +157,10 @@ def watching(architecture: Architecture, layers: Sequence[int]) -> Iterator[dict
 
 def ffn_scores(architecture: Architecture, layer: int, sums: LayerSums, tokens: int) -> np.ndarray:
     """s_j of every channel of a layer's FFN [f] float64."""
-    block = architecture.block(layer, "ffn")
     scores = torch.zeros_like(sums.columns)
     for rows in architecture.unit_rows(layer, "ffn", 0, architecture.width(layer, "ffn")):
-        weight = getattr(block, rows.projection).weight[rows.start : rows.stop].detach().double()
-        scores += (weight.square() @ (sums.inputs / tokens)).sqrt()
+        weight = architecture.weight(layer, "ffn", rows.projection)[rows.start : rows.stop]
+        scores += (weight.detach().double().square() @ (sums.inputs / tokens)).sqrt()
     mean = sums.outputs / tokens
     covariance = sums.products / tokens - torch.outer(mean, mean)
     if not bool(torch.isfinite(covariance).all()):

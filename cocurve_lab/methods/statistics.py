@@ -2,7 +2,8 @@
 
 X is the input of W_O or W_down, [tokens, W]: column j belongs to the unit whose `start:stop` holds
 j. Sums are kept and rows are dropped, so memory does not grow with the calibration. Every token of
-a row counts; the calibration's scored positions play no part.
+a row counts; the calibration's scored positions play no part. Where a norm follows the write of a
+block (Gemma 2 and 3, OLMo2), methods that score by what a unit writes see it before that norm.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ def watch_inputs(
         for block in present_blocks(architecture):
             if only is None or block in only:
                 projection = architecture.output_projection(*block)
-                handle = projection.register_forward_pre_hook(_showing(block, observe))
+                handle = projection.register_forward_pre_hook(
+                    _showing(block, observe, calibration.seq_len)
+                )
                 stack.callback(handle.remove)
         bar = stack.enter_context(
             tqdm(total=len(calibration), desc=title, unit="row", disable=not progress)
@@ -180,7 +183,7 @@ def per_unit(
 
 def weight_columns(architecture: Architecture, block: Block) -> Tensor:
     """The output projection's weight [d, W] in float32 or better, detached, on its device."""
-    weight = architecture.output_projection(*block).weight.detach()
+    weight = architecture.output_weight(*block).detach()
     return weight if weight.dtype == torch.float64 else weight.float()
 
 
@@ -215,9 +218,12 @@ def provenance_of(
     }
 
 
-def _showing(block: Block, observe: Observer) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+def _showing(
+    block: Block, observe: Observer, length: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        observe(block, args[0])
+        columns = args[0]  # OPT's FFN sees [rows * T, W]
+        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
 
     return hook
 

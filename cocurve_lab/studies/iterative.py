@@ -196,7 +196,7 @@ def without(model: PreTrainedModel, selection: Selection) -> PreTrainedModel:
     architecture = describe(rest)
     with torch.no_grad():
         for unit in units:
-            weight = architecture.output_projection(unit.layer, unit.kind).weight
+            weight = architecture.output_weight(unit.layer, unit.kind)
             weight[:, unit.start : unit.stop] = 0
     return rest
 

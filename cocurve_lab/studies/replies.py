@@ -183,10 +183,10 @@ class ReplyEngine:
 
     def _read(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Likeliest token [K] and log probability of the label [K] float64 from hidden [K, d]."""
-        step = max(1, _LOGIT_BYTES // (8 * self.architecture.head.weight.shape[0]))
+        step = max(1, _LOGIT_BYTES // (8 * self.architecture.vocabulary))
         tokens, logs = [], []
         for start in range(0, len(hidden), step):
-            logits = widen(self.architecture.head(hidden[start : start + step]))
+            logits = widen(self.architecture.logits(hidden[start : start + step]))
             if bool(logits.isnan().any()):
                 raise NumericalError(
                     "the model gives NaN logits, dense or under a plan. Half precision may "

@@ -167,7 +167,7 @@ def _builds(
         raise InputError("texts is empty. Give at least one source: {'mixed': documents}.")
     architecture = describe(model)
     channels = max(architecture.width(i, "ffn") for i in range(len(architecture.layers)))
-    vocabulary = int(architecture.head.weight.shape[0])
+    vocabulary = architecture.vocabulary
     base, *others = texts
     top_r, groups = min(options.top_r, vocabulary), min(options.ffn_groups, channels)
 

@@ -62,7 +62,7 @@ class BuildMonitor(anywidget.AnyWidget):
 
     def __call__(self, build: Build) -> None:
         """Take a look; the build calls this after each sequence."""
-        total = len(build.calibration)
+        total = build.total
         last = build.done == total
         if not last and time.monotonic() - self._looked < _PATIENCE:
             return

@@ -319,7 +319,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         if plan is None or (self.selection is not None and _same(plan, self.selection)):
             return
         strength = plan.interaction_strength
-        shown = strength is not None and plan.ordered and 0 <= strength <= 1
+        shown = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
         if not shown or plan.requested_ratio > MOST_RATIO:
             self.status = f"Another view shows a plan these controls cannot make: {plan}"
             return

@@ -1,0 +1,1 @@
+"""A pruned model in the forms other programs read."""

@@ -1,0 +1,109 @@
+"""A pruned language model: the stock model of its family, each layer with widths of its own.
+
+transformers runs this file with `trust_remote_code=True`; it needs nothing but torch and
+transformers. The widths are `per_layer_config` in config.json, where `skip` names what a layer lost
+altogether. Every layer is the family's own class built from its own counts, so attention goes
+through the standard attention interface and caches, adapters and trainers find what they expect.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    Gemma2ForCausalLM,
+    Gemma2Model,
+    Gemma3ForCausalLM,
+    Gemma3TextModel,
+    GemmaForCausalLM,
+    GemmaModel,
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralForCausalLM,
+    MistralModel,
+    Phi3ForCausalLM,
+    Phi3Model,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
+
+STOCK = (
+    *(GemmaModel, GemmaForCausalLM, Gemma2Model, Gemma2ForCausalLM),
+    *(Gemma3TextModel, Gemma3ForCausalLM, LlamaModel, LlamaForCausalLM),
+    *(MistralModel, MistralForCausalLM, Phi3Model, Phi3ForCausalLM),
+    *(Qwen2Model, Qwen2ForCausalLM, Qwen3Model, Qwen3ForCausalLM),
+)
+
+
+class NoHeads(nn.Module):
+    """Stands in for an attention block that lost every head: writes the output bias, if any.
+
+    Norms of queries and keys stay, unused: they belong to no head. One number per token is noted in
+    the KV cache, because the length of the past is read from the cache of a layer.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.config, self.layer_idx = attention.config, attention.layer_idx
+        self.head_dim = attention.head_dim
+        self.num_key_value_groups = attention.num_key_value_groups
+        stock = attention.o_proj
+        self.o_proj = nn.Linear(0, stock.out_features, bias=stock.bias is not None)
+        for name, module in attention.named_children():
+            if name in ("q_norm", "k_norm"):
+                self.add_module(name, module)
+
+    def forward(
+        self, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        if past_key_values is not None:
+            rows, length, _hidden = hidden_states.shape
+            note = hidden_states.new_zeros(rows, 1, length, 1)
+            past_key_values.update(note, note, self.layer_idx)
+        return self.o_proj(hidden_states[..., :0]), None
+
+
+def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
+    """A layer of the same class with the widths of its own configuration."""
+    if "mlp" in config.skip:
+        config.intermediate_size = 0  # the block stays, empty: it may carry an output bias
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        layer: Any = type(stock)(config, index)
+        if "attention" in config.skip:
+            layer.self_attn = NoHeads(layer.self_attn)
+    return layer
+
+
+class OwnWidths:
+    """Mixed into a stock model class: builds it, then the layers that differ from the rest."""
+
+    def __init__(self, config: Any) -> None:
+        own = config.to_dict().get("per_layer_config")
+        config.per_layer_config = None  # the stock constructor reads one width for all layers
+        try:
+            super().__init__(config)  # type: ignore[call-arg]
+        finally:
+            config.per_layer_config = own
+        model: Any = self
+        layers = model.base_model.layers
+        for index in map(int, own or ()):
+            layers[index] = own_layer(layers[index], config.per_layer_config[index], index)
+        model.post_init()
+
+    def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
+        """As in transformers; layers with counts of their own hold a copy of the configuration."""
+        super().set_attn_implementation(*arguments, **options)  # type: ignore[misc]
+        model: Any = self
+        for layer in model.base_model.layers:
+            layer.self_attn.config._attn_implementation = model.config._attn_implementation
+
+
+for _stock in STOCK:  # CocurveLlamaForCausalLM and so on: the names in config.json
+    _name = f"Cocurve{_stock.__name__}"
+    globals()[_name] = type(_name, (OwnWidths, _stock), {"__module__": __name__})

@@ -1,0 +1,89 @@
+"""The manifest of a pruned model: the widths of its layers, and the plan that made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .architectures import KINDS, Architecture
+from .errors import FileFormatError
+from .loading import MANIFEST, model_dtype
+from .selection import Selection
+
+FORMAT, VERSION = "cocurve-pruned", 2
+READABLE = (1, 2)  # version 1 held neither a card nor what transformers needs to read it alone
+
+
+def manifest_of(architecture: Architecture, selection: Selection) -> dict[str, Any]:
+    """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
+    source = str(architecture.model.config._name_or_path)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "dtype": model_dtype(architecture.model),
+        "base_model": Path(source).name if Path(source).exists() else source,
+        "layers": widths_of(architecture),
+        "ffn_groups": selection.units.ffn_groups,
+        "guards": dataclasses.asdict(selection.guards),
+        "removed_parameters": selection.pruned_cost,
+        "requested_ratio": selection.requested_ratio,
+        "target": None if selection.target is None else str(selection.target),
+        "uniform": selection.uniform,
+        "realized_ratio": selection.realized_ratio,
+        "params_removed_fraction": selection.params_removed_fraction,
+        "interaction_strength": selection.interaction_strength,
+        "predicted_risk": selection.predicted_risk,
+        "pruned_units": [selection.units.units[i].name for i in selection.pruned],
+        "gains": {selection.units.units[i].name: gain for i, gain in selection.gains.items()},
+        "selection_fingerprint": selection.fingerprint,
+        "curvature_fingerprint": selection.curvature_fingerprint,
+    }
+
+
+def widths_of(architecture: Architecture) -> list[dict[str, int]]:
+    """Each layer's widths under the manifest's names, as they are now."""
+    return [
+        {
+            "attention_columns": architecture.width(layer, "attention"),
+            "key_value_heads": architecture.num_groups(layer),
+            "ffn_columns": architecture.width(layer, "ffn"),
+        }
+        for layer in range(len(architecture.layers))
+    ]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a saved folder.
+
+    Raises:
+        FileFormatError: there is none, it is damaged, or of another format or version.
+    """
+    path = folder / MANIFEST
+    if not path.exists():
+        raise FileFormatError(
+            f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model "
+            "loads with load_model."
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        found = (manifest["format"], manifest["version"])
+        for widths in manifest["layers"]:
+            for kind in KINDS:
+                if type(widths[f"{kind}_columns"]) is not int:
+                    raise ValueError(f"{kind}_columns is {widths[f'{kind}_columns']!r}")
+        if not isinstance(getattr(torch, manifest["dtype"], None), torch.dtype):
+            raise ValueError(f"unknown dtype {manifest['dtype']!r}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FileFormatError(
+            f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
+        ) from None
+    if found[0] != FORMAT or found[1] not in READABLE:
+        raise FileFormatError(
+            f"{path} is {found[0]!r} version {found[1]}; this code reads {FORMAT!r} versions "
+            f"{READABLE[0]} to {READABLE[-1]}. Load it with the release that wrote it."
+        )
+    return manifest
