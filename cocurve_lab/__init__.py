@@ -69,6 +69,7 @@ _HOMES = {
     "equivalence": ["check_equivalence"],
     "saving": ["load_pruned", "save_pruned"],
     "export.card": ["CardFacts"],
+    "export.gguf": ["GGUFFile", "export_gguf"],
     "shards": ["merge_shards"],
     "distributed": ["RayExecutor", "ray_executor"],
     "generation": [

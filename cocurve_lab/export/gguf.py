@@ -1,0 +1,235 @@
+"""A model as one GGUF file for stock llama.cpp, layers with their own widths included."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from ..architectures import Architecture, describe
+from ..errors import InputError
+from ..loading import model_name
+from .gguf_block import BLOCK, channels, heads_of, require_expressible, window_of
+from .gguf_tensors import FileTensor, GGUFDtype, file_tensors
+from .gguf_tokenizer import Vocabulary, read_vocabulary
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """What `export_gguf` wrote.
+
+    Attributes:
+        path: the file; bytes: its size.
+        dtype: as asked for.
+        tensors: how many tensors are stored as what; norms and biases are always F32.
+        tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
+        notes: what differs from the model on its own, in sentences; also in the file, under
+            `cocurve.notes`.
+    """
+
+    path: Path
+    bytes: int
+    dtype: GGUFDtype
+    tensors: dict[str, int]
+    tokenizer: str
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        stored = ", ".join(f"{count} {kind}" for kind, count in self.tensors.items())
+        head = f"{self.path}: {self.bytes / 1e6:.1f} MB, {stored}; tokenizer {self.tokenizer}"
+        return "\n".join((head, *(f"- {note}" for note in self.notes)))
+
+
+def export_gguf(
+    pruned: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    path: str | os.PathLike[str],
+    *,
+    dtype: GGUFDtype = "f16",
+    pretokenizer: str | None = None,
+    overwrite: bool = False,
+) -> GGUFFile:
+    """Write a model for llama.cpp and what is built on it; needs the package `gguf`.
+
+    The file computes what the model computes, up to the rounding of `dtype`. A layer that lost its
+    FFN gets channels of zeros, because llama.cpp drops the attention of a layer without FFN. The
+    file appears whole or not at all; one tensor at a time is held in float32.
+
+    Args:
+        pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2 or Phi3.
+        tokenizer: of the dense model; None writes a file that takes token ids only.
+        path: the file.
+        dtype: of the weight matrices. "q8_0" takes 8.5 bits a weight; a matrix whose rows are not
+            a multiple of 32 long stays in float16.
+        pretokenizer: one of llama.cpp's `tokenizer.ggml.pre`, where none has the tokenizer's rules.
+        overwrite: replace an existing file.
+
+    Raises:
+        ArchitectureError: llama.cpp has no architecture that computes what this model computes.
+        InputError: the file exists, `dtype` is unknown, llama.cpp has no such tokenizer, or the
+            package `gguf` is not installed.
+        NumericalError: a weight is not finite, or too large for float16.
+
+    Warns:
+        UserWarning: llama.cpp may split text into other tokens than the tokenizer does.
+    """
+    target = _target(path, dtype, overwrite)
+    architecture = describe(pruned)
+    require_expressible(architecture)
+    size = architecture.vocabulary
+    vocabulary = read_vocabulary(tokenizer, size, _stops(pruned), pretokenizer)
+    if not vocabulary.exact:
+        warnings.warn(" ".join(vocabulary.notes), UserWarning, stacklevel=2)
+    tensors = list(file_tensors(architecture))
+    counts = dict(Counter(tensor.kind(dtype).name for tensor in tensors))
+    notes = _notes(architecture, counts, dtype) + vocabulary.notes
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _write(temporary, architecture, vocabulary, tensors, dtype, notes)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    named = f"{vocabulary.model}/{vocabulary.pretokenizer}"
+    return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)
+
+
+def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
+    """The file to write, checked before any work is done."""
+    target = Path(path)
+    if dtype not in get_args(GGUFDtype):
+        raise InputError(f"dtype is {dtype!r}; use one of {', '.join(get_args(GGUFDtype))}.")
+    if target.is_dir():
+        raise InputError(f"{target} is a folder. Give the file, for example {target}/model.gguf.")
+    if target.exists() and not overwrite:
+        raise InputError(f"{target} exists. Choose another file, or overwrite=True to replace it.")
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise InputError("writing GGUF needs the package gguf: pip install gguf.") from None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def _stops(model: PreTrainedModel) -> list[int]:
+    """The ids generation ends at, the generation configuration's first."""
+    found: list[int] = []
+    for config in (model.generation_config, model.config):
+        stops = getattr(config, "eos_token_id", None)
+        found += [stops] if isinstance(stops, int) else list(stops or ())
+    return list(dict.fromkeys(found))
+
+
+def _notes(architecture: Architecture, counts: dict[str, int], dtype: GGUFDtype) -> tuple[str, ...]:
+    """What in the file is not as in the model."""
+    notes, window = [], window_of(architecture.model.config)
+    if window is not None:
+        notes.append(
+            f"The model attends to the last {window} tokens; llama.cpp attends to all, which is "
+            f"the same up to {window} tokens. That is the context length written."
+        )
+    for layer in range(len(architecture.layers)):
+        if architecture.width(layer, "ffn") == 0:
+            notes.append(f"Layer {layer} has no FFN: written as {BLOCK} channels of zeros.")
+        if architecture.width(layer, "attention") == 0 and heads_of(architecture, layer) != (0, 0):
+            notes.append(f"Layer {layer} has no attention: written as one head of zeros.")
+    if dtype == "q8_0" and "F16" in counts:
+        notes.append(f"{counts['F16']} matrices stay F16: rows not a multiple of {BLOCK} long.")
+    return tuple(notes)
+
+
+def _write(
+    path: Path,
+    architecture: Architecture,
+    vocabulary: Vocabulary,
+    tensors: Sequence[FileTensor],
+    dtype: GGUFDtype,
+    notes: tuple[str, ...],
+) -> None:
+    """Write the file: what it holds first, then one tensor after the other."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "deci")
+    try:
+        _describe(writer, architecture, dtype)
+        _describe_origin(writer, architecture.model, notes)
+        vocabulary.write(writer)
+        for tensor in tensors:
+            _announce(writer, tensor, dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor in tensors:
+            writer.write_tensor_data(tensor.values(dtype))
+        for file in writer.fout or ():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        writer.close()
+
+
+def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
+    """Shape and type of a tensor, whose numbers follow later."""
+    from gguf import quant_shape_to_byte_shape
+
+    kind, shape = tensor.kind(dtype), tuple(tensor.weight.shape)
+    unit = np.dtype({"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8))
+    if kind.name == "Q8_0":
+        shape = quant_shape_to_byte_shape(shape, kind)
+    size = math.prod(shape) * unit.itemsize
+    writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=kind)
+
+
+def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) -> None:
+    """The keys that say what the model is."""
+    from gguf import GGML_QUANT_VERSION, LlamaFileType
+
+    config, layers = architecture.model.config, range(len(architecture.layers))
+    heads, head_dim = [heads_of(architecture, layer) for layer in layers], architecture.head_dim(0)
+    file_type = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}[dtype]
+    writer.add_type("model")
+    writer.add_file_type(LlamaFileType[file_type])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    writer.add_vocab_size(architecture.vocabulary)
+    writer.add_context_length(window_of(config) or config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(len(layers))
+    writer.add_head_count([queries for queries, _ in heads])
+    writer.add_head_count_kv([groups for _, groups in heads])
+    writer.add_feed_forward_length([channels(architecture, layer) for layer in layers])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def _describe_origin(writer: GGUFWriter, model: PreTrainedModel, notes: tuple[str, ...]) -> None:
+    """Name, dense model, what the plan was, and the notes."""
+    manifest = getattr(model, "cocurve_manifest", None) or {}
+    base = manifest.get("base_model") or model_name(model)
+    name = Path(base).name
+    if "realized_ratio" in manifest:
+        name += f" pruned by {manifest['realized_ratio']:.1%}"
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, base)
+    writer.add_name(name)
+    for key in ("realized_ratio", "params_removed_fraction"):
+        if manifest.get(key) is not None:
+            writer.add_float32(f"cocurve.{key}", manifest[key])
+    for key in ("selection_fingerprint", "curvature_fingerprint"):
+        if manifest.get(key):
+            writer.add_string(f"cocurve.{key}", manifest[key])
+    if notes:
+        writer.add_array("cocurve.notes", list(notes))

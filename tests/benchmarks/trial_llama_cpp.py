@@ -1,0 +1,116 @@
+"""From a model to stock llama.cpp: H, a plan, a smaller model, a bare reload, a GGUF file, text.
+
+`python tests/benchmarks/trial_llama_cpp.py [MODEL] [--text-file FILE]`; without MODEL the demo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+from transformers.utils.logging import disable_progress_bar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from llama_cpp import Answer, Job, log_softmax, run_llama_cpp
+
+import cocurve_lab as cl
+from cocurve_lab.export.gguf import export_gguf
+
+GREEDY, CONTEXT = 40, 256
+BARE = """
+import json, sys
+sys.modules["cocurve_lab"] = None  # any import of it fails
+import numpy as np, torch
+from transformers import AutoModelForCausalLM
+job = json.load(sys.stdin)
+model = AutoModelForCausalLM.from_pretrained(job["folder"], trust_remote_code=True, dtype="float32")
+out = {}
+with torch.no_grad():
+    for index, ids in enumerate(job["prompts"]):
+        inputs = torch.tensor([ids])
+        out[f"logits{index}"] = model(inputs).logits[0].double().numpy()
+        for _ in range(job["greedy"]):
+            inputs = torch.cat([inputs, model(inputs).logits[:, -1:].argmax(-1)], dim=1)
+        out[f"greedy{index}"] = inputs[0, len(ids):].numpy()
+np.savez(job["out"], **out)
+print(type(model).__name__, model.num_parameters())
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--text-file", help="calibration text; the demo has its own")
+    parser.add_argument("--rows", type=int, default=24)
+    parser.add_argument("--ratio", type=float, default=0.25)
+    options = parser.parse_args()
+    disable_progress_bar()
+    model, tokenizer = cl.load_model(options.model, device="cpu")
+    calibration, held_out = cl.default_calibration(
+        options.model,
+        tokenizer,
+        num_sequences=options.rows,
+        held_out=8,
+        text_file=options.text_file,
+        seq_len=128,
+    )
+    curvature = cl.estimate_curvature(model, cl.enumerate_units(model), calibration, progress=False)
+    plan = cl.solve_greedy(curvature, ratio=options.ratio)
+    pruned = cl.prune(model, plan)
+    before, after = model.num_parameters(), pruned.num_parameters()
+    print(f"pruned: {plan.realized_ratio:.1%} of what can go, {before:,} to {after:,} parameters")
+    with tempfile.TemporaryDirectory() as folder:
+        saved = cl.save_pruned(pruned, Path(folder) / "saved", tokenizer=tokenizer)
+        prompts = [row.tolist()[:64] for row in held_out.input_ids[:6]]
+        reference, texts = bare_reload(saved, prompts)
+        for dtype, cache in (("f32", "f32"), ("f32", "f16"), ("f16", "f16"), ("q8_0", "f16")):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # printed with the result
+                path = Path(folder) / f"{dtype}.gguf"
+                file = export_gguf(pruned, tokenizer, path, dtype=dtype, overwrite=True)
+            answer = run_llama_cpp(path, Job(prompts, greedy=GREEDY, context=CONTEXT, cache=cache))
+            print(f"\n{file}\n{cache} cache: {agreement(answer, reference, texts)}")
+        starts = [tokenizer.decode(ids[:12], skip_special_tokens=True) for ids in prompts[:3]]
+        written = run_llama_cpp(
+            Path(folder) / "q8_0.gguf", Job(continued=starts, greedy=GREEDY, context=CONTEXT)
+        )
+    for start, text in zip(starts, written.texts, strict=True):
+        print(f"\nllama.cpp, q8_0: {start!r}\n   {text!r}")
+
+
+def bare_reload(folder: Path, prompts: list[list[int]]) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Log-probabilities and greedy ids of the saved folder, read without cocurve_lab."""
+    out = folder.with_suffix(".npz")
+    job = {"folder": str(folder), "prompts": prompts, "greedy": GREEDY, "out": str(out)}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BARE], input=json.dumps(job), capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"the saved folder cannot be read without cocurve_lab:\n{done.stderr[-2000:]}")
+    print(f"read without cocurve_lab: {done.stdout.strip()} parameters")
+    with np.load(out) as found:
+        logits = [log_softmax(found[f"logits{index}"]) for index in range(len(prompts))]
+        return logits, [found[f"greedy{index}"].tolist() for index in range(len(prompts))]
+
+
+def agreement(answer: Answer, reference: list[np.ndarray], texts: list[list[int]]) -> str:
+    found, wanted = np.concatenate(answer.log_probabilities), np.concatenate(reference)
+    kl = float((np.exp(wanted) * (wanted - found)).sum(axis=-1).mean())
+    top = float((found.argmax(-1) == wanted.argmax(-1)).mean())
+    same = sum(a == b for a, b in zip(answer.greedy, texts, strict=True))
+    return (
+        f"largest difference of a log-probability {np.abs(found - wanted).max():.1e}, mean KL "
+        f"{kl:.1e} nats, same best token at {top:.1%} of {len(found)} positions, same greedy text "
+        f"of {GREEDY} tokens for {same} of {len(texts)} prompts"
+    )
+
+
+if __name__ == "__main__":
+    main()
