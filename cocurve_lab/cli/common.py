@@ -1,0 +1,131 @@
+"""What several verbs take and do alike: models, H, files that are never overwritten."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..loading import MANIFEST, load_model
+from ..progress import Progress
+from ..storage import write_atomically
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..curvature import Curvature
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+Run = Callable[[argparse.Namespace], int]
+
+
+def add_verb(
+    verbs: Any, name: str, run: Run, description: str, example: str
+) -> argparse.ArgumentParser:
+    """A verb with a paragraph on what it does and commands to copy."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=description.split(". ")[0].split(": ")[0].rstrip("."),
+        description=description,
+        epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
+    parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU where torch has one")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="of the weights; default: float32 on the CPU, else as they are stored",
+    )
+
+
+def read_any_model(
+    place: str, options: argparse.Namespace, tokenizer: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """A dense model, or a pruned one from its folder; with its tokenizer where there is one."""
+    import torch
+
+    if not (Path(place) / MANIFEST).exists():
+        return load_model(place, device=options.device, dtype=options.dtype)
+    from ..saving import load_pruned
+
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    pruned = load_pruned(place, device=options.device, dtype=dtype)
+    return pruned, read_tokenizer(tokenizer or place)
+
+
+def read_tokenizer(place: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder or of a hub id; None where a folder has none."""
+    from transformers import AutoTokenizer
+
+    from ..loading import DEMO, demo_folder
+
+    source = demo_folder() if place == DEMO else Path(place)
+    if source.is_dir():
+        if not any(source.glob("tokenizer*")):
+            return None
+        return AutoTokenizer.from_pretrained(source)
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"there is no tokenizer at {place!r} ({str(error).splitlines()[0]}). Give the folder "
+            "or hub id of the dense model."
+        ) from error
+
+
+def read_curvature(place: str) -> Curvature:
+    """H from a file, or from a folder that holds one.
+
+    Raises:
+        InputError: there is none, or there are several (named).
+    """
+    from ..curvature import Curvature
+
+    path = Path(place)
+    if not path.is_dir():
+        if not path.exists():
+            raise InputError(f"there is no {path}. Build H: cocurve build MODEL --out FOLDER.")
+        return Curvature.load(path)
+    found = [file for file in sorted(path.glob("H_*.pkl")) if ".shard-" not in file.name]
+    if len(found) != 1:
+        names = ", ".join(file.name for file in found) or "no H"
+        shards = any(path.glob("H_*.shard-*.pkl"))
+        advice = f"Merge its shards: cocurve merge {path}." if shards else "Give the file of one."
+        raise InputError(f"{path} holds {names}. {advice}")
+    return Curvature.load(found[0])
+
+
+def write_new(path: Path, text: str) -> bool:
+    """Write a text to a new file; False where it stands there already, word for word.
+
+    Raises:
+        InputError: the file exists and says something else.
+    """
+    if path.exists():
+        if path.is_file() and path.read_bytes() == text.encode():
+            return False
+        raise InputError(
+            f"{path} exists and holds something else; it is not overwritten. Choose another --out, "
+            "or move it away."
+        )
+    write_atomically(path, text.encode())
+    return True
+
+
+def progress() -> Progress:
+    """A bar on a terminal, lines in a log file."""
+    return True if sys.stderr.isatty() else "lines"

@@ -1,0 +1,118 @@
+"""`cocurve evaluate`: what a model can do, and what a pruned one lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..calibration import read_documents
+from ..errors import InputError
+from ..loading import demo_folder, is_demo
+from .common import add_model, add_verb, read_any_model, write_new
+from .texts import add_text, held_out_rows
+
+if TYPE_CHECKING:
+    from ..evaluation.report import EvaluationReport
+
+DESCRIPTION = """\
+Measure a model, dense or pruned: perplexity on a text; with --against its dense model the KL
+divergence from it, in nats per token, with the standard error over rows; with --suite tasks through
+lm_eval. The text should be one H was not built on."""
+EXAMPLE = """\
+  cocurve evaluate smaller --against demo
+  cocurve evaluate smaller --against MODEL --text held_out.jsonl --json
+  cocurve evaluate demo --suite demo --limit 40 --report report.json"""
+
+
+def add_to(verbs: Any) -> None:
+    parser = add_verb(verbs, "evaluate", run, DESCRIPTION, EXAMPLE)
+    add_model(parser)
+    parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
+    add_text(parser, "text", 16, "text to measure on", "it must be given")
+    parser.add_argument("--tokenizer", metavar="MODEL", help="where the folder has none")
+    parser.add_argument("--suite", choices=("demo", "paper", "local"), help="tasks to run too")
+    parser.add_argument("--tasks", metavar="FILE", nargs="+", default=[], help="of suite local")
+    parser.add_argument("--limit", type=int, help="questions per task; default: all")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="keep the suite's report")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..evaluation.perplexity import PerplexityOptions, perplexity
+
+    if options.report is not None and options.suite is None:
+        raise InputError("--report keeps what --suite measures. Give both, or print --json.")
+    place = options.tokenizer or options.against
+    model, tokenizer = read_any_model(options.model, options, place)
+    if tokenizer is None:
+        raise InputError(f"{options.model} holds no tokenizer. Give --tokenizer or --against.")
+    found: dict[str, Any] = {"model": options.model}
+    documents = _documents(options)
+    if documents is not None:
+        settings = PerplexityOptions(progress=False)
+        measured = perplexity(model, tokenizer, documents, options=settings)
+        found["perplexity"] = asdict(measured) | {"standard_error": measured.standard_error}
+        if not options.json:
+            print(measured, flush=True)
+    if options.against is not None:
+        found["kl"] = _divergence(options, model)
+        if not options.json:
+            print(_words(found["kl"]), flush=True)
+    if options.suite is not None:
+        report = _tasks(options, model, tokenizer)
+        found["tasks"] = json.loads(report.to_json())
+        if not options.json:
+            print(report, flush=True)
+        if options.report is not None:
+            write_new(options.report, report.to_json())
+    if options.json:
+        print(json.dumps(found, indent=1))
+    return 0
+
+
+def _documents(options: argparse.Namespace) -> list[str] | None:
+    """The text for the perplexity: --text, or the demo model's held-out texts."""
+    if options.text is not None:
+        return read_documents(options.text)
+    if is_demo(options.model) or is_demo(options.against or ""):
+        return read_documents(demo_folder().parent / "texts" / "held_out.jsonl")
+    if options.suite is None:
+        raise InputError("there is nothing to measure on. Give --text FILE, or --suite.")
+    return None
+
+
+def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """KL(dense || model) on rows of the text."""
+    from ..risk import model_risk, standard_error
+
+    dense, tokenizer = read_any_model(options.against, options)
+    if tokenizer is None:
+        raise InputError(f"{options.against} holds no tokenizer. Give --against the dense model.")
+    rows = held_out_rows(options, options.against, tokenizer)
+    values = model_risk(dense, model, rows)
+    return {
+        "against": options.against,
+        "mean": float(values.mean()),
+        "standard_error": float(standard_error(values[None])[0]) if len(values) > 1 else None,
+        "rows": len(rows),
+        "tokens_per_row": rows.seq_len,
+        "source": rows.source,
+    }
+
+
+def _words(kl: dict[str, Any]) -> str:
+    error = "" if kl["standard_error"] is None else f" ± {kl['standard_error']:.4f}"
+    return (
+        f"KL({kl['against']} || model) {kl['mean']:.4f}{error} nats per token, {kl['rows']} rows "
+        f"of {kl['tokens_per_row']} tokens from {kl['source']}"
+    )
+
+
+def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> EvaluationReport:
+    from ..evaluation.tasks import TaskOptions, evaluate_tasks
+
+    settings = TaskOptions(files=tuple(options.tasks), progress=False)
+    return evaluate_tasks(model, tokenizer, options.suite, options.limit, options=settings)

@@ -1,0 +1,91 @@
+"""`cocurve solve`: from H and a budget to a plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .common import DTYPES, add_verb, read_curvature, write_new
+
+DESCRIPTION = """\
+Choose the units to remove under a budget, from H alone: no model is needed and it takes
+milliseconds. The budget is a share of the removable parameters (--ratio), or what may be left of
+the model: --parameters, --size in bytes of weights, --kv-cache in bytes per token. --lambda weighs
+the edges of H: 1 takes them in full, 0 ignores them; --gate lets the FFN redundancy of H decide.
+The plan is a JSON file that `cocurve prune`, the notebooks and Selection.from_json read."""
+EXAMPLE = """\
+  cocurve solve H --ratio 0.2 --out plan.json
+  cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json
+  cocurve solve H --parameters 6B --uniform --out plan.json
+  cocurve solve H --size "12 GB" --dtype bfloat16 --protect-first 1 --out plan.json
+  cocurve solve H --kv-cache "64 KiB" --dtype bfloat16 --out plan.json"""
+
+
+def add_to(verbs: Any) -> None:
+    parser = add_verb(verbs, "solve", run, DESCRIPTION, EXAMPLE)
+    parser.add_argument("curvature", metavar="H", help="a file of H, or the folder it was built in")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--ratio", type=float, help="share of removable parameters to remove")
+    budget.add_argument("--parameters", help='at most so many left: "6B", "350M"')
+    budget.add_argument("--size", help='at most so many bytes of weights left: "12 GB"')
+    budget.add_argument("--kv-cache", help='at most so many bytes of KV cache per token: "64 KiB"')
+    parser.add_argument("--dtype", choices=DTYPES, help="what --size and --kv-cache count in")
+    strength = parser.add_mutually_exclusive_group()
+    strength.add_argument(
+        "--lambda", dest="strength", type=float, default=1.0, help="weight of the edges (1.0)"
+    )
+    strength.add_argument("--gate", action="store_true", help="lambda by the redundancy gate")
+    parser.add_argument("--uniform", action="store_true", help="the same counts in every layer")
+    parser.add_argument("--layer-cap", type=float, help="largest share of a layer that may go")
+    parser.add_argument("--protect-first", type=int, default=0, help="first layers kept whole (0)")
+    parser.add_argument("--protect-last", type=int, default=0, help="last layers kept whole (0)")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the plan, JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    from ..selection import Guards
+    from ..solver import solve_greedy
+
+    curvature = read_curvature(options.curvature)
+    strength = options.strength
+    if options.gate:
+        strength = _by_gate(curvature)
+    guards = Guards(
+        layer_cap=options.layer_cap,
+        protect_first=options.protect_first,
+        protect_last=options.protect_last,
+    )
+    selection = solve_greedy(curvature, _budget(options), strength, guards, uniform=options.uniform)
+    new = write_new(options.out, selection.to_json())
+    print(f"{selection}\n" + (f"Saved to {options.out}." if new else _same(options.out)))
+    return 0
+
+
+def _budget(options: argparse.Namespace) -> Any:
+    """The ratio, or a Target of what may be left."""
+    from ..targets import Target
+
+    if options.ratio is not None:
+        return options.ratio
+    return Target(
+        parameters=options.parameters,
+        size=options.size,
+        kv_cache=options.kv_cache,
+        dtype=options.dtype,
+    )
+
+
+def _by_gate(curvature: Any) -> float:
+    from ..interaction import redundancy_gate
+
+    gate = redundancy_gate(curvature)
+    print(gate.reason)
+    if gate.recommended is None:
+        raise InputError("the gate recommends no lambda for this H. Give --lambda.")
+    return gate.recommended
+
+
+def _same(path: Path) -> str:
+    return f"{path} holds this very plan already (nothing was written)."

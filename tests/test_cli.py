@@ -1,0 +1,462 @@
+"""The command line: a whole run in a folder, exit codes, nothing overwritten, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import CONTEXT, GROUPS, tiny_model, word_tokenizer
+
+import cocurve_lab as cl
+from cocurve_lab import progress
+from cocurve_lab import worker as worker_module
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main
+
+ROWS = 6
+CUT = ["--length", "20", "--sequences", str(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and its tokenizer, and two texts beside it."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_model().save_pretrained(folder / "model")
+    word_tokenizer(CONTEXT).save_pretrained(folder / "model")
+    rng = np.random.default_rng(0)
+    for name in ("calibration", "held_out"):
+        words = rng.integers(90, size=(40, 15))
+        documents = [" ".join(f"w{n}" for n in row) for row in words]
+        (folder / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps({"text": document}) for document in documents)
+        )
+    return folder
+
+
+def build_command(place: Path, out: Path, *more: str) -> list[str]:
+    settings = ["--top-r", "32", "--ffn-groups", str(GROUPS), "--groups", "4", "--device", "cpu"]
+    text = ["--calibration", str(place / "calibration.jsonl"), *CUT, "--threads", "1"]
+    return ["build", str(place / "model"), *text, *settings, "--out", str(out), *more]
+
+
+def the_h_in(folder: Path) -> cl.Curvature:
+    (path,) = (file for file in folder.glob("H_*.pkl") if "shard" not in file.name)
+    return cl.Curvature.load(path)
+
+
+@pytest.fixture(scope="module")
+def built(place: Path) -> Path:
+    """The folder of one build."""
+    assert main(build_command(place, place / "H")) == DONE
+    return place / "H"
+
+
+def notebook(place: Path, folder: Path) -> cl.Curvature:
+    """What a notebook does with the folder."""
+    model, tokenizer = cl.load_model(place / "model", device="cpu")
+    calibration, _ = cl.default_calibration(
+        str(place / "model"),
+        tokenizer,
+        ROWS,
+        2,
+        text_file=place / "calibration.jsonl",
+        seq_len=20,
+        positions_per_sequence="all",
+    )
+    units = cl.enumerate_units(model, GROUPS)
+    options = cl.BuildOptions(groups=4)
+    return cl.load_or_estimate(folder, model, units, calibration, 32, options=options)
+
+
+# A whole run ------------------------------------------------------------------------------------
+
+
+def test_two_shards_and_merge_are_one_build_and_a_notebook_finds_it(
+    place: Path,
+    built: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in (2, 1):
+        assert main(build_command(place, tmp_path, "--shard", f"{number}/2")) == DONE
+        if number == 2:
+            assert main(["merge", str(tmp_path)]) == FAILED
+            assert "of 2 shards, 1 is missing" in capsys.readouterr().err
+    assert main(["merge", str(tmp_path)]) == DONE
+    assert "Saved H to" in capsys.readouterr().out
+    whole, merged = the_h_in(built), the_h_in(tmp_path)
+    assert np.array_equal(merged.matrix, whole.matrix)
+    assert np.array_equal(merged.group_grams, whole.group_grams)
+    assert merged.fingerprint == whole.fingerprint
+    assert [p.name for p in tmp_path.glob("H_*") if "shard" not in p.name] == [
+        p.name for p in built.glob("H_*")
+    ]
+    monkeypatch.setattr(worker_module, "gram_matrix", None)  # nothing may be built from here on
+    assert np.array_equal(notebook(place, tmp_path).matrix, whole.matrix)
+    assert "nothing was rebuilt" in capsys.readouterr().out
+    for again in (["merge", str(tmp_path)], build_command(place, tmp_path, "--shard", "1/2")):
+        assert main(again) == DONE
+        assert "nothing was rebuilt" in capsys.readouterr().out
+
+
+def test_from_h_to_a_smaller_model(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, smaller, dense = tmp_path / "plan.json", tmp_path / "smaller", str(place / "model")
+    text = ["--text", str(place / "held_out.jsonl"), "--length", "20", "--sequences", "3"]
+    assert main(["solve", str(built), "--ratio", "0.3", "--out", str(plan)]) == DONE
+    selection = cl.Selection.from_json(plan.read_text())
+    assert selection.pruned == cl.solve_greedy(the_h_in(built), 0.3).pruned
+    prune = ["prune", dense, str(plan), "--out", str(smaller), "--verify", "--device", "cpu", *text]
+    assert main(prune) == DONE
+    assert "computes what the masked model computes" in capsys.readouterr().out
+    evaluate = ["evaluate", str(smaller), "--against", dense, "--device", "cpu", *text, "--json"]
+    assert main(evaluate) == DONE
+    found = json.loads(capsys.readouterr().out)
+    model, tokenizer = cl.load_model(dense, device="cpu")
+    rows = cl.CalibrationSet.from_file(
+        place / "held_out.jsonl",
+        tokenizer,
+        num_sequences=3,
+        seq_len=20,
+        positions_per_sequence="all",
+    )
+    assert found["kl"]["mean"] == pytest.approx(cl.pruning_risk(model, selection, rows), rel=1e-4)
+    assert found["kl"]["rows"] == 3
+    documents = [json.loads(x)["text"] for x in (place / "held_out.jsonl").read_text().split("\n")]
+    expected = cl.perplexity(cl.load_pruned(smaller, device="cpu"), tokenizer, documents)
+    assert found["perplexity"]["value"] == pytest.approx(expected.value, rel=1e-6)
+    for again, word in (
+        (["solve", str(built), "--ratio", "0.3", "--out", str(plan)], "this very plan"),
+        (prune, "this very plan"),
+    ):
+        assert main(again) == DONE
+        assert word in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_pruned_folder_becomes_one_gguf_file(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the embedded model: GGUF knows its tokenizer."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    plan, smaller, path = tmp_path / "plan.json", tmp_path / "smaller", tmp_path / "a.gguf"
+    units = cl.enumerate_units(cl.load_model("demo", device="cpu")[0])
+    plan.write_text(cl.Selection.from_pruned(units, range(0, 120, 7)).to_json())
+    assert main(["prune", "demo", str(plan), "--out", str(smaller), "--device", "cpu"]) == DONE
+    assert main(["export", str(smaller), "--gguf", str(path), "--dtype", "f16"]) == DONE
+    assert gguf.GGUFReader(path).tensors
+    before = path.read_bytes()
+    assert main(["export", str(smaller), "--gguf", str(path)]) == FAILED
+    assert "is not overwritten" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_budgets_of_solve_reach_the_solver(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curvature = the_h_in(built)
+    total = curvature.units.total_parameters
+    assert total is not None
+    wanted = int(0.8 * total)
+    out = [str(tmp_path / f"{n}.json") for n in range(4)]
+    h = ["solve", str(next(built.glob("H_*.pkl")))]
+    assert main([*h, "--parameters", str(wanted), "--out", out[0]]) == DONE
+    left = total - cl.Selection.from_json(Path(out[0]).read_text()).pruned_cost
+    assert 0 < left <= wanted
+    size = ["--size", f"{wanted * 2} B", "--dtype", "bfloat16"]
+    assert main([*h, *size, "--out", out[1]]) == DONE
+    assert Path(out[1]).exists()
+    assert main([*h, "--ratio", "0.2", "--lambda", "0", "--uniform", "--out", out[2]]) == DONE
+    uniform = cl.Selection.from_json(Path(out[2]).read_text())
+    removed = np.bincount(uniform.units.layers[list(uniform.pruned)], minlength=3)
+    assert len(set(removed.tolist())) == 1
+    assert uniform.interaction_strength == 0
+    assert main([*h, "--ratio", "0.2", "--gate", "--out", out[3]]) == DONE
+    gated = cl.Selection.from_json(Path(out[3]).read_text())
+    assert gated.interaction_strength == cl.redundancy_gate(curvature).recommended
+    capsys.readouterr()
+    assert main([*h, "--ratio", "1.5", "--out", str(tmp_path / "no")]) == FAILED
+    assert "ratio is 1.5" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+# Inventory --------------------------------------------------------------------------------------
+
+
+def test_inventory_reads_the_configuration_alone(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes((place / "model" / "config.json").read_bytes())  # no weights beside it
+    units = cl.enumerate_units(tiny_model(), GROUPS)
+    groups = ["--ffn-groups", str(GROUPS)]
+    assert main(["inventory", "--config", str(config), *groups, "--json"]) == DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["class"] == "LlamaForCausalLM"
+    assert found["units"] == len(units)
+    assert found["removable_parameters"] == units.total_cost
+    assert found["parameters"] == units.total_parameters
+    for layer in found["layers"]:
+        for kind in ("attention", "ffn"):
+            mine = (units.layers == layer["layer"]) & (units.kinds == kind)
+            assert layer[kind]["units"] == mine.sum()
+            assert layer[kind]["parameters"] == units.costs[mine].sum()
+    assert main(["inventory", str(place / "model"), *groups]) == DONE
+    said = capsys.readouterr().out
+    assert f"M = {len(units)} units" in said
+    assert "0 to 2" in said  # equal layers share a line
+
+
+def test_inventory_of_a_pruned_folder_counts_what_stays(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = cl.load_model(place / "model", device="cpu")
+    units = cl.enumerate_units(model, GROUPS)
+    pruned = cl.prune(model, cl.Selection.from_pruned(units, [0, 7, 8]))
+    cl.save_pruned(pruned, tmp_path / "smaller")
+    for weights in (tmp_path / "smaller").glob("*.safetensors"):
+        weights.write_bytes(b"")  # they are not read
+    command = ["inventory", str(tmp_path / "smaller"), "--ffn-groups", str(GROUPS), "--json"]
+    assert main(command) == DONE
+    found = json.loads(capsys.readouterr().out)
+    left = cl.enumerate_units(pruned, GROUPS)
+    assert found["removable_parameters"] == left.total_cost
+    assert found["layers"][0]["attention"]["units"] == 1
+
+
+# Nothing is overwritten, and errors are sentences -----------------------------------------------
+
+
+def test_what_exists_is_never_overwritten(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, folder = tmp_path / "plan.json", tmp_path / "taken"
+    plan.write_text("mine")
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+    assert main(["solve", str(built), "--ratio", "0.2", "--out", str(plan)]) == FAILED
+    assert "exists and holds something else; it is not overwritten" in capsys.readouterr().err
+    assert plan.read_text() == "mine"
+    units = cl.enumerate_units(tiny_model(), GROUPS)
+    other = tmp_path / "other.json"
+    other.write_text(cl.Selection.from_pruned(units, [3]).to_json())
+    assert main(["prune", str(place / "model"), str(other), "--out", str(folder)]) == FAILED
+    assert "is not this plan's model; it is not overwritten" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ([], USAGE, "required: VERB"),
+        (["fly"], USAGE, "invalid choice: 'fly'"),
+        (["build", "demo"], USAGE, "required: --out"),
+        (["build", "demo", "--out", "H", "--shard", "3/2"], USAGE, "shards count from 1"),
+        (["build", "demo", "--out", "H", "--shard", "half"], USAGE, "'half' is not of the form"),
+        (["build", "demo", "--out", "H", "--positions", "some"], USAGE, "neither a number nor all"),
+        (["solve", "H", "--out", "p"], USAGE, "one of the arguments --ratio"),
+        (["solve", "H", "--ratio", "0.2", "--size", "1 GB", "--out", "p"], USAGE, "not allowed"),
+        (["build", "demo", "--out", "H", "--shard", "1/17"], FAILED, "at most 16 shards"),
+        (["build", "no-such/folder/here", "--out", "H"], FAILED, "no-such/folder/here"),
+        (["solve", "nowhere", "--ratio", "0.2", "--out", "p"], FAILED, "there is no nowhere"),
+        (["prune", "demo", "nowhere", "--out", "f"], FAILED, "there is no plan nowhere"),
+        (["merge", "nowhere"], FAILED, "there is no nowhere"),
+        (["merge", "."], FAILED, "holds no finished shards"),
+        (["solve", ".", "--ratio", "0.2", "--out", "p"], FAILED, "holds no H"),
+        (["evaluate", "demo", "--report", "r"], FAILED, "--report keeps what --suite measures"),
+        (["inventory", "--config", "nowhere.json"], FAILED, "nowhere.json"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_bad_command_lines_say_what_is_wrong(
+    command: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "verb", ["", "inventory", "build", "merge", "solve", "prune", "evaluate", "export"]
+)
+def test_help_explains_every_verb_with_an_example(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb.split(), "--help"]) == DONE
+    said = capsys.readouterr().out
+    assert f"  cocurve {verb or 'build'} " in said  # an example to copy
+    assert len(said.splitlines()) > 12
+
+
+# Interruption -----------------------------------------------------------------------------------
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, sequence: int, number: int) -> None:
+    """Send this process a signal while the Gram of a sequence is computed."""
+    real, calls = worker_module.gram_matrix, [0]
+
+    def gram(features: Any) -> np.ndarray:
+        calls[0] += 1
+        if calls[0] == sequence + 1:
+            signal.raise_signal(number)
+        return real(features)
+
+    monkeypatch.setattr(worker_module, "gram_matrix", gram)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_build_says_how_to_go_on_and_does(
+    place: Path,
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    command = build_command(place, tmp_path / "my H")
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 4, number)
+        assert main(command) == INTERRUPTED
+    said = capsys.readouterr().err
+    assert f"4 of {ROWS} sequences are kept" in said
+    assert f"\n  cocurve {' '.join(command[:1])} " in said
+    assert "--out '" in said  # quoted, ready to paste
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert main(command) == DONE
+    assert np.array_equal(the_h_in(tmp_path / "my H").matrix, the_h_in(built).matrix)
+
+
+def test_an_interrupt_before_anything_is_done_says_so(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    interrupt_at(monkeypatch, 0, signal.SIGINT)
+    assert main(build_command(place, tmp_path)) == INTERRUPTED
+    assert "interrupted before anything was done" in capsys.readouterr().err
+
+
+def test_a_log_file_gets_lines_and_no_carriage_returns(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_APART", 0.0)
+    assert main(build_command(place, tmp_path)) == DONE
+    said = capsys.readouterr().err
+    assert "\r" not in said
+    assert f"{ROWS * 18} of {ROWS * 18} ablations (100%)" in said
+    assert ", about " in said
+
+
+TERMINATED = """
+import sys, time
+import torch
+torch.set_num_threads(1)
+from cocurve_lab import worker
+from cocurve_lab.cli import main
+real = worker.gram_matrix
+def slow(features):
+    time.sleep(0.3)
+    return real(features)
+worker.gram_matrix = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_terminated_job_keeps_its_checkpoint_and_resumes_to_the_same_bits(
+    place: Path, built: Path, tmp_path: Path
+) -> None:
+    command = build_command(place, tmp_path, "--checkpoint-seconds", "0")
+    job = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED, *command], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == INTERRUPTED, said
+    assert "sequences are kept" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.glob("*.ckpt"))
+    assert not list(tmp_path.glob("H_*.pkl"))
+    assert main(command) == DONE
+    assert np.array_equal(the_h_in(tmp_path).matrix, the_h_in(built).matrix)
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
+@pytest.mark.slow
+def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cocurve_lab", "inventory", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=_with_path())
+    assert done.returncode == DONE, done.stderr
+    assert json.loads(done.stdout)["units"] == 120
+
+
+def _with_path() -> dict[str, str]:
+    """The package, also where it is not installed."""
+    root = str(Path(cl.__file__).resolve().parents[1])
+    return os.environ | {"PYTHONPATH": root}
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPER = {  # name: class, M, removable parameters; M as in the paper where it states one
+    "Llama-3.2-3B": ("LlamaForCausalLM", 672, 2_818_572_288),
+    "Llama-3.1-8B-Instruct": ("LlamaForCausalLM", 768, 6_979_321_856),
+    "Llama-3.1-70B-Instruct": ("LlamaForCausalLM", 1920, 68_451_041_280),
+    "Mistral-7B-v0.3": ("MistralForCausalLM", 768, 6_979_321_856),
+    "Mistral-Nemo-Base-2407": ("MistralForCausalLM", 960, 10_905_190_400),
+    "Mistral-Small-24B-Base-2501": ("MistralForCausalLM", 960, 22_229_811_200),
+    "Falcon3-7B-Base": ("LlamaForCausalLM", 560, 6_650_068_992),
+    "Falcon3-10B-Base": ("LlamaForCausalLM", 800, 9_500_098_560),
+    "Yi-1.5-9B": ("LlamaForCausalLM", 960, 8_304_721_920),
+    "phi-4": ("Phi3ForCausalLM", 1040, 13_631_488_000),
+    "Qwen2.5-14B": ("Qwen2ForCausalLM", 1152, 13_212_401_664),
+    "Qwen2.5-32B": ("Qwen2ForCausalLM", 1536, 31_206_080_512),
+}
+
+
+def test_every_model_of_the_paper_has_its_totals(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inventory", "--paper"]) == DONE
+    printed = capsys.readouterr().out.splitlines()
+    for name, (kind, units, cost) in PAPER.items():
+        row = f"| {name} | {kind} | {units:,} | {cost:,} |"
+        assert [line for line in printed if line.startswith(row)], row
+    assert len(printed) == 2 + len(PAPER)
+    readme = (ROOT / "README.md").read_text()
+    assert all(line in readme for line in printed)
+
+
+def test_removable_parameters_follow_from_the_configuration() -> None:
+    """The totals once more, by hand: attention and FFN of each layer, biases on q, k, v."""
+    for name, values in json.loads((ROOT / "data" / "paper_models.json").read_text()).items():
+        hidden, width = values["hidden_size"], values["intermediate_size"]
+        queries, groups = values["num_attention_heads"], values["num_key_value_heads"]
+        head = values.get("head_dim", hidden // queries)
+        attention = 2 * hidden * head * (queries + groups)
+        biases = head * (queries + 2 * groups) if values["model_type"] == "qwen2" else 0
+        layer = attention + biases + 3 * hidden * width
+        assert PAPER[name][1] == values["num_hidden_layers"] * (groups + 16)
+        assert PAPER[name][2] == values["num_hidden_layers"] * layer
