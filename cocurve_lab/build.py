@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -64,6 +65,11 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
+        if not self.checkpoint_seconds >= 0:  # NaN is not either, and would never come round
+            raise InputError(
+                f"checkpoint_seconds is {self.checkpoint_seconds}; it is a time in seconds, and 0 "
+                "writes after every sequence."
+            )
 
 
 @dataclass
@@ -278,7 +284,7 @@ class Build:
     # Checkpoints --------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint; a full disk is reported and does not stop the build."""
+        """Write the checkpoint; where that fails it is reported and does not stop the build."""
         if self.checkpoint is None:
             return
         content = {
@@ -298,7 +304,7 @@ class Build:
         except OSError as error:
             self._note(
                 f"the checkpoint {self.checkpoint} could not be written ({error}). The build goes "
-                "on; free some space before stopping it."
+                f"on; {remedy(error)} before stopping it."
             )
 
     def _note(self, event: str) -> None:
@@ -334,3 +340,10 @@ class Build:
         for name, value in self.runtime.items():  # the stored ones repeat the bits
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
+
+
+def remedy(error: OSError) -> str:
+    """What helps where a file could not be written, as a clause."""
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+        return "free some space"
+    return "make its folder one that can be written"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .architectures import describe
-from .build import Build, BuildOptions
+from .build import Build, BuildOptions, remedy
 from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InputError
@@ -153,7 +153,8 @@ def load_or_estimate(
     try:
         curvature.save(path)
     except OSError as error:  # hours of work: hand them over, whatever the disk says
-        log.warning("%s could not be written (%s). Free some space and call save(...)", path, error)
+        advice = f"To keep H, {remedy(error)} and call save(...) on the result."
+        log.warning("%s could not be written (%s). %s", path, error, advice)
         return curvature
     for leftover in (checkpoint, previous(checkpoint)):
         leftover.unlink(missing_ok=True)

@@ -29,10 +29,11 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
     path = Path(text).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
-            held = sorted(entry.name for entry in path.iterdir())[:8]
+            held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
+            found = f"holds no config.json but {held}" if held else "is empty"
             raise InputError(
-                f"the folder {text!r} holds no config.json but {', '.join(held) or 'nothing'}. "
-                "Give the folder that holds config.json and the weights."
+                f"the folder {text!r} {found}. Give the folder that holds config.json and "
+                "the weights."
             )
     elif path.is_file():
         raise InputError(f"{text!r} is a file. Give the folder that it lies in.")
@@ -72,12 +73,7 @@ def explain(model_id: str | os.PathLike[str], error: BaseException) -> InputErro
             f"there is no model {name} on the hub, nor a folder of that name here. Check the "
             "spelling (owner/name); if it is private, run `hf auth login`; or give a folder."
         )
-    if kinds & {
-        "LocalEntryNotFoundError",
-        "OfflineModeIsEnabled",
-        "ConnectError",
-        "ConnectTimeout",
-    }:
+    if kinds & _UNREACHED:
         return InputError(
             f"{name} is not in {cache_folder()} and the hub cannot be reached. Connect this "
             "machine (and unset HF_HUB_OFFLINE), or copy the model's folder here and give its path."

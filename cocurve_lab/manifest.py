@@ -4,28 +4,59 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from .architectures import KINDS, Architecture
 from .errors import FileFormatError
-from .loading import MANIFEST, model_dtype
+from .loading import MANIFEST, fingerprint_tensor, model_dtype
 from .selection import Selection
+from .storage import fingerprint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FORMAT, VERSION = "cocurve-pruned", 2
 READABLE = (1, 2)  # version 1 held neither a card nor what transformers needs to read it alone
 
 
-def manifest_of(architecture: Architecture, selection: Selection) -> dict[str, Any]:
+# of the weights since they were pruned; "converted": to another dtype, which hides all else
+Weights = Literal["unchanged", "converted", "changed", "unknown"]
+_ROUND = (
+    *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
+    "weights_since_pruning",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The model a plan was cut out of, as it was before.
+
+    Attributes:
+        dense_fingerprint: `loading.fingerprint_model` of it.
+        manifest: its own, where it had been pruned before.
+    """
+
+    dense_fingerprint: str
+    manifest: Mapping[str, Any] | None = None
+
+
+def manifest_of(architecture: Architecture, selection: Selection, origin: Origin) -> dict[str, Any]:
     """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
-    source = str(architecture.model.config._name_or_path)
+    source, earlier = str(architecture.model.config._name_or_path), origin.manifest
+    base = Path(source).name if Path(source).exists() else source
     return {
         "format": FORMAT,
         "version": VERSION,
         "dtype": model_dtype(architecture.model),
-        "base_model": Path(source).name if Path(source).exists() else source,
+        "base_model": base if earlier is None else earlier.get("base_model"),
+        "dense_fingerprint": origin.dense_fingerprint,
+        "weights_fingerprint": fingerprint_weights(architecture.model),
+        "weights_since_pruning": "unchanged",
+        "earlier_rounds": [] if earlier is None else _rounds(earlier),
         "layers": widths_of(architecture),
         "ffn_groups": selection.units.ffn_groups,
         "guards": dataclasses.asdict(selection.guards),
@@ -42,6 +73,35 @@ def manifest_of(architecture: Architecture, selection: Selection) -> dict[str, A
         "selection_fingerprint": selection.fingerprint,
         "curvature_fingerprint": selection.curvature_fingerprint,
     }
+
+
+def fingerprint_weights(model: PreTrainedModel) -> str:
+    """SHA-256 over the weights alone: a saved folder may have another configuration."""
+    weights = sorted(model.state_dict().items())
+    return fingerprint([[name, fingerprint_tensor(tensor)] for name, tensor in weights])
+
+
+def weights_now(model: PreTrainedModel, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The manifest's fields on the weights as they are now, against those it was written for.
+
+    Returns:
+        "weights_fingerprint", of now, and "weights_since_pruning" (`Weights`): "changed" and
+        "unknown" stay so in every later save, "converted" unless more is found.
+    """
+    mark, now = manifest.get("weights_fingerprint"), fingerprint_weights(model)
+    state: Weights = manifest.get("weights_since_pruning", "unknown")
+    if mark is None:
+        state = "unknown"
+    elif now != mark and model_dtype(model) == manifest["dtype"]:
+        state = "changed"
+    elif now != mark and state == "unchanged":
+        state = "converted"
+    return {"weights_fingerprint": now, "weights_since_pruning": state}
+
+
+def _rounds(earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rounds of pruning a model went through, oldest first."""
+    return [*earlier.get("earlier_rounds", ()), {name: earlier.get(name) for name in _ROUND}]
 
 
 def widths_of(architecture: Architecture) -> list[dict[str, int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .architectures import describe
 from .calibration import CalibrationSet
 from .equivalence import Reference
-from .manifest import manifest_of
+from .loading import fingerprint_model
+from .manifest import Origin, manifest_of, weights_now
 from .runtime import require_one_device
 from .selection import Selection
 from .slicing import settle_heads, sliced_modules
@@ -36,7 +37,8 @@ def prune(
             anything is cut.
 
     Returns:
-        The pruned model, with `cocurve_manifest` describing its widths.
+        The pruned model, with `cocurve_manifest` describing its widths, the plan, and fingerprints
+        of the dense and of the pruned weights. Both are read in full for that.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
@@ -48,6 +50,7 @@ def prune(
     require_one_device(model)
     architecture.require_unpacked()
     selection.require_units(enumerate_units(model, selection.units.ffn_groups or 16))
+    origin = _origin(model)
     reference = None
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
@@ -61,7 +64,15 @@ def prune(
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         pruned = copy.deepcopy(model, memo)
     settle_heads(describe(pruned))
-    pruned.cocurve_manifest = manifest_of(describe(pruned), selection)  # type: ignore[assignment]
+    manifest = manifest_of(describe(pruned), selection, origin)
+    pruned.cocurve_manifest = manifest  # type: ignore[assignment]
     if reference is not None:
         reference.require_equal(pruned)
     return pruned
+
+
+def _origin(model: PreTrainedModel) -> Origin:
+    earlier: Any = getattr(model, "cocurve_manifest", None)
+    if earlier is not None:
+        earlier = earlier | weights_now(model, earlier)
+    return Origin(fingerprint_model(model), earlier)

@@ -25,6 +25,7 @@ from .errors import InputError, MismatchError, NumericalError
 from .fisher import kl_divergence
 from .loading import fingerprint_model, model_device, model_dtype
 from .masking import Scales, column_scales, resolve, scaled, stack_rows
+from .progress import Progress, open_bar
 from .replay import widen
 from .runtime import is_out_of_memory, measuring, require_measurable
 from .selection import Selection
@@ -222,7 +223,11 @@ def measure_plans(
 
 
 def model_risk(
-    teacher: PreTrainedModel, student: PreTrainedModel, text: CalibrationSet
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    text: CalibrationSet,
+    *,
+    progress: Progress = False,
 ) -> np.ndarray:
     """KL(teacher || student) of two models with one vocabulary, sequence by sequence.
 
@@ -231,6 +236,7 @@ def model_risk(
     Args:
         teacher, student: on one device; the student's dtype may differ.
         text: rows and scored positions.
+        progress: show a bar; "lines" writes lines for a log file instead.
 
     Returns:
         [sequences] float64, mean over scored positions, full vocabulary, nats per token.
@@ -250,7 +256,8 @@ def model_risk(
         require_measurable(model, text)
     values = []
     threads = torch.get_num_threads()
-    with measuring(teacher, threads), measuring(student, threads):
+    bar = open_bar(progress, total=len(text), desc="KL", unit="row")
+    with measuring(teacher, threads), measuring(student, threads), bar:
         for number in range(len(text)):
             ids = text.input_ids[number : number + 1].to(model_device(teacher))
             positions = text.scored[number].to(ids.device)
@@ -261,6 +268,7 @@ def model_risk(
             )
             kl = kl_divergence(torch.softmax(logits, dim=-1), other - logits)
             values.append(float(kl.double().mean()))
+            bar.update()
     if not np.isfinite(values).all():
         raise NumericalError(
             "a model gives NaN or infinite logits. Half precision may overflow: try bfloat16."

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from .architectures import describe
 from .calibration import CalibrationSet
-from .errors import InputError
-from .loading import embedding_weight
+from .errors import ArchitectureError, InputError
+from .loading import embedding_weight, model_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _REGISTRY = threading.Lock()
+_KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()
 
 
 def exclusive(model: nn.Module) -> threading.RLock:
@@ -66,7 +68,7 @@ def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> N
     """Raise InputError if the model cannot be run on this text.
 
     Its weights must be on one device (see `require_one_device`); token ids and row length must be
-    such as it was made for.
+    such as it was made for; its logits must be those of its head (see `require_known_head`).
     """
     require_one_device(model)
     largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
@@ -81,6 +83,37 @@ def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> N
             f"rows have {calibration.seq_len} tokens, the model's context is {context}. Use "
             f"seq_len={context} or less."
         )
+    require_known_head(model, calibration.input_ids[:1, :8])
+
+
+def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
+    """Raise ArchitectureError where logits are not what `Architecture.logits` says they are.
+
+    Some families scale or shift their logits after the head; everything measured would then be
+    wrong by a factor, and nothing else would show it. Checked once per model, on a few tokens.
+
+    Args:
+        ids: [1, T] token ids.
+    """
+    if model in _KNOWN_HEADS:
+        return
+    architecture, seen = describe(model), []
+    keep = architecture.decoder.register_forward_hook(lambda _, __, out: seen.append(out))
+    try:
+        with exclusive(model), torch.inference_mode():
+            logits = model(input_ids=ids.to(model_device(model)), use_cache=False).logits
+            expected = architecture.logits(seen[-1][0])
+    finally:
+        keep.remove()
+    size = float(expected.abs().max())
+    gap = float((logits.float() - expected.float()).abs().max())
+    if gap > 0.01 * size:
+        raise ArchitectureError(
+            f"the logits of {type(model).__name__} differ by up to {gap:.3g} from what its head "
+            f"makes of its last hidden states (up to {size:.3g}): this family does something to "
+            "them afterwards, such as scaling. Teach Architecture.logits about it first."
+        )
+    _KNOWN_HEADS.add(model)
 
 
 def require_one_device(model: PreTrainedModel) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,22 @@ from torch import Tensor
 from .architectures import KINDS, Architecture, Kind, describe
 from .errors import FileFormatError, InputError
 from .export.card import CardFacts, model_card
-from .export.folder import dense_configuration, write_configuration
+from .export.folder import MODELLING_FILE, dense_configuration, write_configuration
 from .loading import MANIFEST, model_dtype, pick_device
-from .manifest import VERSION, read_manifest, widths_of
+from .manifest import VERSION, read_manifest, weights_now, widths_of
 from .slicing import EmptyAttention, kept_rows, settle_heads, slice_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_WRITTEN = (  # what a save may put into a folder; a save over it deletes nothing else
+    *(MANIFEST, MODELLING_FILE, "README.md", "config.json", "generation_config.json"),
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *("chat_template.jinja", "additional_chat_templates"),
+)
 
 
 def save_pruned(
@@ -37,38 +48,37 @@ def save_pruned(
     transformers reads the folder without this library: as a stock model where all layers have the
     same widths, else with `trust_remote_code=True`, by the short modelling file written beside the
     weights (Llama, Mistral, Qwen2 and 3, Phi3, Gemma 1 to 3). Other families need `load_pruned`;
-    the card and "loads_with" in the manifest say which. The folder appears whole or not at all.
+    the card and "loads_with" in the manifest say which. The folder appears whole or not at all. The
+    card says whether the weights are still those that `prune` made.
 
     Args:
         pruned: what `prune` returned.
-        folder: where; must not exist yet, or be empty, unless `overwrite`.
+        folder: where; must not exist yet, or be empty, unless `overwrite`. Links are followed.
         tokenizer: of the dense model, saved along.
         evaluation: what was measured; the card states nothing else.
-        overwrite: replace a folder that holds an earlier pruned model.
+        overwrite: replace a folder that holds an earlier pruned model and nothing else.
 
     Raises:
-        InputError: the model was not made by `prune`, or the folder is taken.
+        InputError: the model was not made by `prune`, or the folder is taken, holds other files
+            too, or is the working directory.
+        OSError: the folder cannot be written; what was there is still there.
     """
     manifest = getattr(pruned, "cocurve_manifest", None)
     if manifest is None:
         raise InputError(
             "this model carries no manifest: it was not made by prune. Prune it, then save."
         )
-    folder = Path(folder)
-    taken = folder.is_file() or (folder.exists() and any(folder.iterdir()))
-    if taken and not (overwrite and (folder / MANIFEST).exists()):
-        raise InputError(
-            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
-            "replace an earlier pruned model there."
-        )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    place = Path(folder).resolve()  # a link stays, the folder it leads to is replaced
+    _require_free(place, overwrite=overwrite)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(place)
     try:
         pruned.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
         layers = widths_of(describe(pruned))
         manifest = manifest | {
+            **weights_now(pruned, manifest),
             "version": VERSION,
             "layers": layers,
             "dtype": model_dtype(pruned),  # it may have been converted since
@@ -78,18 +88,12 @@ def save_pruned(
         _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
         card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
         _write(temporary / "README.md", card)
-        temporary.chmod(0o755)
-        if folder.exists():  # set aside, not deleted, until the new one is in place
-            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
-            folder.rename(old / folder.name)
-            temporary.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            temporary.rename(folder)
+        _open_to_others(temporary)
+        _put_in_place(temporary, place)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return folder
+    return Path(folder)
 
 
 def load_pruned(
@@ -147,6 +151,57 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
         )
     _narrow(describe(model), manifest["layers"])
     return model
+
+
+def _require_free(folder: Path, *, overwrite: bool) -> None:
+    if folder == Path.cwd():
+        raise InputError(
+            f"{folder} is the working directory, which a save would replace. Give a folder in it."
+        )
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if (names or folder.is_file()) and not (overwrite and MANIFEST in names):
+        raise InputError(
+            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
+            "replace an earlier pruned model there."
+        )
+    other = [name for name in names if not any(fnmatch.fnmatch(name, own) for own in _WRITTEN)]
+    if other:
+        raise InputError(
+            f"{folder} also holds {', '.join(other)}, which no save wrote and overwriting would "
+            "delete. Move them away, or choose another folder."
+        )
+
+
+def _beside(folder: Path) -> Path:
+    """A new hidden folder on the same disk; not mkdtemp, whose folders are for one user alone."""
+    path = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    path.mkdir()
+    return path
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the permissions of the umask, as the folder has them: weights come as 0600."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(stat.S_IMODE(folder.stat().st_mode) & 0o666)
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename into place; what was there is set aside, and comes back if that fails."""
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    old = _beside(folder)
+    aside = old / folder.name
+    try:
+        folder.rename(aside)
+        temporary.rename(folder)
+    except BaseException:
+        if aside.exists() and temporary.exists():
+            aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(path: Path, text: str) -> None:

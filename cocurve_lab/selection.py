@@ -14,6 +14,7 @@ import numpy as np
 from .architectures import KINDS, Kind
 from .curvature import Curvature
 from .errors import FileFormatError, InputError
+from .plan_fields import require_fields
 from .storage import fingerprint
 from .targets import Target
 from .units import Unit, UnitSet
@@ -319,7 +320,8 @@ class Selection:
         """Read `to_json` output.
 
         Raises:
-            FileFormatError: not JSON, another format or version, or a field is missing.
+            FileFormatError: not JSON, another format or version, or a field is missing or holds
+                what it cannot (named).
         """
         try:
             content = json.loads(text)
@@ -329,16 +331,21 @@ class Selection:
                     f"this JSON is {found[0]!r} version {found[1]!r}, not a selection of version "
                     "1. Give what Selection.to_json wrote."
                 )
+            require_fields(content)
             content["units"] = UnitSet.from_plain(content["units"])
             content["pruned"] = content["units"].indices(content["pruned"])
             content["guards"] = Guards(**content["guards"])
-            content["gains"] = {int(index): gain for index, gain in content["gains"].items()}
+            content["gains"] = {
+                content["units"].index(int(index)): gain for index, gain in content["gains"].items()
+            }
             if "target" in content:
                 content["target"] = Target(**content["target"])
             for name in ("node_terms", "edge_terms"):
-                content[name] = None if content[name] is None else np.array(content[name])
+                content[name] = (
+                    None if content[name] is None else np.array(content[name], np.float64)
+                )
             return cls(**content)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise FileFormatError(
                 f"not a selection: {type(error).__name__} {error}. Give what Selection.to_json "
                 "wrote."

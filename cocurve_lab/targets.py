@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,21 +234,32 @@ def _of_model(units: UnitSet, model: PreTrainedModel) -> list[int]:
 
 def _derived(units: UnitSet) -> list[int]:
     ffn = next((unit for unit in units if unit.kind == "ffn"), None)
-    # a gated channel costs 3 x hidden, and 2 more where gate and up have biases
-    hidden = 0 if ffn is None else ffn.cost // (ffn.stop - ffn.start) // 3
-    return [0 if unit.kind == "ffn" else _head_dim(unit, hidden) for unit in units]
+    sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
+    return [0 if unit.kind == "ffn" else _head_dim(unit, sizes) for unit in units]
 
 
-def _head_dim(unit: Unit, hidden: int) -> int:
+def _hidden_sizes(channel: int) -> list[int]:
+    """Hidden sizes that fit what an FFN channel costs: gated ones, then ones without a gate.
+
+    A gated channel costs 3 x hidden, and 2 more with biases; one without a gate 2 x hidden, and 1
+    more with its bias.
+    """
+    forms = ((3, 0), (3, 2), (2, 1), (2, 0))
+    return [(channel - more) // per for per, more in forms if (channel - more) % per == 0]
+
+
+def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
     """head_dim of one KV head: q and output have `width` rows each, k and v head_dim."""
     width = unit.stop - unit.start
-    for head in (width // queries for queries in range(1, width + 1) if width % queries == 0):
+    heads = [width // queries for queries in range(1, width + 1) if width % queries == 0]
+    for hidden, head in product(sizes, heads):
         plain = 2 * hidden * (width + head)
-        if hidden and unit.cost in (plain, plain + width + 2 * head):  # biases on q, k, v (Qwen2)
+        biases, norms = width + 2 * head, width + head  # on q, k and v (Qwen2); of q and k (OLMo2)
+        if hidden and unit.cost - plain in (0, biases, norms):
             return head
     raise InputError(
-        f"the cost {unit.cost:,} of {unit} fits no head_dim for hidden size {hidden}, so what it "
-        "caches is not known. Give Target(kv_cache=..., costs=kv_cache_costs(units, dtype, model))."
+        f"the cost {unit.cost:,} of {unit} fits no head_dim, so what it caches is not known. Give "
+        "Target(kv_cache=..., costs=kv_cache_costs(units, dtype, model))."
     )
 
 

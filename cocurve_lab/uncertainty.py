@@ -131,7 +131,9 @@ def jackknife(
     `selection_stability`). Means of |rho| bend where a true rho is 0. In simulations with Gaussian
     features and 16 groups the 95 % interval of the FFN redundancy held in 91-95 % of cases where
     the noise was well below the redundancy, and in 0-2 % where all true rho were 0: half the
-    bias is found there, and it exceeds the standard error, which `trustworthy` reports.
+    bias is found there, and it exceeds the standard error, which `trustworthy` reports. Single
+    saliencies are skewed: resampling 16 (32) of 96 rows of the embedded model, their 95 % intervals
+    held in 83 % (86 %), and those of the logarithm, `lambda c: np.log(c.saliency)`, in 87 % (89 %).
 
     Args:
         curvature: H [M, M] with its groups, from `estimate_curvature` or `merge`.

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from models import CONTEXT, GROUPS, tiny_model, word_tokenizer
+from safetensors.torch import load_file, save_file
 
 import cocurve_lab as cl
+from cocurve_lab import build as build_module
 from cocurve_lab import progress
 from cocurve_lab import worker as worker_module
-from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
+from cocurve_lab.loading import MANIFEST
 
 ROWS = 6
 CUT = ["--length", "20", "--sequences", str(ROWS)]
@@ -120,7 +125,10 @@ def test_from_h_to_a_smaller_model(
     assert "computes what the masked model computes" in capsys.readouterr().out
     evaluate = ["evaluate", str(smaller), "--against", dense, "--device", "cpu", *text, "--json"]
     assert main(evaluate) == DONE
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "KL: 3 of 3 rows" in said.err
+    assert "perplexity: " in said.err
     model, tokenizer = cl.load_model(dense, device="cpu")
     rows = cl.CalibrationSet.from_file(
         place / "held_out.jsonl",
@@ -142,7 +150,6 @@ def test_from_h_to_a_smaller_model(
         assert word in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("default::UserWarning")
 def test_a_pruned_folder_becomes_one_gguf_file(
     place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,19 +270,37 @@ def test_what_exists_is_never_overwritten(
         (["build", "demo", "--out", "H", "--shard", "3/2"], USAGE, "shards count from 1"),
         (["build", "demo", "--out", "H", "--shard", "half"], USAGE, "'half' is not of the form"),
         (["build", "demo", "--out", "H", "--positions", "some"], USAGE, "neither a number nor all"),
+        (["build", "demo", "--out", "H", "--checkpoint-seconds", "nan"], FAILED, "seconds is nan"),
+        (["build", "demo", "--out", "H", "--calibration", "no.jsonl"], FAILED, "no text no.jsonl"),
+        (["build", "demo", "--out", "/dev/null"], FAILED, "nothing can be written into /dev/null"),
+        (["build", "demo", "--out", "/dev/null/H"], FAILED, "nothing can be written into"),
         (["solve", "H", "--out", "p"], USAGE, "one of the arguments --ratio"),
         (["solve", "H", "--ratio", "0.2", "--size", "1 GB", "--out", "p"], USAGE, "not allowed"),
         (["build", "demo", "--out", "H", "--shard", "1/17"], FAILED, "at most 16 shards"),
         (["build", "no-such/folder/here", "--out", "H"], FAILED, "no-such/folder/here"),
         (["solve", "nowhere", "--ratio", "0.2", "--out", "p"], FAILED, "there is no nowhere"),
         (["prune", "demo", "nowhere", "--out", "f"], FAILED, "there is no plan nowhere"),
+        (["solve", ".", "--size", "5 MB", "--out", "p"], FAILED, "for example --dtype bfloat16."),
+        (
+            ["solve", ".", "--ratio", "0", "--dtype", "float16", "--out", "p"],
+            FAILED,
+            "--dtype float16 says what --size and --kv-cache count in",
+        ),
+        (["export", "f", "--gguf", "g", "--dtype", "bf16"], USAGE, "invalid choice: 'bf16'"),
+        (["evaluate", "demo", "--text", "no.jsonl"], FAILED, "there is no text no.jsonl"),
+        (["evaluate", "demo", "--text", "."], FAILED, ". is a folder"),
+        (
+            ["evaluate", "demo", "--suite", "demo", "--report", "/dev/null/r"],
+            FAILED,
+            "nothing can be written into",
+        ),
         (["merge", "nowhere"], FAILED, "there is no nowhere"),
         (["merge", "."], FAILED, "holds no finished shards"),
         (["solve", ".", "--ratio", "0.2", "--out", "p"], FAILED, "holds no H"),
         (["evaluate", "demo", "--report", "r"], FAILED, "--report keeps what --suite measures"),
-        (["inventory", "--config", "nowhere.json"], FAILED, "nowhere.json"),
+        (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
     ],
-    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value).replace("/", "|") if isinstance(value, list) else "",
 )
 def test_bad_command_lines_say_what_is_wrong(
     command: list[str],
@@ -303,6 +328,162 @@ def test_help_explains_every_verb_with_an_example(
     said = capsys.readouterr().out
     assert f"  cocurve {verb or 'build'} " in said  # an example to copy
     assert len(said.splitlines()) > 12
+
+
+def test_a_report_that_exists_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluating, "read_any_model", None)
+    report = tmp_path / "report.json"
+    report.write_text("mine")
+    assert main(["evaluate", "demo", "--suite", "demo", "--report", str(report)]) == FAILED
+    assert f"{report} exists; it is not overwritten" in capsys.readouterr().err
+    assert report.read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=["full", "forbidden"])
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_build_that_cannot_be_written_is_a_failure_that_says_what_is_kept(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+    checkpointed: bool,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    command = build_command(place, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(cl.Curvature, "save", refuse)
+        if not checkpointed:
+            patch.setattr(build_module, "write_atomically", refuse)
+        assert main(command) == FAILED
+    assert not list(tmp_path.glob("H_*.pkl"))
+    said = capfd.readouterr().err
+    assert "no H could be written into" in said
+    assert ("keeps what is done" in said) is checkpointed
+    assert ("Nothing of the 6 sequences done is kept" in said) is not checkpointed
+    assert ("free some space" in caplog.text) is (number == errno.ENOSPC)
+    assert os.strerror(number) in caplog.text
+    if checkpointed:
+        monkeypatch.setattr(worker_module, "gram_matrix", None)  # the checkpoint holds all of it
+        assert main(command) == DONE
+        assert len(list(tmp_path.glob("H_*.pkl"))) == 1
+
+
+def test_a_folder_without_h_says_how_to_get_one(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve = ["solve", str(tmp_path), "--ratio", "0.2", "--out", str(tmp_path / "p")]
+    for name, advice in (
+        ("mine", "Build one: cocurve build"),
+        ("H_model_0.ckpt", "An unfinished build lies there"),
+        ("H_model_0.shard-1-of-2.pkl", "Merge its shards"),
+    ):
+        (tmp_path / name).touch()
+        assert main(solve) == FAILED
+        said = capsys.readouterr().err
+        assert advice in said
+        assert "of one" not in said
+
+
+# What is there already --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pruned(place: Path, tmp_path: Path) -> list[str]:
+    """The command that made a pruned folder."""
+    units = cl.enumerate_units(tiny_model(), GROUPS)
+    (tmp_path / "plan.json").write_text(cl.Selection.from_pruned(units, [0, 7, 8]).to_json())
+    command = ["prune", str(place / "model"), str(tmp_path / "plan.json")]
+    command += ["--out", str(tmp_path / "smaller"), "--device", "cpu"]
+    assert main(command) == DONE
+    return command
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_folder_of_the_same_plan_is_the_same_only_for_model_and_dtype(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(tmp_path / "smaller")
+    other = tiny_model()
+    other.get_input_embeddings().weight.data[0] += 1
+    other.save_pretrained(tmp_path / "other")
+    word_tokenizer(CONTEXT).save_pretrained(tmp_path / "other")
+    cases = (
+        (pruned, DONE, "holds this very plan already"),
+        (["prune", str(tmp_path / "other"), *pruned[2:]], FAILED, "plan of another dense model"),
+        ([*pruned, "--dtype", "bfloat16"], FAILED, "holds this plan in float32, not bfloat16"),
+    )
+    for command, code, message in cases:
+        capsys.readouterr()
+        assert main(command) == code
+        said = capsys.readouterr()
+        assert message in said.out + said.err
+        assert contents(tmp_path / "smaller") == before
+
+
+def test_verify_checks_a_folder_that_is_there_already(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ["--verify", "--text", str(place / "held_out.jsonl"), "--length", "20"]
+    assert main([*pruned, *text]) == DONE
+    assert "it computes what the masked model computes" in capsys.readouterr().out
+    weights = tmp_path / "smaller" / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(name for name in sorted(tensors) if "norm" in name)
+    save_file(tensors | {name: 3 * tensors[name]}, weights, {"format": "pt"})
+    assert main([*pruned, *text]) == FAILED
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda manifest: "garbage", "is damaged"),
+        (lambda manifest: "[]", "is damaged"),
+        (lambda manifest: _without(manifest, "dense_fingerprint"), "does not say of which"),
+    ],
+    ids=["garbage", "a list", "no fingerprint"],
+)
+def test_a_folder_with_another_manifest_is_refused_in_words(
+    pruned: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: Callable[[str], str],
+    message: str,
+) -> None:
+    path = tmp_path / "smaller" / MANIFEST
+    path.write_text(content(path.read_text()))
+    before = contents(tmp_path / "smaller")
+    assert main(pruned) == FAILED
+    assert message in capsys.readouterr().err
+    assert contents(tmp_path / "smaller") == before
+
+
+def _without(text: str, key: str) -> str:
+    return json.dumps({name: value for name, value in json.loads(text).items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [(b"\xff\xfe\0", "is not UTF-8"), (b"[" * 200_000, "RecursionError"), (b"{}", "KeyError")],
+    ids=["binary", "deep", "empty"],
+)
+def test_what_is_no_plan_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], payload: bytes, message: str
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(payload)
+    assert main(["prune", "demo", str(path), "--out", str(tmp_path / "f")]) == FAILED
+    said = capsys.readouterr().err
+    assert message in said
+    assert str(path) in said
 
 
 # Interruption -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from cocurve_lab.evaluation.perplexity import Perplexity
 from cocurve_lab.export import modeling_cocurve
 from cocurve_lab.export.card import CardFacts
 from cocurve_lab.export.folder import MODELLING_FILE
-from cocurve_lab.loading import MANIFEST
+from cocurve_lab.loading import MANIFEST, fingerprint_model
 from cocurve_lab.saving import load_pruned, save_pruned
 
 BARE = Path(__file__).with_name("bare.py")
@@ -353,6 +354,101 @@ def test_the_card_repeats_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(torch.equal(again[key], value) for key, value in pruned.state_dict().items())
 
 
+# What became of the weights since they were pruned -------------------------------------------
+
+
+def saved_as(pruned: Any, folder: Path) -> tuple[dict[str, Any], str]:
+    save_pruned(pruned, folder)
+    return json.loads((folder / MANIFEST).read_text()), (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_the_manifest_names_the_weights_before_and_after(tmp_path: Path, inplace: bool) -> None:
+    model = tiny_model()
+    before = fingerprint_model(model)
+    pruned: Any = cl.prune(model, plan_of(model, EVEN), inplace=inplace)
+    manifest, card = saved_as(pruned, tmp_path / "small")
+    assert manifest["dense_fingerprint"] == before != fingerprint_model(pruned)
+    assert manifest["weights_fingerprint"] == pruned.cocurve_manifest["weights_fingerprint"]
+    assert manifest["weights_since_pruning"] == "unchanged"
+    assert "nothing was trained after pruning" in card
+    assert "## How to repeat it\n" in card
+    # read back, its configuration is another, its weights are not
+    loaded = load_pruned(tmp_path / "small")
+    assert saved_as(loaded, tmp_path / "again")[0]["weights_since_pruning"] == "unchanged"
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_changed_weights_are_not_passed_off_as_those_of_the_plan(
+    tmp_path: Path, read_back: bool
+) -> None:
+    model = tiny_model()
+    pruned: Any = cl.prune(model, plan_of(model, UNEVEN))
+    if read_back:
+        pruned = load_pruned(save_pruned(pruned, tmp_path / "first"))
+    with torch.no_grad():
+        pruned.model.layers[1].mlp.down_proj.weight[0, 0] += 1e-3
+    manifest, card = saved_as(pruned, tmp_path / "trained")
+    assert manifest["weights_since_pruning"] == "changed"
+    assert "the weights were changed after pruning" in card
+    assert "nothing was trained" not in card
+    assert "KL predicted" not in card
+    assert "pruning_risk" not in card
+    assert "## How to repeat the pruning\n" in card
+    assert "does not repeat what came after" in card
+    again = load_pruned(tmp_path / "trained")
+    assert saved_as(again, tmp_path / "later")[0]["weights_since_pruning"] == "changed"
+    half = again.to(torch.bfloat16)
+    assert saved_as(half, tmp_path / "half")[0]["weights_since_pruning"] == "changed"
+
+
+def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, UNEVEN)).to(torch.bfloat16)
+    manifest, card = saved_as(pruned, tmp_path / "half")
+    assert manifest["weights_since_pruning"] == "converted"
+    assert "converted to bfloat16" in card
+    assert "would not be recorded" in card
+    assert "nothing was trained" not in card
+    loaded: Any = load_pruned(tmp_path / "half")
+    assert saved_as(loaded, tmp_path / "same")[0]["weights_since_pruning"] == "converted"
+    with torch.no_grad():
+        loaded.lm_head.weight[0, 0] += 1
+    assert saved_as(loaded, tmp_path / "other")[0]["weights_since_pruning"] == "changed"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
+    model = tiny_model()
+    once: Any = load_pruned(save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "once"))
+    if trained:
+        with torch.no_grad():
+            once.lm_head.weight[0, 0] += 1
+    twice = cl.prune(once, plan_of(once, ["L0.ffn[1]"]))
+    manifest, card = saved_as(twice, tmp_path / "twice")
+    assert manifest["dense_fingerprint"] == fingerprint_model(once)
+    (first,) = manifest["earlier_rounds"]
+    assert first["pruned_units"] == UNEVEN
+    assert first["dense_fingerprint"] == fingerprint_model(model)
+    assert first["weights_since_pruning"] == ("changed" if trained else "unchanged")
+    assert manifest["base_model"] == once.cocurve_manifest["base_model"]
+    assert "had been pruned before (rounds: 1)" in card
+    assert ("Between rounds the weights were changed" in card) is trained
+    assert "cl.load_pruned(" in card.partition("## How to repeat")[2]
+    assert "load_model(" not in card.partition("## How to repeat")[2]
+
+
+def test_a_ratio_nobody_asked_for_is_not_named(tmp_path: Path) -> None:
+    _, text = card_of(tmp_path / "small")
+    assert "asked" not in text
+    assert "units chosen by hand or by another method" in text
+    model = tiny_model()
+    plan = replace(plan_of(model, UNEVEN), requested_ratio=0.1234, interaction_strength=1.0)
+    _, text = saved_as(cl.prune(model, plan), tmp_path / "solved")
+    assert "ratio asked: 12.34%" in text
+    assert "by hand" not in text
+
+
 # Folders one should not trust, or that are not whole --------------------------------------------
 
 
@@ -374,7 +470,8 @@ def test_folders_of_the_first_version_are_read(folder: Path) -> None:
     model = tiny_model()
     pruned = cl.prune(model, plan_of(model, UNEVEN))
     manifest = json.loads((folder / MANIFEST).read_text())
-    new = ("loads_with", "parameters", "base_model", "ffn_groups", "guards", "removed_parameters")
+    new = {"loads_with", "parameters", "base_model", "ffn_groups", "guards", "removed_parameters"}
+    new |= {"dense_fingerprint", "weights_fingerprint", "weights_since_pruning", "earlier_rounds"}
     old = {key: value for key, value in manifest.items() if key not in new} | {"version": 1}
     for name in (MODELLING_FILE, "README.md"):
         (folder / name).unlink()
@@ -385,7 +482,10 @@ def test_folders_of_the_first_version_are_read(folder: Path) -> None:
     assert torch.equal(full_logits(loaded, ids), full_logits(pruned, ids))
     again = save_pruned(loaded, folder.parent / "again")
     assert json.loads((again / MANIFEST).read_text())["version"] == 2
-    assert "parameters removed: not recorded" in (again / "README.md").read_text()
+    card = (again / "README.md").read_text()
+    assert "parameters removed: not recorded" in card
+    assert "whether the weights were changed after pruning is not recorded" in card
+    assert "KL predicted" not in card
 
 
 def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -454,3 +554,73 @@ def test_an_interrupted_save_leaves_what_was_there(
             save_pruned(other, target, tokenizer=tokenizer, overwrite=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_failed_rename_brings_the_old_model_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.startswith(".small.") and Path(target) == folder:  # the new one, into place
+            raise OSError("no")
+        return rename(self, target)
+
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no"):
+        save_pruned(other, folder, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_overwriting_deletes_nothing_a_save_did_not_write(folder: Path) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    save_pruned(other, folder, tokenizer=word_tokenizer(), overwrite=True)
+    save_pruned(other, folder, overwrite=True)  # a tokenizer's files are a save's own
+    (folder / "my_adapter").mkdir()
+    (folder / "notes.txt").write_text("keep")
+    with pytest.raises(cl.InputError, match=r"also holds my_adapter, notes\.txt"):
+        save_pruned(other, folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "keep"
+    assert (folder / "my_adapter").is_dir()
+
+
+def test_the_working_directory_is_not_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    monkeypatch.chdir(folder)
+    for place in (".", folder):
+        with pytest.raises(cl.InputError, match="working directory"):
+            save_pruned(other, place, overwrite=True)
+    assert load_pruned(folder).num_parameters() > 0
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert load_pruned(save_pruned(other, "inside")).num_parameters() == other.num_parameters()
+
+
+def test_a_link_stays_and_its_folder_is_replaced(folder: Path) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert save_pruned(other, link, overwrite=True) == link
+    assert link.is_symlink()
+    assert load_pruned(folder).num_parameters() == other.num_parameters()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, UNEVEN))
+    earlier = os.umask(mask)
+    try:
+        folder = save_pruned(pruned, tmp_path / "small", tokenizer=word_tokenizer())
+    finally:
+        os.umask(earlier)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~mask
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~mask}

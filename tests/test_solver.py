@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cocurve_lab.curvature import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError
+from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.selection import Guards, Selection
 from cocurve_lab.solver import reachable_ratio, solve_greedy
 from cocurve_lab.units import Unit, UnitSet
@@ -263,6 +265,72 @@ def test_a_selection_survives_json() -> None:
     assert again.predicted_risk == plan.predicted_risk
     assert again.fingerprint == plan.fingerprint
     assert again.forced == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requested_ratio", "x"),
+        ("requested_ratio", math.nan),
+        ("requested_ratio", True),
+        ("ordered", 1),
+        ("pruned", [0.0]),
+        ("pruned", [True]),
+        ("pruned", 3),
+        ("node_terms", [1.0]),
+        ("node_terms", ["1"]),
+        ("edge_terms", {}),
+        ("edge_terms", [math.inf] * 4),
+        ("interaction_strength", "1"),
+        ("interaction_strength", 10**400),
+        ("gains", {"1": "2"}),
+        ("gains", [1]),
+        ("curvature_fingerprint", 7),
+        ("forced", 1.0),
+        ("forced", -1),
+        ("uniform", "yes"),
+        ("units.units", [["ffn", 0, 0, 0, 1]]),
+        ("units.units", [["head", 0, 0, 0, 1, 1]]),
+        ("units.units", [["ffn", 0, 0, 0, 1, 2**63]]),
+        ("units.ffn_groups", "16"),
+        ("units.total_parameters", -1),
+        ("units.model_layers", 1.5),
+        ("guards.layer_cap", "0.5"),
+        ("guards.layer_cap_factor", math.inf),
+        ("guards.protect_first", 0.5),
+        ("guards.protect_last", True),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
+    content = json.loads(solve_greedy(random_curvature(SMALL), 0.3).to_json())
+    *whole, name = field.split(".")
+    (content[whole[0]] if whole else content)[name] = value
+    with pytest.raises(FileFormatError, match=rf"not a selection: ({field} is|{field} has)"):
+        Selection.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pruned": [99]}, {"pruned": [1, 1]}, {"gains": {"99": 1.0}}, {"gains": {"a": 1.0}},
+     {"guards": []}, {"guards": {"kinds": 3}}, {"units": []}, {"target": {"ratio": "x"}},
+     {"unknown": 1}],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any]) -> None:
+    content = json.loads(solve_greedy(random_curvature(SMALL), 0.3).to_json()) | change
+    if "pruned" in change:
+        content |= {"node_terms": None, "edge_terms": None}
+    with pytest.raises(FileFormatError, match="not a selection"):
+        Selection.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, "[]", "7", "null", "{", "{}"], ids=lambda text: text[:9]
+)
+def test_json_that_is_no_plan_is_a_file_format_error(text: str) -> None:
+    with pytest.raises(FileFormatError, match="not a selection"):
+        Selection.from_json(text)
 
 
 # Guards -------------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..build import BuildOptions
 from ..errors import InputError
-from .common import add_model, add_verb, progress
-from .texts import add_text, calibration_rows
+from .common import add_model, add_verb, progress, require_writable
+from .texts import add_text, calibration_rows, require_text
 
 if TYPE_CHECKING:
+    from ..curvature import Curvature
     from ..shards import Shard
     from ..worker import Executor
 
@@ -84,21 +85,23 @@ def build(options: argparse.Namespace) -> int:
     from ..shards import shard_groups
     from ..units import enumerate_units
 
-    if options.shard:  # before minutes of loading
-        shard_groups(options.shard, min(options.groups, options.sequences))
-    executor = _executor(options)
-    print(report_device(options.device), flush=True)
-    model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
-    units = enumerate_units(model, options.ffn_groups)
-    calibration = calibration_rows(options, tokenizer)
-    print(f"{options.model}: {units}\n{calibration}", flush=True)
-    settings = BuildOptions(
+    settings = BuildOptions(  # all this before minutes of loading
         units_per_batch=options.units_per_batch,
         groups=options.groups,
         checkpoint_seconds=options.checkpoint_seconds,
         num_threads=options.threads,
         shard=options.shard,
     )
+    if options.shard:
+        shard_groups(options.shard, min(options.groups, options.sequences))
+    require_writable(options.out)
+    require_text(options)
+    executor = _executor(options)
+    print(report_device(options.device), flush=True)
+    model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+    units = enumerate_units(model, options.ffn_groups)
+    calibration = calibration_rows(options, tokenizer)
+    print(f"{options.model}: {units}\n{calibration}", flush=True)
     curvature = load_or_estimate(
         options.out,
         model,
@@ -110,13 +113,39 @@ def build(options: argparse.Namespace) -> int:
         executor=executor,
     )
     done, wanted = _done(curvature.provenance)
-    if done < wanted:
+    file, checkpoint = _files(options, curvature)
+    if done < wanted and checkpoint.exists():
         raise KeyboardInterrupt(
             f"interrupted; {done} of {wanted} sequences are kept in {options.out}. To go on:\n"
             f"  {options.again}"
         )
+    if not file.exists():
+        return _not_kept(options, done, checkpoint)
     print(curvature)
     return 0
+
+
+def _files(options: argparse.Namespace, curvature: Curvature) -> tuple[Path, Path]:
+    """Where `load_or_estimate` keeps this result, and its checkpoint."""
+    from ..shards import shard_path, whole_path
+
+    path = whole_path(options.out, curvature)
+    if options.shard and not path.exists():
+        path = shard_path(path, options.shard)
+    return path, path.with_suffix(".ckpt")
+
+
+def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
+    """Say that H could not be written, and what of it there is."""
+    kept = f"Nothing of the {done} sequences done is kept. Correct that, and build again:"
+    if checkpoint.exists():
+        kept = f"{checkpoint} keeps what is done. Correct that, and go on:"
+    print(
+        f"cocurve build: no H could be written into {options.out}, for the reason above. {kept}\n"
+        f"  {options.again}",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _done(provenance: dict[str, Any]) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +106,13 @@ def read_curvature(place: str) -> Curvature:
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "no H"
         shards = any(path.glob("H_*.shard-*.pkl"))
-        advice = f"Merge its shards: cocurve merge {path}." if shards else "Give the file of one."
+        advice = "Give the file of one."
+        if not found:
+            advice = "Build one: cocurve build MODEL --out FOLDER."
+            if shards:
+                advice = f"Merge its shards: cocurve merge {path}."
+            elif any(path.glob("H_*.ckpt")):
+                advice = "An unfinished build lies there: give its command again to go on with it."
         raise InputError(f"{path} holds {names}. {advice}")
     return Curvature.load(found[0])
 
@@ -119,11 +127,32 @@ def write_new(path: Path, text: str) -> bool:
         if path.is_file() and path.read_bytes() == text.encode():
             return False
         raise InputError(
-            f"{path} exists and holds something else; it is not overwritten. Choose another --out, "
+            f"{path} exists and holds something else; it is not overwritten. Choose another file, "
             "or move it away."
         )
     write_atomically(path, text.encode())
     return True
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse, before hours of work, a folder that nothing can be written into; leaves no trace.
+
+    A folder that is not there yet is tried in the nearest one above it that is.
+
+    Raises:
+        InputError: names the folder and the reason.
+    """
+    place = Path(os.path.abspath(folder))
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".cocurve.") as trial:
+            Path(trial, "trial").write_bytes(b"cocurve")
+    except OSError as error:
+        raise InputError(
+            f"nothing can be written into {folder} ({place}: {error.strerror}). Choose another "
+            "folder, or make this one writable."
+        ) from None
 
 
 def progress() -> Progress:

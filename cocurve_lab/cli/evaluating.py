@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..calibration import read_documents
 from ..errors import InputError
 from ..loading import demo_folder, is_demo
-from .common import add_model, add_verb, read_any_model, write_new
-from .texts import add_text, held_out_rows
+from .common import add_model, add_verb, progress, read_any_model, require_writable, write_new
+from .texts import add_text, held_out_rows, require_text
 
 if TYPE_CHECKING:
     from ..evaluation.report import EvaluationReport
@@ -43,8 +43,8 @@ def add_to(verbs: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from ..evaluation.perplexity import PerplexityOptions, perplexity
 
-    if options.report is not None and options.suite is None:
-        raise InputError("--report keeps what --suite measures. Give both, or print --json.")
+    _require_report(options)
+    require_text(options)
     place = options.tokenizer or options.against
     model, tokenizer = read_any_model(options.model, options, place)
     if tokenizer is None:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     found: dict[str, Any] = {"model": options.model}
     documents = _documents(options)
     if documents is not None:
-        settings = PerplexityOptions(progress=False)
+        settings = PerplexityOptions(progress=progress())
         measured = perplexity(model, tokenizer, documents, options=settings)
         found["perplexity"] = asdict(measured) | {"standard_error": measured.standard_error}
         if not options.json:
@@ -66,11 +66,24 @@ def run(options: argparse.Namespace) -> int:
         found["tasks"] = json.loads(report.to_json())
         if not options.json:
             print(report, flush=True)
-        if options.report is not None:
-            write_new(options.report, report.to_json())
-    if options.json:
-        print(json.dumps(found, indent=1))
+    if options.json:  # before the file: what was measured is said, whatever the disk says
+        print(json.dumps(found, indent=1), flush=True)
+    if options.report is not None:
+        write_new(options.report, report.to_json())
     return 0
+
+
+def _require_report(options: argparse.Namespace) -> None:
+    """Refuse, before hours of measuring, a report that could not be written after them."""
+    if options.report is None:
+        return
+    if options.suite is None:
+        raise InputError("--report keeps what --suite measures. Give both, or print --json.")
+    if options.report.exists():
+        raise InputError(
+            f"{options.report} exists; it is not overwritten. Choose another file, or move it away."
+        )
+    require_writable(options.report.parent)
 
 
 def _documents(options: argparse.Namespace) -> list[str] | None:
@@ -92,7 +105,7 @@ def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     if tokenizer is None:
         raise InputError(f"{options.against} holds no tokenizer. Give --against the dense model.")
     rows = held_out_rows(options, options.against, tokenizer)
-    values = model_risk(dense, model, rows)
+    values = model_risk(dense, model, rows, progress=progress())
     return {
         "against": options.against,
         "mean": float(values.mean()),
@@ -114,5 +127,6 @@ def _words(kl: dict[str, Any]) -> str:
 def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> EvaluationReport:
     from ..evaluation.tasks import TaskOptions, evaluate_tasks
 
-    settings = TaskOptions(files=tuple(options.tasks), progress=False)
+    bars = progress() is True  # the harness has bars only, which do not belong in a log file
+    settings = TaskOptions(files=tuple(options.tasks), progress=bars)
     return evaluate_tasks(model, tokenizer, options.suite, options.limit, options=settings)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..architectures import KINDS
+from ..errors import InputError
 from ..units import UnitSet, enumerate_units
 from .common import add_verb
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
 channels, with the parameters that go with each. Reads the configuration only: no weights are
-downloaded or loaded, so it tells in a second whether a model is supported and how large H gets
+downloaded or loaded, so it tells in seconds whether a model is supported and how large H gets
 (M x M)."""
 EXAMPLE = """\
   cocurve inventory demo
@@ -56,6 +57,8 @@ def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
     from ..loading import DEMO, MANIFEST, demo_folder, shapes_only
     from ..saving import empty_pruned
 
+    if options.config is not None and not options.config.exists():  # else it is sought on the hub
+        raise InputError(f"there is no {options.config}. Give a config.json, or a hub id as MODEL.")
     source = options.config or (demo_folder() if options.model == DEMO else options.model)
     folder = Path(source).parent if Path(source).is_file() else Path(source)
     if (folder / MANIFEST).exists():

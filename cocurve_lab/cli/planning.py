@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from ..selection import Guards
     from ..solver import solve_greedy
 
+    budget = _budget(options)
     curvature = read_curvature(options.curvature)
     strength = options.strength
     if options.gate:
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         protect_first=options.protect_first,
         protect_last=options.protect_last,
     )
-    selection = solve_greedy(curvature, _budget(options), strength, guards, uniform=options.uniform)
+    selection = solve_greedy(curvature, budget, strength, guards, uniform=options.uniform)
     new = write_new(options.out, selection.to_json())
     print(f"{selection}\n" + (f"Saved to {options.out}." if new else _same(options.out)))
     return 0
@@ -67,6 +68,17 @@ def _budget(options: argparse.Namespace) -> Any:
     """The ratio, or a Target of what may be left."""
     from ..targets import Target
 
+    goal = "size" if options.size is not None else "kv_cache"
+    in_bytes = getattr(options, goal) is not None
+    if in_bytes and options.dtype is None:
+        raise InputError(
+            f"--{goal.replace('_', '-')} is in bytes: say of what, for example --dtype bfloat16."
+        )
+    if options.dtype is not None and not in_bytes:
+        raise InputError(
+            f"--dtype {options.dtype} says what --size and --kv-cache count in, and neither is "
+            "given. Leave it away."
+        )
     if options.ratio is not None:
         return options.ratio
     return Target(

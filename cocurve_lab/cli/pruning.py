@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import FileFormatError, InputError
 from ..loading import MANIFEST
-from .common import add_model, add_verb, read_tokenizer
-from .texts import add_text, held_out_rows
+from .common import add_model, add_verb, read_tokenizer, require_writable
+from .texts import add_text, held_out_rows, require_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..calibration import CalibrationSet
+    from ..selection import Selection
 
 PRUNE = """\
 Remove the units of a plan from a model and save the smaller one as a folder with its tokenizer. The
 weights that stay are the model's own, bit for bit. --verify compares two rows of text with the
-masked model before anything is saved."""
+masked model before anything is saved, or with what the folder holds already."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""
@@ -35,7 +41,7 @@ def add_to(verbs: Any) -> None:
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="what `cocurve prune` wrote")
     parser.add_argument("--gguf", metavar="FILE", type=Path, required=True, help="a new file")
-    parser.add_argument("--dtype", default="f16", help="f32, f16, bf16 or q8_0 (f16)")
+    parser.add_argument("--dtype", default="f16", choices=("f32", "f16", "q8_0"), help="(f16)")
     parser.add_argument(
         "--pretokenizer", help="llama.cpp's name for how text is split; default: recognised"
     )
@@ -46,17 +52,21 @@ def prune(options: argparse.Namespace) -> int:
     from .. import pruner
     from ..loading import load_model
     from ..saving import save_pruned
-    from ..selection import Selection
 
-    if not options.plan.is_file():
-        raise InputError(f"there is no plan {options.plan}. Solve one: cocurve solve H --out FILE.")
-    selection = Selection.from_json(options.plan.read_text(encoding="utf-8"))
-    if _holds(options.out, selection):
-        print(f"{options.out} holds this very plan already (nothing was written).")
-        return 0
+    selection = _read_plan(options.plan)
+    there = _manifest_there(options.out, selection)
+    if there is None:
+        require_writable(options.out.parent)
+    if options.verify:
+        require_text(options)
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
     before = model.num_parameters()
     text = held_out_rows(options, options.model, tokenizer) if options.verify else None
+    if there is not None:
+        _require_result(options.out, there, model)
+        checked = "" if text is None else _verified(options, model, selection, text)
+        print(f"{options.out} holds this very plan already{checked} (nothing was written).")
+        return 0
     # one model in memory: it is read from its place again whenever it is wanted
     pruned = pruner.prune(model, selection, inplace=True, verify=text)
     save_pruned(pruned, options.out, tokenizer=tokenizer)
@@ -68,18 +78,69 @@ def prune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _holds(folder: Path, selection: Any) -> bool:
-    """Whether a folder holds the result of a plan; anything else there is refused at once."""
+def _read_plan(path: Path) -> Selection:
+    """The plan in a file; errors name the file."""
+    from ..selection import Selection
+
+    if not path.is_file():
+        raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
+    try:
+        return Selection.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise FileFormatError(
+            f"{path} is no plan: it is not UTF-8 text. Give what `cocurve solve` wrote."
+        ) from None
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from None
+
+
+def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None:
+    """The manifest of a plan's result in a folder, None where the folder is empty or new.
+
+    Raises:
+        InputError: the folder holds anything else.
+        FileFormatError: a manifest is there that cannot be read.
+    """
+    from ..manifest import read_manifest
+
     if folder.is_dir() and (folder / MANIFEST).is_file():
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_manifest(folder)
         if manifest.get("selection_fingerprint") == selection.fingerprint:
-            return True
+            return manifest
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise InputError(
-            f"{folder} exists and is not this plan's model; it is not overwritten. Choose another "
-            "--out, or move it away."
-        )
-    return False
+        raise _taken(folder, "is not this plan's model")
+    return None
+
+
+def _require_result(folder: Path, manifest: dict[str, Any], model: PreTrainedModel) -> None:
+    """Raise InputError unless a folder of this plan was made from this model, in its dtype."""
+    from ..loading import fingerprint_model, model_dtype
+
+    if manifest["dtype"] != model_dtype(model):
+        raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
+    mark = manifest.get("dense_fingerprint")
+    if mark is None:
+        raise _taken(folder, "holds this plan, but does not say of which dense model")
+    if mark != fingerprint_model(model):
+        raise _taken(folder, "holds this plan of another dense model")
+
+
+def _taken(folder: Path, why: str) -> InputError:
+    return InputError(
+        f"{folder} exists and {why}; it is not overwritten. Choose another --out, or move it away."
+    )
+
+
+def _verified(
+    options: argparse.Namespace, model: PreTrainedModel, selection: Selection, text: CalibrationSet
+) -> str:
+    """Compare the folder with the masked model, as if it had just been made."""
+    from ..equivalence import check_equivalence
+    from ..saving import load_pruned
+
+    pruned = load_pruned(options.out, device=options.device)
+    check_equivalence(model, pruned, selection, text)
+    return ", and it computes what the masked model computes"
 
 
 def export(options: argparse.Namespace) -> int:
@@ -97,13 +158,15 @@ def export(options: argparse.Namespace) -> int:
         )
     pruned = load_pruned(options.folder, device="cpu")
     try:
-        found = export_gguf(
-            pruned,
-            tokenizer,
-            options.gguf,
-            dtype=options.dtype,
-            pretokenizer=options.pretokenizer,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the notes of the result say the same
+            found = export_gguf(
+                pruned,
+                tokenizer,
+                options.gguf,
+                dtype=options.dtype,
+                pretokenizer=options.pretokenizer,
+            )
     except ImportError as error:  # the optional package
         raise InputError(str(error)) from error
     print(found)

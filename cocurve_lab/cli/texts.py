@@ -37,6 +37,18 @@ def add_text(
     parser.add_argument("--seed", type=int, default=0, help="of the rows and positions (0)")
 
 
+def require_text(options: argparse.Namespace) -> None:
+    """Refuse a text that is not there, before a model is loaded.
+
+    Raises:
+        InputError: names the file.
+    """
+    file = options.text
+    if file is not None and (file.is_dir() or not file.exists()):
+        fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
+        raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+
+
 def calibration_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> CalibrationSet:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError, MismatchError, NumericalError
 from ..loading import embedding_weight, model_device
+from ..progress import Progress, open_bar
 from ..runtime import is_out_of_memory, measuring
 
 if TYPE_CHECKING:
@@ -33,12 +34,12 @@ class PerplexityOptions:
             SparseGPT, Wanda and the harness recipes) or "end token" (each document is followed by
             the tokenizer's end token, as `CalibrationSet.from_texts` packs them).
         batch_size: windows per forward; None takes at most 8,192 tokens and 256 MB of logits.
-        progress: show a bar.
+        progress: show a bar; "lines" writes lines for a log file instead.
     """
 
     join: Join = "blank line"
     batch_size: int | None = None
-    progress: bool = True
+    progress: Progress = True
 
     def __post_init__(self) -> None:
         if self.join not in ("blank line", "end token"):
@@ -208,11 +209,9 @@ def _measure(
     model: PreTrainedModel, ids: Tensor, windows: list[Window], options: PerplexityOptions
 ) -> list[float]:
     """Summed nats of each window, batches of windows of one shape at a time."""
-    from tqdm.auto import tqdm
-
     sums: list[float] = []
     ids = ids.to(model_device(model))
-    bar = tqdm(total=len(windows), desc="perplexity", unit="window", disable=not options.progress)
+    bar = open_bar(options.progress, total=len(windows), desc="perplexity", unit="window")
     with measuring(model, torch.get_num_threads()), bar:
         for (length, scored), same in groupby(windows, lambda w: (w.stop - w.start, w.scored)):
             group = list(same)

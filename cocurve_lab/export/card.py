@@ -78,7 +78,8 @@ def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: 
         "## Loading\n\n" + _loading(manifest, has_tokenizer),
         "## What was measured\n\n" + _measured(manifest, facts),
         "## What was removed\n\n" + _layers(manifest),
-        "## How to repeat it\n\n" + _reproduction(manifest, base),
+        f"## How to repeat {'it' if _as_pruned(manifest) else 'the pruning'}\n\n"
+        + _reproduction(manifest, base),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -109,15 +110,55 @@ def _is_hub_id(name: str) -> bool:
     return "/" in name
 
 
+def _state(manifest: Mapping[str, Any]) -> str:
+    return str(manifest.get("weights_since_pruning", "unknown"))
+
+
+def _as_pruned(manifest: Mapping[str, Any]) -> bool:
+    """Whether nothing says that the weights are other than those the plan left."""
+    return _state(manifest) in ("unchanged", "converted")
+
+
+def _since(manifest: Mapping[str, Any]) -> str:
+    return {
+        "unchanged": "nothing was trained after pruning.",
+        "converted": f"the weights were converted to {manifest['dtype']} after pruning. Other "
+        "changes between pruning and that conversion would not be recorded here.",
+        "changed": "**the weights were changed after pruning** (training, refitting, merging); "
+        "how is not recorded here.",
+        "unknown": "whether the weights were changed after pruning is not recorded.",
+    }[_state(manifest)]
+
+
+def _earlier(manifest: Mapping[str, Any]) -> str:
+    """A sentence on the rounds of pruning before the last."""
+    rounds = manifest.get("earlier_rounds") or ()
+    if not rounds:
+        return ""
+    kept = all(own.get("weights_since_pruning") == "unchanged" for own in rounds)
+    between = "" if kept else " Between rounds the weights were changed, or may have been."
+    return (
+        f" That model had been pruned before (rounds: {len(rounds)}): what follows is of the last "
+        f"round, and its ratios are shares of what that round found.{between}"
+    )
+
+
 def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
-    asked, realised = manifest["requested_ratio"], manifest["realized_ratio"]
+    realised = f"{manifest['realized_ratio']:.2%}"
     lines = [
         f"Whole attention heads and FFN channel groups of {base or 'a dense model'} were removed; "
-        "what is left was not trained again.\n",
-        f"- ratio asked: {asked:.2%} of removable parameters; realised: {realised:.2%}",
+        f"{_since(manifest)}{_earlier(manifest)}\n",
     ]
     if manifest.get("target"):
-        lines[-1] = f"- asked: {manifest['target']}; of removable parameters went {realised:.2%}"
+        lines.append(f"- asked: {manifest['target']}; of removable parameters went {realised}")
+    elif manifest.get("interaction_strength") is not None:
+        asked = f"{manifest['requested_ratio']:.2%}"
+        lines.append(f"- ratio asked: {asked} of removable parameters; realised: {realised}")
+    else:
+        lines.append(
+            "- units chosen by hand or by another method; of removable parameters, realised: "
+            + realised
+        )
     fraction, cost = manifest.get("params_removed_fraction"), manifest.get("removed_parameters")
     share = "" if fraction is None else f" ({fraction:.2%} of all, embeddings included)"
     lines.append(
@@ -150,7 +191,9 @@ def _loading(manifest: Mapping[str, Any], has_tokenizer: bool) -> str:
         "modelling file beside the weights (read it before you trust it), which needs nothing of "
         "cocurve_lab:\n\n" + _STOCK.format(trust=", trust_remote_code=True") + "\n\n"
         "transformers may log that a global value is read for a per-layer attribute; here that is "
-        "the dense count, and harmless.",
+        "the dense count, and harmless.\n\n"
+        '`pipeline("text-generation", model=folder, trust_remote_code=True)` works too, with a '
+        "tokenizer in the folder; transformers logs that the class is not in its list, harmless.",
         "cocurve_lab": "transformers alone cannot read this family with widths of its own per "
         "layer: **this folder needs cocurve_lab**.",
     }[manifest["loads_with"]]
@@ -164,13 +207,12 @@ def _loading(manifest: Mapping[str, Any], has_tokenizer: bool) -> str:
 
 
 def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
-    predicted = manifest.get("predicted_risk")
-    lines = [
-        "| | value |",
-        "|---|---|",
-        f"| KL predicted from the curvature, 1/2 s^T H s | {_nats(predicted, 'no curvature')} |",
-        f"| KL measured on held-out text | {_nats(facts.kl, 'not measured', facts.kl_error)} |",
-    ]
+    lines = ["| | value |", "|---|---|"]
+    if _as_pruned(manifest):  # of other weights it predicts nothing
+        predicted = _nats(manifest.get("predicted_risk"), "no curvature")
+        lines.append(f"| KL predicted from the curvature, 1/2 s^T H s | {predicted} |")
+    measured = _nats(facts.kl, "not measured", facts.kl_error)
+    lines.append(f"| KL measured on held-out text | {measured} |")
     for name, found in (("dense", facts.dense_perplexity), ("pruned", facts.pruned_perplexity)):
         value = "not measured" if found is None else f"{found.value:.4g} ({found.nll:.4f} nats)"
         lines.append(f"| perplexity, {name} | {value} |")
@@ -178,9 +220,9 @@ def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
     protocol = facts.pruned_perplexity or facts.dense_perplexity
     notes += [] if protocol is None else [f"Perplexity: {protocol.protocol}"]
     if facts.kl is None or facts.pruned_perplexity is None or facts.dense_perplexity is None:
+        risk = "`cl.pruning_risk(dense, selection, held_out)` and " if _as_pruned(manifest) else ""
         notes.append(
-            "What was not measured can be: `cl.pruning_risk(dense, selection, held_out)` and "
-            "`cl.perplexity(model, tokenizer, text)`."
+            f"What was not measured can be: {risk}`cl.perplexity(model, tokenizer, text)`."
         )
     return "\n\n".join(["\n".join(lines), *notes])
 
@@ -223,7 +265,12 @@ def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
         solved += "; units forced in or out, and refinement, are not recorded here."
     mark = manifest.get("curvature_fingerprint")
     curvature = "No curvature is recorded." if mark is None else f"Curvature: `{mark}`."
-    return f"""From the removed units listed in the manifest, without building H again:
+    after = "" if _as_pruned(manifest) else " This does not repeat what came after the pruning."
+    load = f"model, tokenizer = cl.load_model({json.dumps(base or 'the dense model')})"
+    if manifest.get("earlier_rounds"):
+        load = 'model = cl.load_pruned("the folder of the model before this round")'
+        after += " The rounds before are listed in the manifest, under `earlier_rounds`."
+    return f"""From the removed units listed in the manifest, without building H again.{after}
 
 ```python
 import json
@@ -231,7 +278,7 @@ from pathlib import Path
 import cocurve_lab as cl
 
 plan = json.loads(Path("cocurve_manifest.json").read_text())
-model, tokenizer = cl.load_model({json.dumps(base or "the dense model")})
+{load}
 units = cl.enumerate_units(model, ffn_groups={groups})
 selection = cl.Selection.from_pruned(units, plan["pruned_units"])
 selection = selection.with_gains({{units.index(u): g for u, g in plan["gains"].items()}})

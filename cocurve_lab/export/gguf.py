@@ -117,7 +117,10 @@ def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise InputError("writing GGUF needs the package gguf: pip install gguf.") from None
+        raise InputError(
+            "writing GGUF needs the package gguf, which is not installed. Run "
+            "`pip install cocurve-lab[gguf]`."
+        ) from None
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 

@@ -33,7 +33,10 @@ def pretokenizer_for(spec: dict[str, Any], chosen: str | None) -> tuple[str, str
     rules, whole_words = tuple(_rules(spec["pre_tokenizer"])), bool(spec["model"]["ignore_merges"])
     exact = _PRETOKENIZERS.get((rules, whole_words))
     if chosen is not None and chosen != exact:
-        return chosen, f"Text is split by llama.cpp's {chosen!r}, as asked, not by {list(rules)}."
+        return chosen, (
+            f"Text is split by llama.cpp's {chosen!r}, as asked, not by {list(rules)}. A llama.cpp "
+            "that does not know that name refuses the file."
+        )
     if exact is not None:
         return exact, None
     known = {rule for listed, _ in _PRETOKENIZERS for rule in listed}

@@ -127,9 +127,10 @@ def _specification(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, A
             "fallback) is written. Give tokenizer=None to write token ids only."
         )
     highest = max(tokenizer.get_vocab().values())
-    if highest >= size:
+    if highest >= size or highest < size // 2:  # embeddings are padded, but not to twice the size
         raise InputError(
-            f"the tokenizer has a token {highest}, the model embeds {size}. Is it of another model?"
+            f"the tokenizer's last token is {highest}, the model embeds {size}. Is it of another "
+            "model? Give the one of the dense model."
         )
     return spec
 
