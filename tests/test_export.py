@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +80,9 @@ def test_a_curvature_of_the_release_layout_is_enough(tmp_path: Path) -> None:
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 @pytest.mark.parametrize("size", ["small", "8b"])
 def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=10_000)  # the page draws when it finds the time
     curvature = SMALL if size == "small" else random_curvature(llama_8b_units(), positions=300)
     path = export_html(curvature, tmp_path / "page.html")
     seen = cl.Curvature(as_packed(curvature), curvature.units)
@@ -97,46 +99,34 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         root = page.locator(".cocurve").first
         root.wait_for()
 
-        def shown() -> list[int]:
-            return [int(u) for u in root.get_attribute("data-pruned").split()]
-
-        def comes(is_so: Callable[[], bool]) -> bool:
-            """Whether it is so within ten seconds: the page draws when it finds the time."""
-            for _ in range(200):
-                if is_so():
-                    return True
-                page.wait_for_timeout(50)
-            return False
-
         for strength, percent in ((0, 20), (1, 35), (0.3, 50)):
             for label, value in (("lambda, typed", strength), ("ratio in percent, typed", percent)):
                 page.get_by_label(label).fill(str(value))
                 page.get_by_label(label).press("Enter")
             wanted = list(cl.solve_greedy(seen, percent / 100, strength).pruned)
-            assert comes(lambda wanted=wanted: shown() == wanted), (shown(), wanted)
+            expect(root).to_have_attribute("data-pruned", " ".join(map(str, wanted)))
         page.get_by_label("layer cap", exact=True).select_option("share")
         page.get_by_label("size of the cap").fill("0.3")
         page.get_by_label("size of the cap").press("Enter")
         error = root.locator(".cc-error")
-        assert comes(lambda: "out of reach" in error.text_content())
+        expect(error).to_contain_text("out of reach")
         limit = cl.reachable_ratio(curvature.units, cl.Guards(layer_cap=0.3), 0.5)
-        assert f"{100 * limit:.2f} %" in error.text_content()
+        expect(error).to_contain_text(f"{100 * limit:.2f} %")
         page.get_by_label("layer cap", exact=True).select_option("none")
-        assert comes(lambda: shown() == wanted)
+        before = " ".join(map(str, wanted))
+        expect(root).to_have_attribute("data-pruned", before)
 
-        before = shown()
         slider = page.get_by_label("lambda, weight of the edges")
         slider.focus()
         facts = "document.querySelector('.cc-facts').textContent"
         page.wait_for_function(f"() => !{facts}.includes('being computed')", timeout=90_000)
         page.keyboard.press("PageUp")
-        assert comes(lambda: shown() != before)
+        expect(root).not_to_have_attribute("data-pruned", before)
         root.locator("canvas[role=img]").first.focus()
         page.keyboard.press("ArrowDown")
         name = curvature.units[0].name
-        assert comes(lambda: name in root.locator(".cc-card").text_content())
-        other = page.locator(".cocurve").nth(1)  # the other view follows
-        assert comes(lambda: name in other.text_content())
+        expect(root.locator(".cc-card")).to_contain_text(name)
+        expect(page.locator(".cocurve").nth(1)).to_contain_text(name)  # the other view follows
         assert [url for url in outside if not url.startswith(("file:", "blob:", "data:"))] == []
         assert not errors
     finally:

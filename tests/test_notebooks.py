@@ -26,6 +26,7 @@ def run(notebook: Path, folder: Path, values: dict[str, str]) -> nbformat.Notebo
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         store_widget_state=False,
+        coalesce_streams=True,  # one print can arrive in several messages
     )
     return client.execute()
 
