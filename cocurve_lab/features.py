@@ -13,7 +13,7 @@ from .calibration import CalibrationSet
 from .errors import NumericalError
 from .fisher import center, centered_kl
 from .loading import embedding_weight, model_device
-from .replay import GATHER_BYTES, Replay, SupportHead, top_support
+from .replay import GATHER_BYTES, TRACE_BYTES, Replay, SupportHead, top_support, trace_bytes
 from .runtime import is_out_of_memory
 from .units import Unit, UnitSet
 
@@ -114,6 +114,7 @@ def memory_needed(
     features = len(units) * scored
     head = min(scored * hidden, GATHER_BYTES)
     teacher = length * hidden * size * (len(architecture.layers) + 8) + whole_head
+    traces = min(trace_bytes(architecture, length), TRACE_BYTES)
     grams = 8 * len(units) ** 2 * 18
     # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
     width = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
@@ -124,7 +125,7 @@ def memory_needed(
     )
     if getattr(config, "_attn_implementation", "") == "eager":
         row += config.num_attention_heads * length**2 * (size + 4)
-    return features + teacher + head + grams + units_per_batch * row
+    return features + teacher + traces + head + grams + units_per_batch * row
 
 
 def by_layer(units: UnitSet) -> Iterator[tuple[int, list[Unit]]]:

@@ -48,17 +48,18 @@ def kl_divergence(probabilities: Tensor, shift: Tensor) -> Tensor:
 
 def centered_kl(probabilities: Tensor, centered: Tensor) -> Tensor:
     """`kl_divergence` of a shift that `center` has already been applied to."""
-    size = centered.abs().amax(dim=-1)
-    small = size < (_SMALL_SHIFT if centered.dtype == torch.float32 else _SMALL_SHIFT / 200)
+    low, high = centered.aminmax(dim=-1)
+    edge = _SMALL_SHIFT if centered.dtype == torch.float32 else _SMALL_SHIFT / 200
+    small, large = torch.maximum(high, -low) < edge, high > _LARGE_SHIFT
     if bool(small.all()):
         return torch.log1p((probabilities * _series(centered)).sum(dim=-1))
-    moderate = centered.clamp(max=_LARGE_SHIFT)
-    value = torch.log1p((probabilities * (torch.expm1(moderate) - moderate)).sum(dim=-1))
+    any_large = bool(large.any())
+    moderate = centered.clamp(max=_LARGE_SHIFT) if any_large else centered
+    value = torch.log1p(torch.expm1(moderate).sub_(moderate).mul_(probabilities).sum(dim=-1))
     if bool(small.any()):
-        series = torch.log1p((probabilities * _series(centered)).sum(dim=-1))
-        value = torch.where(small, series, value)
-    large = centered.amax(dim=-1) > _LARGE_SHIFT
-    if bool(large.any()):
+        weights = probabilities.expand_as(centered)[small]
+        value[small] = torch.log1p((weights * _series(centered[small])).sum(dim=-1))
+    if any_large:
         exact = torch.logsumexp(probabilities.log() + centered, dim=-1)
         value = torch.where(large, exact, value)
     return value

@@ -11,23 +11,27 @@ subtracts that unit's own write: all units of a layer cost one projection togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .architectures import KINDS, Architecture, Kind
 from .errors import ArchitectureError
+from .loading import embedding_weight
 from .projections import is_packed, weight_of
 from .units import Unit
 
 # support logits come from the whole head where it is not much larger than the support
 _WHOLE_HEAD_FACTOR = 8
 GATHER_BYTES = 256 << 20  # head rows gathered at a time
+TRACE_BYTES = 256 << 20  # teacher activations inside layers, kept where all of them fit
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,11 @@ class Replay:
     def __init__(self, architecture: Architecture, input_ids: Tensor, positions: Tensor) -> None:
         self.architecture = architecture
         self.positions = positions
-        self.final_hidden, self.calls = capture_calls(architecture, input_ids)
-        self._traced: tuple[int, dict[Kind, BlockTrace]] | None = None
+        self._traces: dict[int, dict[Kind, BlockTrace]] = {}
+        layers = range(len(architecture.layers))
+        kept = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
+        with self._tracing(layers if kept else ()):
+            self.final_hidden, self.calls = capture_calls(architecture, input_ids)
 
     @property
     def scored_hidden(self) -> Tensor:
@@ -126,15 +133,42 @@ class Replay:
             return self._run(layer, hidden)
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
-        """Teacher activations inside a layer, by running that layer once more.
+        """Teacher activations inside a layer: kept, or else by running that layer once more.
 
-        Keeping them for all layers would cost gigabytes on an 8B; one extra layer run per layer is
-        2/M of the work.
+        All layers of an 8B would take gigabytes; one extra layer run per layer is 2/M of the work.
         """
-        if self._traced is None or self._traced[0] != layer:
-            self._traced = None  # free the old one first
-            self._traced = (layer, _trace_layer(self, layer))
-        return self._traced[1]
+        if layer not in self._traces:
+            self._traces.clear()  # where not all are kept, one is
+            with self._tracing([layer]):
+                self._run(layer, self.calls[layer].hidden)
+        return self._traces[layer]
+
+    @contextmanager
+    def _tracing(self, layers: Iterable[int]) -> Iterator[None]:
+        """Record what the blocks of these layers do."""
+        with ExitStack() as stack:
+            for layer, kind in product(layers, KINDS):
+                for hook in self._watch(layer, kind):
+                    stack.callback(hook.remove)
+            yield
+
+    def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
+        columns = write = torch.empty(0)
+
+        def see_projection(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            nonlocal columns, write
+            columns, write = args[0], out
+
+        def see_block(_: nn.Module, __: tuple[Any, ...], answer: Any) -> None:
+            trace = _block_trace(self.architecture, layer, kind, columns, write, answer)
+            self._traces.setdefault(layer, {})[kind] = trace
+
+        projection = self.architecture.output_projection(layer, kind)
+        block = self.architecture.block(layer, kind)
+        return (
+            projection.register_forward_hook(see_projection),
+            block.register_forward_hook(see_block),
+        )
 
     @contextmanager
     def _scored_only(self, layer: int) -> Iterator[None]:
@@ -267,30 +301,11 @@ def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor
     return final, calls
 
 
-def _trace_layer(replay: Replay, layer: int) -> dict[Kind, BlockTrace]:
-    columns: dict[Kind, Tensor] = {}
-    writes: dict[Kind, Tensor] = {}
-    answers: dict[Kind, Any] = {}
-    with ExitStack() as stack:
-        for kind in KINDS:
-
-            def see_projection(
-                _: nn.Module, args: tuple[Any, ...], out: Tensor, kind: Kind = kind
-            ) -> None:
-                columns[kind], writes[kind] = args[0], out
-
-            def see_block(_: nn.Module, __: tuple[Any, ...], out: Any, kind: Kind = kind) -> None:
-                answers[kind] = out
-
-            projection = replay.architecture.output_projection(layer, kind)
-            block = replay.architecture.block(layer, kind)
-            stack.callback(projection.register_forward_hook(see_projection).remove)
-            stack.callback(block.register_forward_hook(see_block).remove)
-        replay._run(layer, replay.calls[layer].hidden)
-    return {
-        kind: _block_trace(replay.architecture, layer, kind, columns[kind], writes[kind], answer)
-        for kind, answer in answers.items()
-    }
+def trace_bytes(architecture: Architecture, length: int) -> int:
+    """What the teacher's activations inside all layers take: columns and writes of both blocks."""
+    layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
+    values = sum(architecture.width(at, kind) + size for at in layers for kind in KINDS)
+    return length * values * embedding_weight(architecture.model).element_size()
 
 
 def _block_trace(
