@@ -34,9 +34,10 @@ lab: $(INSTALLED) ## open JupyterLab on the first notebook (over SSH: print how 
 demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in the terminal
 	@$(RUN) cocurve_lab.demo $(ARGS)
 
-# Threads wait asleep: tests share their cores with kernels and browsers, which spinning would starve.
+# One thread each, which waits asleep: tests share their cores with kernels and browsers, which more
+# threads, or spinning ones, would starve.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
-	@OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
 
 check: $(INSTALLED) ## check format, lint and types
 	@$(RUN) ruff format --check .

@@ -128,10 +128,12 @@ class Architecture:
             self.head_dim(layer) * self.queries_per_group(layer)
         )
 
-    def attention_step(self, layer: int) -> int:
-        """Columns of one attention unit: a query group, or all where heads share a norm."""
+    def step(self, layer: int, kind: Kind) -> int:
+        """Fewest columns a cut takes: a channel; a query group, or all where heads share a norm."""
+        if kind == "ffn":
+            return 1
         if self.family.shared_norms:
-            return self.width(layer, "attention")
+            return max(1, self.width(layer, kind))  # 1 where pruning took them
         return self.head_dim(layer) * self.queries_per_group(layer)
 
     def unit_rows(self, layer: int, kind: Kind, start: int, stop: int) -> list[RowBlock]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from .architectures import describe
 from .calibration import CalibrationSet
@@ -21,9 +19,9 @@ from .errors import CocurveError, FileFormatError, InputError
 from .features import memory_needed
 from .loading import model_device
 from .progress import Progress, duration, open_bar
-from .runtime import device_name, is_out_of_memory, uninterrupted
+from .runtime import device_name, is_out_of_memory, software_versions, uninterrupted
 from .shards import Shard, shard_sequences
-from .storage import dump_plain, load_plain, previous, write_atomically
+from .storage import dump_plain, is_full, load_plain, previous, write_atomically
 from .units import UnitSet
 from .worker import SMALLER, Crew, Executor, Job, LocalExecutor, Measured
 
@@ -256,10 +254,6 @@ class Build:
         )
 
     def _provenance(self, device: str) -> dict[str, Any]:
-        import transformers
-
-        from . import __version__
-
         return self.settings | {
             "model_name": self.name,
             "sequences_done": self.done,
@@ -274,11 +268,7 @@ class Build:
             "runtime": dict(self.runtime),
             "events": list(self.events),
             "device": device,
-            "versions": {
-                "cocurve_lab": __version__,
-                "torch": str(torch.__version__),  # a str subclass, which is not plain
-                "transformers": transformers.__version__,
-            },
+            "versions": software_versions(),
         }
 
     # Checkpoints --------------------------------------------------------------------------------
@@ -344,6 +334,6 @@ class Build:
 
 def remedy(error: OSError) -> str:
     """What helps where a file could not be written, as a clause."""
-    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+    if is_full(error):
         return "free some space"
     return "make its folder one that can be written"

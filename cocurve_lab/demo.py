@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         selection = solve_greedy(curvature, ratio, strength)
         pruned = prune(model, selection)
         print(f"{selection}\n  {check_equivalence(model, pruned, selection, held_out)}")
-        print(f"  {parameters(model):,} -> {parameters(pruned):,} parameters\n")
+        print(f"  {model.num_parameters():,} -> {pruned.num_parameters():,} parameters\n")
         if ratio == options.ratios[-1]:
             show_texts(
                 model, pruned, tokenizer, example_prompts(options.model, held_out, tokenizer)
@@ -123,11 +123,6 @@ def show_texts(
         for name, model in (("dense", dense), ("pruned", pruned)):
             print(f"{name:<7} {continue_text(model, tokenizer, text, new_tokens)!r}")
         print()
-
-
-def parameters(model: PreTrainedModel) -> int:
-    """Parameters of a model, tied ones counted once."""
-    return sum(p.numel() for p in model.parameters())
 
 
 def _parser() -> argparse.ArgumentParser:

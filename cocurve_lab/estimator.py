@@ -21,9 +21,9 @@ from .loading import fingerprint_model, model_dtype, model_name
 from .probing import ProbeOptions, probe_curvature
 from .progress import Progress
 from .runtime import require_measurable
-from .shards import build_path, merge_shards, shard_files, shard_path
+from .shards import build_path, checkpoint_of, complete_shards, kept_at, merge_shards
 from .storage import previous
-from .units import UnitSet, enumerate_units
+from .units import UnitSet, enumerate_units, require_units
 from .worker import Executor
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def estimate_curvature(
                 f"executor is {executor}, but a preview takes seconds and runs here. Leave it out."
             )
         settings = build_settings(model, units, calibration, top_r, method, options)
-        return probe_curvature(model, units, calibration, settings, options, bool(progress))
+        return probe_curvature(model, units, calibration, settings, options, progress)
     options = options or BuildOptions()
     if not isinstance(options, BuildOptions):
         raise _wrong_options(method, options, "BuildOptions")
@@ -133,17 +133,17 @@ def load_or_estimate(
     """
     options = options or BuildOptions()
     settings = build_settings(model, units, calibration, top_r, "ablation", options)
-    path, wanted = build_path(folder, model_name(model), settings), settings | {"shard": None}
-    if not path.exists():
-        _merge_beside(path, progress)
-    if options.shard is not None and not path.exists():
-        path, wanted = shard_path(path, options.shard), settings | {"shard": list(options.shard)}
+    whole = build_path(folder, model_name(model), settings)
+    if not whole.exists():
+        _merge_beside(whole, progress)
+    path = kept_at(whole, options.shard)
     if path.exists():
-        curvature = Curvature.load(path, expected=wanted)
+        shard = None if path == whole or options.shard is None else list(options.shard)
+        curvature = Curvature.load(path, expected=settings | {"shard": shard})
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
         return curvature
-    checkpoint = path.with_suffix(".ckpt")
+    checkpoint = checkpoint_of(path)
     build = Build.start(
         settings, model_name(model), units, calibration, options, checkpoint, executor
     )
@@ -165,14 +165,12 @@ def load_or_estimate(
 
 def _merge_beside(path: Path, progress: Progress) -> None:
     """Where all shards of the build at `path` are there, put them together; they stay."""
-    shards = [Curvature.load(file) for file in shard_files(path)]
-    for count in sorted({part.provenance["shard"][1] for part in shards}):
-        parts = [part for part in shards if part.provenance["shard"][1] == count]
-        if len(parts) == count:
-            merge_shards(parts).save(path)
-            if progress:
-                print(f"Merged the {count} shards of {path}.")
-            return
+    files = complete_shards(path)
+    if not files:
+        return
+    merge_shards([Curvature.load(file) for file in files]).save(path)
+    if progress:
+        print(f"Merged the {len(files)} shards of {path}.")
 
 
 def build_settings(
@@ -190,9 +188,7 @@ def build_settings(
     Raises:
         InputError, MismatchError: as `estimate_curvature`.
     """
-    units.require_same(
-        enumerate_units(model, units.ffn_groups or 16), mine="the unit set", theirs="the model"
-    )
+    require_units(model, units)
     _require_fit(model, calibration, top_r)
     probes = (
         {"probes_per_sequence": options.probes, "probe_seed": options.seed}

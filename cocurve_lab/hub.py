@@ -7,14 +7,13 @@ happened is in the exception behind it.
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import InputError
+from .storage import is_full
 
-_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _PATH_SIGNS = (".", "~", os.sep)
 _UNREACHED = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"}
 
@@ -41,21 +40,34 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
 
 
-def explain(model_id: str | os.PathLike[str], error: BaseException) -> InputError:
+def explain(
+    model_id: str | os.PathLike[str],
+    error: BaseException,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    part: str = "",
+) -> InputError:
     """The InputError for a failed load: what happened, and what to do about it.
 
     Where the disk is full, what was half downloaded of this model is deleted: it holds the space
     the user now has to find. Any other broken download stays, because the next one resumes it.
+
+    Args:
+        model_id: what was asked for.
+        error: what came of it.
+        cache: the cache_dir= of the load; None is the hub's own.
+        part: what of the model could not be read, as in "the tokenizer of ".
     """
-    name = repr(str(model_id))
+    name, cache_dir = repr(str(model_id)), cache_folder(cache)
     chain = list(_chain(error))
     kinds = {type(link).__name__ for link in chain}
-    if any(getattr(link, "errno", None) in _NO_ROOM for link in chain):
-        freed = delete_unfinished(str(model_id))
+    if any(is_full(link) for link in chain):
+        freed = delete_unfinished(str(model_id), cache_dir)
+        elsewhere = "set HF_HOME to a folder" if cache is None else "give a cache_dir="
         return InputError(
-            f"the disk filled up while {name} was downloaded to {cache_folder()}; the unfinished "
-            f"files ({freed / 1e9:.1f} GB) were deleted. Free some space, or set HF_HOME to a "
-            "folder on a larger disk, and run this again."
+            f"the disk filled up while {name} was downloaded to {cache_dir}; the unfinished "
+            f"files ({freed / 1e9:.1f} GB) were deleted. Free some space, or {elsewhere} on a "
+            "larger disk, and run this again."
         )
     if "GatedRepoError" in kinds:
         return InputError(
@@ -75,26 +87,31 @@ def explain(model_id: str | os.PathLike[str], error: BaseException) -> InputErro
         )
     if kinds & _UNREACHED:
         return InputError(
-            f"{name} is not in {cache_folder()} and the hub cannot be reached. Connect this "
+            f"{name} is not in {cache_dir} and the hub cannot be reached. Connect this "
             "machine (and unset HF_HUB_OFFLINE), or copy the model's folder here and give its path."
         )
+    if "trust_remote_code=True" in str(error):
+        return InputError(
+            f"{part}{name} comes with code of its own, which is not run. Read that code, and load "
+            "the model in Python with trust_remote_code=True; or give a model without."
+        )
     return InputError(
-        f"{name} cannot be loaded: {error}\nGive a folder with a Hugging Face model, or the hub id "
-        "of one."
+        f"{part}{name} cannot be loaded: {type(error).__name__}: {error}\nGive a folder with a "
+        "Hugging Face model, or the hub id of one."
     )
 
 
-def cache_folder() -> Path:
-    """Where the hub's downloads are kept."""
+def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Where the hub's downloads are kept: the folder given, else its own."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE)
+    return Path(constants.HF_HUB_CACHE if cache is None else cache)
 
 
-def delete_unfinished(model_id: str) -> int:
-    """Delete half-downloaded files of one model from the hub's cache; returns the bytes freed."""
+def delete_unfinished(model_id: str, cache: str | os.PathLike[str] | None = None) -> int:
+    """Delete half-downloaded files of one model from a cache; returns the bytes freed."""
     freed = 0
-    blobs = cache_folder() / ("models--" + model_id.replace("/", "--")) / "blobs"
+    blobs = cache_folder(cache) / ("models--" + model_id.replace("/", "--")) / "blobs"
     for part in blobs.glob("*.incomplete"):
         freed += part.stat().st_size
         part.unlink()

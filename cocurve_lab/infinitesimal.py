@@ -28,6 +28,7 @@ from .fisher import whiten
 from .loading import model_device, model_name
 from .masking import Scales, column_scales, like_columns, scaled, stack_rows
 from .probing import GramSum, differentiable, teacher_on_support
+from .progress import Progress
 from .projections import is_packed
 from .replay import LayerCall, SupportHead, capture_calls, first_output, widen
 from .runtime import measuring
@@ -45,7 +46,7 @@ def exact_curvature(
     calibration: CalibrationSet,
     top_r: int = 256,
     *,
-    progress: bool = True,
+    progress: Progress = True,
 ) -> Curvature:
     """H* [M, M] in nats per token by forward-mode differentiation in the masks (eq. huv, gram).
 
@@ -58,7 +59,7 @@ def exact_curvature(
         units: from `enumerate_units(model)`; None does that.
         calibration: rows and scored positions.
         top_r: r, size of the teacher's support, at most the vocabulary.
-        progress: show a progress bar.
+        progress: show a bar; "lines" writes lines for a log file instead.
 
     Returns:
         A Curvature with provenance["method"] "infinitesimal", Grams in up to 16 groups, and no

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .architectures import describe
-from .errors import ArchitectureError, InputError
+from .errors import ArchitectureError, CocurveError, InputError
 from .hub import explain, require_place
 from .storage import fingerprint
 
@@ -39,6 +39,15 @@ def demo_folder() -> Path:
     )
 
 
+def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Where a model id leads: "demo" to the embedded model's folder, "~/x" to the home folder.
+
+    Raises:
+        InputError: the embedded model is asked for and is not there.
+    """
+    return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
+
+
 def is_demo(model_id: str | os.PathLike[str]) -> bool:
     """Whether a model id means the embedded model."""
     if str(model_id) == DEMO:
@@ -54,6 +63,18 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     if device is not None:
         return torch.device(device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name, "bfloat16" and so on, or as it is.
+
+    Raises:
+        InputError: it is no dtype of torch.
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
+    return found
 
 
 def report_device(device: str | torch.device | None = None) -> str:
@@ -103,33 +124,58 @@ def load_model(
             the dtype is unknown; each says what to do next.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    target = pick_device(device)
-    place = demo_folder() if str(model_id) == DEMO else model_id
+    target, place = pick_device(device), place_of(model_id)
     source = str(place)
-    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
+    wanted = None if dtype is None else read_dtype(dtype)
     if (Path(source) / MANIFEST).exists():
         raise InputError(
             f"{source} holds a pruned model, whose layers have their own widths. Read it with "
             "load_pruned; its tokenizer is in the folder if it was saved along, else that of the "
             "dense model."
         )
-    if dtype is None:
-        dtype = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
+    default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     require_place(place)
     options = {"trust_remote_code": False} | options  # left open, transformers asks at the prompt
     try:
         shapes_only(source, **_hub_options(options))  # before gigabytes are downloaded
-        tokenizer = AutoTokenizer.from_pretrained(source, **_hub_options(options))
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **options)
+        tokenizer = load_tokenizer(model_id, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
+    except CocurveError:  # explained already
+        raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise explain(model_id, error) from error
+        raise explain(model_id, error, cache=options.get("cache_dir")) from error
     describe(model)
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def load_tokenizer(
+    model_id: str | os.PathLike[str] = DEMO, **options: Any
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, dense or pruned, without the model.
+
+    Args:
+        model_id: "demo", a folder that holds a tokenizer, or a hub id.
+        **options: as for `load_model`; what concerns the weights alone is left out.
+
+    Raises:
+        InputError: it is gated, missing, misspelt or out of reach, its files are damaged, or it
+            needs code of its own; each says what to do next.
+    """
+    from transformers import AutoTokenizer
+
+    place = place_of(model_id)
+    if not Path(place).is_dir():
+        require_place(place)
+    options = {"trust_remote_code": False} | _hub_options(options)
+    try:
+        return AutoTokenizer.from_pretrained(str(place), **options)
+    except Exception as error:  # a damaged file can raise nearly anything
+        cache = options.get("cache_dir")
+        raise explain(model_id, error, cache=cache, part="the tokenizer of ") from error
 
 
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
@@ -185,16 +231,24 @@ def model_name(model: PreTrainedModel) -> str:
     return Path(source.rstrip("/")).name or "model"
 
 
-def fingerprint_model(model: PreTrainedModel) -> str:
+def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = None) -> str:
     """SHA-256 over the configuration and all weights; the same on every device.
 
     Of the configuration it takes what departs from its class's defaults, without what a loader
     adds (path, versions, dtype).
+
+    Args:
+        model: the model; marks: its `weight_marks`, where they were taken already.
     """
     config = {k: v for k, v in model.config.to_diff_dict().items() if k not in _LOADER_KEYS}
-    weights = sorted(model.state_dict().items())
-    marks = [[name, fingerprint_tensor(tensor)] for name, tensor in weights]
+    marks = weight_marks(model) if marks is None else marks
     return fingerprint(json.loads(json.dumps(config, default=str)), marks)
+
+
+def weight_marks(model: PreTrainedModel) -> list[list[str]]:
+    """[name, SHA-256] of every weight, by name; reads them all (about 10 s for an 8B)."""
+    weights = sorted(model.state_dict().items())
+    return [[name, fingerprint_tensor(tensor)] for name, tensor in weights]
 
 
 def fingerprint_tensor(tensor: torch.Tensor) -> str:

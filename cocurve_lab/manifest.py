@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from .architectures import KINDS, Architecture
 from .errors import FileFormatError
-from .loading import MANIFEST, fingerprint_tensor, model_dtype
+from .loading import MANIFEST, model_dtype, read_dtype, weight_marks
 from .selection import Selection
 from .storage import fingerprint
 
@@ -54,7 +52,7 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
         "dtype": model_dtype(architecture.model),
         "base_model": base if earlier is None else earlier.get("base_model"),
         "dense_fingerprint": origin.dense_fingerprint,
-        "weights_fingerprint": fingerprint_weights(architecture.model),
+        "weights_fingerprint": fingerprint(weight_marks(architecture.model)),
         "weights_since_pruning": "unchanged",
         "earlier_rounds": [] if earlier is None else _rounds(earlier),
         "layers": widths_of(architecture),
@@ -75,20 +73,23 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
     }
 
 
-def fingerprint_weights(model: PreTrainedModel) -> str:
-    """SHA-256 over the weights alone: a saved folder may have another configuration."""
-    weights = sorted(model.state_dict().items())
-    return fingerprint([[name, fingerprint_tensor(tensor)] for name, tensor in weights])
-
-
-def weights_now(model: PreTrainedModel, manifest: Mapping[str, Any]) -> dict[str, str]:
+def weights_now(
+    model: PreTrainedModel, manifest: Mapping[str, Any], marks: list[list[str]] | None = None
+) -> dict[str, str]:
     """The manifest's fields on the weights as they are now, against those it was written for.
+
+    They fingerprint the weights alone: a saved folder may have another configuration.
+
+    Args:
+        model: the model; manifest: its own.
+        marks: `loading.weight_marks` of it, where they were taken already.
 
     Returns:
         "weights_fingerprint", of now, and "weights_since_pruning" (`Weights`): "changed" and
         "unknown" stay so in every later save, "converted" unless more is found.
     """
-    mark, now = manifest.get("weights_fingerprint"), fingerprint_weights(model)
+    marks = weight_marks(model) if marks is None else marks
+    mark, now = manifest.get("weights_fingerprint"), fingerprint(marks)
     state: Weights = manifest.get("weights_since_pruning", "unknown")
     if mark is None:
         state = "unknown"
@@ -135,8 +136,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             for kind in KINDS:
                 if type(widths[f"{kind}_columns"]) is not int:
                     raise ValueError(f"{kind}_columns is {widths[f'{kind}_columns']!r}")
-        if not isinstance(getattr(torch, manifest["dtype"], None), torch.dtype):
-            raise ValueError(f"unknown dtype {manifest['dtype']!r}")
+        read_dtype(manifest["dtype"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(
             f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."

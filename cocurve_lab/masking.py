@@ -19,7 +19,7 @@ from .loading import embedding_weight
 from .projections import is_packed
 from .runtime import exclusive
 from .selection import Selection
-from .units import Unit, UnitSet, enumerate_units
+from .units import Unit, UnitSet, enumerate_units, units_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,7 +59,7 @@ def resolve(
     """The removed units and the gains of kept ones, checked against the model."""
     if isinstance(units, Selection):
         selection = units
-        selection.require_units(enumerate_units(model, selection.units.ffn_groups or 16))
+        selection.require_units(units_like(model, selection.units))
         gains = {selection.units.units[i]: gain for i, gain in selection.gains.items()}
         return [selection.units.units[i] for i in selection.pruned], gains
     chosen = list(units)

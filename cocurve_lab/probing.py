@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from .architectures import Architecture, describe
 from .calibration import CalibrationSet
@@ -26,8 +25,15 @@ from .curvature import Curvature
 from .errors import InputError, NumericalError
 from .loading import model_device, model_name
 from .masking import column_scales, like_columns, scaled
+from .progress import Progress, open_bar
 from .replay import GATHER_BYTES, SupportHead, first_output, top_support, widen
-from .runtime import device_name, is_out_of_memory, measuring, uninterrupted
+from .runtime import (
+    device_name,
+    is_out_of_memory,
+    measuring,
+    software_versions,
+    uninterrupted,
+)
 from .storage import fingerprint
 from .units import UnitSet
 
@@ -65,7 +71,7 @@ def probe_curvature(
     calibration: CalibrationSet,
     settings: dict[str, Any],
     options: ProbeOptions,
-    progress: bool,
+    progress: Progress,
 ) -> Curvature:
     """H* [M, M] from random probes, nats per token; `estimate_curvature` is the way in.
 
@@ -248,10 +254,10 @@ class GramSum:
     def done(self) -> int:
         return len(self.seconds)
 
-    def run(self, gram: Callable[[int], np.ndarray], label: str, progress: bool) -> bool:
+    def run(self, gram: Callable[[int], np.ndarray], label: str, progress: Progress) -> bool:
         """Add gram(number) [M, M] of every sequence; False where Ctrl-C left some out."""
         total = len(self.calibration)
-        with tqdm(total=total, desc=label, unit="sequence", disable=not progress) as bar:
+        with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
             try:
                 for number in range(total):
                     begun = time.monotonic()
@@ -270,10 +276,6 @@ class GramSum:
 
     def curvature(self, model: PreTrainedModel, **provenance: Any) -> Curvature:
         """H = sum of the Grams / number of positions (eq. gram)."""
-        import transformers
-
-        from . import __version__
-
         facts = {
             "model_name": model_name(model),
             "sequences_done": self.done,
@@ -283,11 +285,7 @@ class GramSum:
             "seconds": sum(self.seconds),
             "sequence_seconds": list(self.seconds),
             "device": device_name(model_device(model)),
-            "versions": {
-                "cocurve_lab": __version__,
-                "torch": str(torch.__version__),  # a str subclass, which is not plain
-                "transformers": transformers.__version__,
-            },
+            "versions": software_versions(),
         }
         facts = self.settings | facts | provenance
         matrix = self.grams.sum(axis=0) / int(self.positions.sum())

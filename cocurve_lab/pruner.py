@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from .architectures import describe
 from .calibration import CalibrationSet
 from .equivalence import Reference
-from .loading import fingerprint_model
+from .loading import fingerprint_model, weight_marks
 from .manifest import Origin, manifest_of, weights_now
 from .runtime import require_one_device
 from .selection import Selection
 from .slicing import settle_heads, sliced_modules
-from .units import enumerate_units
+from .units import units_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,15 +46,34 @@ def prune(
         MismatchError: the model's units are not the selection's; nothing was changed.
         EquivalenceError: verification failed.
     """
-    architecture = describe(model)
-    require_one_device(model)
-    architecture.require_unpacked()
-    selection.require_units(enumerate_units(model, selection.units.ffn_groups or 16))
+    require_prunable(model, selection)
     origin = _origin(model)
     reference = None
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
-    replacements = sliced_modules(architecture, selection)
+    pruned = cut(model, selection, inplace=inplace)
+    manifest = manifest_of(describe(pruned), selection, origin)
+    pruned.cocurve_manifest = manifest  # type: ignore[assignment]
+    if reference is not None:
+        reference.require_equal(pruned)
+    return pruned
+
+
+def require_prunable(model: PreTrainedModel, selection: Selection) -> None:
+    """Raise, as `prune` does, where this plan cannot be cut out of this model."""
+    architecture = describe(model)
+    require_one_device(model)
+    architecture.require_unpacked()
+    selection.require_units(units_like(model, selection.units))
+
+
+def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
+    """The pruned model without a manifest, so it cannot be saved: for what is only measured.
+
+    Args and raises: as `prune`.
+    """
+    require_prunable(model, selection)
+    replacements = sliced_modules(describe(model), selection)
     if inplace:
         for parent, name, module in replacements:
             setattr(parent, name, module)
@@ -64,15 +83,13 @@ def prune(
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         pruned = copy.deepcopy(model, memo)
     settle_heads(describe(pruned))
-    manifest = manifest_of(describe(pruned), selection, origin)
-    pruned.cocurve_manifest = manifest  # type: ignore[assignment]
-    if reference is not None:
-        reference.require_equal(pruned)
+    vars(pruned).pop("cocurve_manifest", None)  # of an earlier round, whose widths these are not
     return pruned
 
 
 def _origin(model: PreTrainedModel) -> Origin:
+    marks = weight_marks(model)
     earlier: Any = getattr(model, "cocurve_manifest", None)
     if earlier is not None:
-        earlier = earlier | weights_now(model, earlier)
-    return Origin(fingerprint_model(model), earlier)
+        earlier = earlier | weights_now(model, earlier, marks)
+    return Origin(fingerprint_model(model, marks), earlier)

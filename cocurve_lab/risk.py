@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from .architectures import Architecture, describe
 from .calibration import CalibrationSet
@@ -25,11 +23,11 @@ from .errors import InputError, MismatchError, NumericalError
 from .fisher import kl_divergence
 from .loading import fingerprint_model, model_device, model_dtype
 from .masking import Scales, column_scales, resolve, scaled, stack_rows
+from .plan_memory import Kind, PlanMemory
 from .progress import Progress, open_bar
 from .replay import widen
 from .runtime import is_out_of_memory, measuring, require_measurable
 from .selection import Selection
-from .storage import dump_plain, load_plain, write_atomically
 from .units import Unit
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from .curvature import Curvature
 
 log = logging.getLogger(__name__)
-FORMAT, VERSION = "cocurve-plans", 2
+KIND = Kind("cocurve-plans", 2, "plans measured")  # KL and nll of each sequence
 DENSE = "dense"  # where the memory keeps the teacher's own nll
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
 _BATCH_TOKENS = 16_384  # tokens per forward, so that activations stay moderate for long rows
@@ -166,7 +164,7 @@ def measure_plans(
     held_out: CalibrationSet,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: Progress = True,
     plans_per_batch: int | None = None,
     calibrated_on: CalibrationSet | Curvature | None = None,
 ) -> PlanTable:
@@ -178,7 +176,7 @@ def measure_plans(
         held_out: rows and scored positions.
         checkpoint: file to resume from and write to, after every sequence; it also remembers plans
             measured earlier, so adding plans measures only the new ones.
-        progress: show a progress bar with ETA.
+        progress: show a bar with ETA; "lines" writes lines for a log file instead.
         plans_per_batch: masked copies per forward; None = as many as make 16,384 tokens. Halved
             when memory runs out.
         calibrated_on: if given, overlap with its rows is refused.
@@ -203,23 +201,34 @@ def measure_plans(
     scales = {
         mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
     }
-    memory = _Memory.open(checkpoint, model, held_out)
-    missing = [mark for mark in plans if mark not in memory.finished]
+    memory = PlanMemory.open(
+        KIND, checkpoint, (len(held_out), 2), lambda: _settings(model, held_out)
+    )
+    missing = memory.absent(plans, slice(None))
     batch = plans_per_batch or max(1, min(len(missing), _BATCH_TOKENS // held_out.seq_len))
     engine = _Engine(architecture, held_out, batch)
     missing.append(DENSE)
     scales[DENSE] = {}
     numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
     with measuring(model, torch.get_num_threads()):
-        bar = tqdm(
-            numbers, desc=f"KL of {len(missing)} plans", unit="sequence", disable=not progress
-        )
-        for number in bar:
-            absent = memory.absent(missing, number)
-            memory.add(absent, number, engine.measure(number, [scales[mark] for mark in absent]))
+        label = f"KL of {len(missing)} plans"
+        with open_bar(progress, total=len(numbers), desc=label, unit="sequence") as bar:
+            for number in numbers:
+                absent = memory.absent(missing, number)
+                found = engine.measure(number, [scales[mark] for mark in absent])
+                memory.add(absent, number, found)
+                bar.update()
     table = np.array([memory.values[selection.fingerprint] for selection in selections])
     dense = memory.values[DENSE][:, 1]
     return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)
+
+
+def _settings(model: PreTrainedModel, held_out: CalibrationSet) -> dict[str, Any]:
+    return {
+        "model_fingerprint": fingerprint_model(model),
+        "model_dtype": model_dtype(model),
+        "text_fingerprint": held_out.fingerprint,
+    }
 
 
 def model_risk(
@@ -262,71 +271,14 @@ def model_risk(
             ids = text.input_ids[number : number + 1].to(model_device(teacher))
             positions = text.scored[number].to(ids.device)
             hidden = [_scored_hidden(architecture, ids, positions, {}) for architecture in pair]
-            logits, other = (
-                widen(architecture.logits(states))
-                for architecture, states in zip(pair, hidden, strict=True)
-            )
-            kl = kl_divergence(torch.softmax(logits, dim=-1), other - logits)
-            values.append(float(kl.double().mean()))
+            found = _mean_kl_and_nll(pair, hidden, ids[0, positions + 1])
+            values.append(float(found[0, 0]))
             bar.update()
     if not np.isfinite(values).all():
         raise NumericalError(
             "a model gives NaN or infinite logits. Half precision may overflow: try bfloat16."
         )
     return np.array(values)
-
-
-@dataclass
-class _Memory:
-    """Measured KL and nll by plan fingerprint [sequences, 2], KL NaN where not measured yet."""
-
-    path: Path | None
-    settings: dict[str, Any]
-    sequences: int
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @classmethod
-    def open(
-        cls, path: str | os.PathLike[str] | None, model: PreTrainedModel, held_out: CalibrationSet
-    ) -> _Memory:
-        memory = cls(None if path is None else Path(path), {}, len(held_out))
-        if memory.path is None:
-            return memory
-        memory.settings = {
-            "model_fingerprint": fingerprint_model(model),
-            "model_dtype": model_dtype(model),
-            "text_fingerprint": held_out.fingerprint,
-        }
-        if memory.path.exists():
-            content = load_plain(memory.path, format_name=FORMAT, version=VERSION)
-            for key, value in memory.settings.items():
-                if content["settings"].get(key) != value:
-                    raise MismatchError(
-                        f"{memory.path} holds plans measured with another {key}: "
-                        f"{content['settings'].get(key)!r}, now {value!r}. Use another file."
-                    )
-            memory.values = content["values"]
-        return memory
-
-    @property
-    def finished(self) -> set[str]:
-        return {mark for mark, rows in self.values.items() if not np.isnan(rows[:, 0]).any()}
-
-    def absent(self, marks: list[str], number: int) -> list[str]:
-        """Those of `marks` not measured on sequence `number` yet."""
-        return [m for m in marks if m not in self.values or np.isnan(self.values[m][number, 0])]
-
-    def add(self, marks: list[str], number: int, values: np.ndarray) -> None:
-        for mark, pair in zip(marks, values, strict=True):
-            rows = self.values.setdefault(mark, np.full((self.sequences, 2), np.nan))
-            rows[number] = pair
-        if self.path is None:
-            return
-        content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
-        try:
-            write_atomically(self.path, dump_plain(content | {"values": self.values}))
-        except OSError as error:
-            log.warning("%s could not be written (%s). The measurement goes on.", self.path, error)
 
 
 @dataclass
@@ -375,7 +327,7 @@ class _Engine:
 
     def _dense(self, ids: Tensor, positions: Tensor, teacher: Tensor) -> Tensor:
         """What a plan that changes nothing measures [1, 2]: KL 0 and the dense model's nll."""
-        return _mean_kl_and_nll(self.architecture, teacher, teacher, ids[0, positions + 1])
+        return self._measured(teacher, teacher, ids[0, positions + 1])
 
     def _try_batch(
         self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
@@ -385,11 +337,14 @@ class _Engine:
             masks = stack_rows(self.architecture, rows)
             repeated = ids.expand(len(rows), -1)
             masked = _scored_hidden(self.architecture, repeated, positions, masks)
-            return _mean_kl_and_nll(self.architecture, teacher, masked, ids[0, positions + 1])
+            return self._measured(teacher, masked, ids[0, positions + 1])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         return None
+
+    def _measured(self, teacher: Tensor, masked: Tensor, labels: Tensor) -> Tensor:
+        return _mean_kl_and_nll([self.architecture] * 2, [teacher, masked], labels)
 
 
 def _scored_hidden(
@@ -402,18 +357,26 @@ def _scored_hidden(
 
 
 def _mean_kl_and_nll(
-    architecture: Architecture, teacher: Tensor, masked: Tensor, labels: Tensor
+    pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor
 ) -> Tensor:
-    """Mean KL and nll of labels [P], together [B, 2] float64, a chunk of positions at a time."""
-    rows, positions, _ = masked.shape
-    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * architecture.vocabulary))
-    total = torch.zeros(rows, 2, dtype=torch.float64, device=masked.device)
+    """Mean KL and nll of labels [P], together [B, 2] float64, a chunk of positions at a time.
+
+    Args:
+        pair: teacher and student; the same for a masked student.
+        hidden: their final hidden states [1, P, d] and [B, P, d].
+    """
+    rows, positions, _ = hidden[1].shape
+    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
+    total = torch.zeros(rows, 2, dtype=torch.float64, device=labels.device)
     for start in range(0, positions, step):
         part = slice(start, start + step)
-        logits = widen(architecture.logits(teacher[:, part]))
-        student = widen(architecture.logits(masked[:, part]))
+        logits, student = (
+            widen(architecture.logits(states[:, part]))
+            for architecture, states in zip(pair, hidden, strict=True)
+        )
         nll = _nll(student, labels[part])
-        shift = student.sub_(logits)
+        wide = torch.promote_types(logits.dtype, student.dtype)
+        logits, shift = logits.to(wide), student.to(wide).sub_(logits)
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
         total += torch.stack([kl.double().sum(dim=-1), nll.double().sum(dim=-1)], dim=1)
     return total / positions

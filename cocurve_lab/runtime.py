@@ -157,3 +157,16 @@ def uninterrupted() -> Iterator[None]:
 def device_name(device: torch.device) -> str:
     """The GPU's name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def software_versions() -> dict[str, str]:
+    """What a result was made with."""
+    import transformers
+
+    from . import __version__
+
+    return {
+        "cocurve_lab": __version__,
+        "torch": str(torch.__version__),  # a str subclass, which is not plain
+        "transformers": transformers.__version__,
+    }

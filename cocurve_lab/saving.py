@@ -5,22 +5,20 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import secrets
-import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .architectures import KINDS, Architecture, Kind, describe
+from .architectures import KINDS, Architecture, describe
 from .errors import FileFormatError, InputError
 from .export.card import CardFacts, model_card
 from .export.folder import MODELLING_FILE, dense_configuration, write_configuration
-from .loading import MANIFEST, model_dtype, pick_device
+from .loading import MANIFEST, model_dtype, pick_device, read_dtype
 from .manifest import VERSION, read_manifest, weights_now, widths_of
-from .slicing import EmptyAttention, kept_rows, settle_heads, slice_linear
+from .slicing import block_modules, settle_heads
+from .storage import replacing_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,9 +68,7 @@ def save_pruned(
         )
     place = Path(folder).resolve()  # a link stays, the folder it leads to is replaced
     _require_free(place, overwrite=overwrite)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(place)
-    try:
+    with replacing_folder(place) as temporary:
         pruned.save_pretrained(temporary)
         if tokenizer is not None:
             tokenizer.save_pretrained(temporary)
@@ -88,11 +84,6 @@ def save_pruned(
         _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
         card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
         _write(temporary / "README.md", card)
-        _open_to_others(temporary)
-        _put_in_place(temporary, place)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     return Path(folder)
 
 
@@ -100,7 +91,7 @@ def load_pruned(
     folder: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
     """Read what `save_pruned` wrote; nothing of the cut weights is ever allocated.
 
@@ -113,17 +104,18 @@ def load_pruned(
 
     Raises:
         FileFormatError: no manifest, another version, weights missing, or of a wrong shape (named).
+        InputError: the dtype is unknown.
     """
     from transformers import GenerationConfig
 
-    folder = Path(folder)
+    folder, wanted = Path(folder), None if dtype is None else read_dtype(dtype)
     manifest = read_manifest(folder)
     model: Any = empty_pruned(folder)
     weights = _module_names(describe(model), _read_weights(folder))
     _require_shapes(model, weights, folder)
-    if dtype is not None:  # weights alone: rotary frequencies stay in float32
-        weights = {name: weight.to(dtype) for name, weight in weights.items()}
-        model.config.dtype = dtype
+    if wanted is not None:  # weights alone: rotary frequencies stay in float32
+        weights = {name: weight.to(wanted) for name, weight in weights.items()}
+        model.config.dtype = wanted
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     _rebuild_buffers(model)
@@ -172,38 +164,6 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-def _beside(folder: Path) -> Path:
-    """A new hidden folder on the same disk; not mkdtemp, whose folders are for one user alone."""
-    path = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-    path.mkdir()
-    return path
-
-
-def _open_to_others(folder: Path) -> None:
-    """Give files the permissions of the umask, as the folder has them: weights come as 0600."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(stat.S_IMODE(folder.stat().st_mode) & 0o666)
-
-
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Rename into place; what was there is set aside, and comes back if that fails."""
-    if not folder.exists():
-        temporary.rename(folder)
-        return
-    old = _beside(folder)
-    aside = old / folder.name
-    try:
-        folder.rename(aside)
-        temporary.rename(folder)
-    except BaseException:
-        if aside.exists() and temporary.exists():
-            aside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
@@ -218,30 +178,16 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
     for layer, widths in enumerate(layers):
         for kind in KINDS:
             wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
-            step = architecture.attention_step(layer) if kind == "attention" else 1
+            step = architecture.step(layer, kind)
             if not 0 <= wanted <= dense or wanted % step:
                 raise FileFormatError(
                     f"the manifest gives layer {layer} {wanted} {kind} columns; this configuration "
                     f"has up to {dense} in steps of {step}. Save the model again."
                 )
-            _narrow_block(architecture, layer, kind, torch.arange(wanted))
-
-
-def _narrow_block(architecture: Architecture, layer: int, kind: Kind, columns: Tensor) -> None:
-    block = architecture.block(layer, kind)
-    output = architecture.output_projection(layer, kind)
-    if len(columns) == architecture.width(layer, kind):
-        return
-    # the first columns stand for the kept ones: only shapes matter on the meta device
-    rows = kept_rows(architecture, layer, kind, columns)
-    sliced = slice_linear(output, columns=columns.to("meta"))
-    if kind == "attention" and len(columns) == 0:
-        empty = EmptyAttention(architecture, layer, sliced)
-        setattr(architecture.layers[layer], architecture.family.attention, empty)
-        return
-    setattr(block, architecture.output_name(kind), sliced)
-    for projection, kept in rows.items():
-        setattr(block, projection, slice_linear(getattr(block, projection), rows=kept.to("meta")))
+            # the first columns stand for the kept ones: only shapes matter on the meta device
+            columns = torch.arange(wanted)
+            for parent, name, module in block_modules(architecture, layer, kind, columns):
+                setattr(parent, name, module)
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

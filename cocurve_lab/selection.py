@@ -16,7 +16,7 @@ from .curvature import Curvature
 from .errors import FileFormatError, InputError
 from .plan_fields import require_fields
 from .storage import fingerprint
-from .targets import Target
+from .targets import Target, needed_cost
 from .units import Unit, UnitSet
 
 
@@ -409,9 +409,5 @@ def require_ratio(ratio: float) -> None:
 
 
 def target_cost(units: UnitSet, ratio: float) -> float:
-    """Cost a plan of this ratio must reach, in parameters.
-
-    A hair below ratio x total: 0.3 x total computed in floating point may land above an exactly
-    reachable cost and would then demand one unit too many.
-    """
-    return ratio * units.total_cost * (1 - 1e-12)
+    """Cost a plan of this ratio must reach, in parameters; see `targets.needed_cost`."""
+    return needed_cost(ratio, units.total_cost)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ SETTINGS = (
     "groups",
 )
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")  # they decide the last bits
+_NAME = re.compile(r"_(?P<mark>[^_]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 
 
 def shard_groups(shard: Shard, groups: int) -> list[int]:
@@ -66,6 +69,15 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
     return [number for number in range(sequences) if number % groups in mine]
 
 
+def progress_of(curvature: Curvature) -> tuple[int, int]:
+    """Sequences done, and how many its build or shard has in all."""
+    settings, shard = curvature.provenance, curvature.provenance.get("shard")
+    mine = shard_sequences(
+        None if shard is None else tuple(shard), settings["groups"], settings["num_sequences"]
+    )
+    return settings["sequences_done"], len(mine)
+
+
 # Files ------------------------------------------------------------------------------------------
 
 
@@ -84,10 +96,49 @@ def shard_path(path: Path, shard: Shard) -> Path:
     return path.with_name(f"{path.stem}.shard-{shard[0]}-of-{shard[1]}{path.suffix}")
 
 
-def shard_files(path: Path) -> list[Path]:
-    """The finished shards that lie beside the build at `path`, whatever their number."""
-    mark = path.stem.rsplit("_", 1)[-1]
-    return sorted(path.parent.glob(f"H_*_{mark}.shard-*-of-*.pkl"))
+def kept_at(path: Path, shard: Shard | None) -> Path:
+    """Where the result of a shard, or of all, is kept: at `path` where the whole H is there."""
+    return path if shard is None or path.exists() else shard_path(path, shard)
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Where the build whose result is kept at `path` keeps what is done of it."""
+    return path.with_suffix(".ckpt")
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of H in a folder, each list sorted by name: whole, finished shards, unfinished."""
+
+    whole: list[Path]
+    shards: list[Path]
+    checkpoints: list[Path]
+
+
+def files_in(folder: str | os.PathLike[str]) -> Files:
+    """What lies in a folder, by the names alone."""
+    results = sorted(Path(folder).glob("H_*.pkl"))
+    return Files(
+        whole=[file for file in results if ".shard-" not in file.name],
+        shards=[file for file in results if _NAME.search(file.name)],
+        checkpoints=sorted(Path(folder).glob("H_*.ckpt")),
+    )
+
+
+def complete_shards(path: Path) -> list[Path]:
+    """All shards of the build at `path`, where they lie beside it; empty where one is missing.
+
+    The names tell: a damaged shard of a set that is not whole is no obstacle.
+    """
+    sets: dict[int, dict[int, Path]] = {}
+    for file in files_in(path.parent).shards:
+        name = _NAME.search(file.name)
+        if name and path.stem.endswith(f"_{name['mark']}"):
+            sets.setdefault(int(name["count"]), {})[int(name["number"])] = file
+    for count, found in sorted(sets.items()):
+        if set(found) == set(range(1, count + 1)):
+            return list(found.values())
+    return []
 
 
 def settings_of(curvature: Curvature) -> dict[str, Any]:
@@ -152,11 +203,10 @@ def _require_shard(part: Curvature, number: int) -> None:
             f"part {number} is not a shard but a build of its own. Merge the shards first, and "
             "then the result with other builds."
         )
-    done, groups = part.provenance["sequences_done"], part.provenance["groups"]
-    mine = shard_sequences(tuple(shard), groups, part.provenance["num_sequences"])
-    if done < len(mine):
+    done, mine = progress_of(part)
+    if done < mine:
         raise InputError(
-            f"shard {shard[0]} of {shard[1]} has {done} of its {len(mine)} sequences. Build it "
+            f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "
             "again with the same checkpoint: it goes on from there."
         )
 

@@ -69,30 +69,46 @@ class EmptyConv1D(nn.Module):
         return self.bias.expand(*columns.shape[:-1], -1)
 
 
-def sliced_modules(
-    architecture: Architecture, selection: Selection
-) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, attribute, new module) of every projection that loses rows or columns."""
-    replacements: list[tuple[nn.Module, str, nn.Module]] = []
+Replacement = tuple[nn.Module, str, nn.Module]  # parent, attribute, new module
+
+
+def sliced_modules(architecture: Architecture, selection: Selection) -> list[Replacement]:
+    """What replaces every projection that loses rows or columns, or changes by a gain."""
+    replacements: list[Replacement] = []
     for layer in range(len(architecture.layers)):
         for kind in KINDS:
             columns, gains = kept_columns(architecture, selection, layer, kind)
-            if len(columns) == architecture.width(layer, kind) and gains is None:
-                continue
-            block = architecture.block(layer, kind)
-            output = architecture.output_projection(layer, kind)
-            sliced = slice_linear(output, columns=columns, gains=gains)
-            if kind == "attention" and len(columns) == 0:
-                empty = EmptyAttention(architecture, layer, sliced)
-                replacements.append(
-                    (architecture.layers[layer], architecture.family.attention, empty)
-                )
-                continue
-            replacements.append((block, architecture.output_name(kind), sliced))
-            for projection, rows in kept_rows(architecture, layer, kind, columns).items():
-                replacements.append(
-                    (block, projection, slice_linear(getattr(block, projection), rows=rows))
-                )
+            replacements += block_modules(architecture, layer, kind, columns, gains)
+    return replacements
+
+
+def block_modules(
+    architecture: Architecture,
+    layer: int,
+    kind: Kind,
+    columns: Tensor,
+    gains: Tensor | None = None,
+) -> list[Replacement]:
+    """What replaces the projections of a block; nothing where it keeps all as it is.
+
+    The new modules are on the device of the old ones, the meta device included; none is set yet.
+
+    Args:
+        architecture: the model; layer, kind: whose block.
+        columns: [W'] int64, kept input columns of the output projection, in whole units.
+        gains: [W'] float64, factors of these columns; None: all 1.
+    """
+    if len(columns) == architecture.width(layer, kind) and gains is None:
+        return []
+    output = architecture.output_projection(layer, kind)
+    sliced = slice_linear(output, columns=columns, gains=gains)
+    if kind == "attention" and len(columns) == 0:
+        empty = EmptyAttention(architecture, layer, sliced)
+        return [(architecture.layers[layer], architecture.family.attention, empty)]
+    block = architecture.block(layer, kind)
+    replacements: list[Replacement] = [(block, architecture.output_name(kind), sliced)]
+    for name, rows in kept_rows(architecture, layer, kind, columns).items():
+        replacements.append((block, name, slice_linear(getattr(block, name), rows=rows)))
     return replacements
 
 
@@ -119,9 +135,7 @@ def kept_rows(
         name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
         for name in architecture.input_projections(kind)
     }
-    step = 1
-    if kind == "attention":
-        step = architecture.head_dim(layer) * architecture.queries_per_group(layer)
+    step = architecture.step(layer, kind)
     for start in columns[::step].tolist():
         for rows in architecture.unit_rows(layer, kind, start, start + step):
             keep[rows.projection][rows.start : rows.stop] = True

@@ -7,13 +7,19 @@ a hostile file can name nothing to call.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
 import logging
 import os
 import pickle
+import secrets
+import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,7 @@ from .errors import FileFormatError
 log = logging.getLogger(__name__)
 _ARRAY = "__array__"
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
+_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def fingerprint(*parts: Any) -> str:
@@ -49,8 +56,19 @@ def write_atomically(
 ) -> None:
     """Write `payload` to `path` so that a crash leaves the old file or the new one, never half.
 
-    The bytes go to a temporary file in the same folder, are flushed to disk, and are renamed over
-    `path`. With `keep_previous` the old file stays beside it as `<path>.previous`.
+    Raises: as `replacing`.
+    """
+    with replacing(path, keep_previous=keep_previous) as temporary:
+        temporary.write_bytes(payload)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[Path]:
+    """A temporary file to write inside the block; it takes the place of `path` once that is done.
+
+    It lies in the same folder, is flushed to disk, and is renamed over `path`: a crash leaves the
+    old file or the new one, never half. With `keep_previous` the old file stays beside it as
+    `<path>.previous`. An exception in the block leaves the old file untouched.
 
     Raises:
         OSError: the disk is full or the folder is not writable; the old file is untouched and the
@@ -58,20 +76,74 @@ def write_atomically(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
+        yield temporary
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes 0600, hiding results from a group
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes 0600, hiding results from a group
         if keep_previous and path.exists():
             _keep_as_previous(path)
-        os.replace(temporary, path)
+        temporary.replace(path)
         _sync_folder(path.parent)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill inside the block; it takes the place of `folder` once that is done.
+
+    Whoever calls has made sure that what is in `folder` may go. Links are not followed.
+
+    Raises:
+        OSError: the folder cannot be written. After this or an exception in the block, what was
+            there is still there and the new folder is removed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _beside(folder)
+    try:
+        yield temporary
+        _open_to_others(temporary)
+        _put_in_place(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _beside(folder: Path) -> Path:
+    """A new hidden folder on the same disk; not mkdtemp, whose folders are for one user alone."""
+    path = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    path.mkdir()
+    return path
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the permissions of the umask, as the folder has them: weights come as 0600."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(stat.S_IMODE(folder.stat().st_mode) & 0o666)
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    """Rename into place; what was there is set aside, and comes back if that fails."""
+    if not folder.exists():
+        temporary.rename(folder)
+        return
+    old = _beside(folder)
+    aside = old / folder.name
+    try:
+        folder.rename(aside)
+        temporary.rename(folder)
+    except BaseException:
+        if aside.exists() and temporary.exists():
+            aside.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -98,8 +170,13 @@ def _keep_as_previous(path: Path) -> None:
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
-    """Where `write_atomically(keep_previous=True)` leaves the file it replaced."""
+    """Where `replacing(keep_previous=True)` leaves the file it replaced."""
     return Path(f"{os.fspath(path)}.previous")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, or a user's share of it, is full."""
+    return getattr(error, "errno", None) in _NO_ROOM
 
 
 def dump_plain(value: dict[str, Any]) -> bytes:

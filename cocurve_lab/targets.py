@@ -18,7 +18,7 @@ import numpy as np
 from .architectures import describe
 from .errors import InputError
 from .quantities import ITEM_BYTES, Quantity, dtype_name, read_bytes, read_count
-from .units import Unit, UnitSet, enumerate_units
+from .units import Unit, UnitSet, require_units
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -106,8 +106,7 @@ class Target:
         """
         costs = self._costs(units)
         if self.ratio is not None:
-            # a hair below, as in `target_cost`: rounding must not demand a unit too many
-            needed = self.ratio * float(costs.sum()) * (1 - 1e-12)
+            needed = needed_cost(self.ratio, costs.sum().item())
             return Budget(costs, needed, float(self.ratio), self)
         whole = self._whole(units, costs)
         allowed = self.limit.amount
@@ -197,6 +196,15 @@ class Budget:
         return f"leaves less than {words}", f"{words} or more"
 
 
+def needed_cost(ratio: float, total: float) -> float:
+    """Cost a plan of this ratio must reach, of costs that sum to `total`.
+
+    A hair below ratio x total: 0.3 x total computed in floating point may land above an exactly
+    reachable cost and would then demand one unit too many.
+    """
+    return ratio * total * (1 - 1e-12)
+
+
 def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
     """Bytes of keys and values per token that go with each unit [M], int64; FFN groups have 0.
 
@@ -222,9 +230,7 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
 
 def _of_model(units: UnitSet, model: PreTrainedModel) -> list[int]:
     """Width of the keys of each unit: its columns over the query heads per KV head."""
-    units.require_same(
-        enumerate_units(model, units.ffn_groups or 16), mine="the units", theirs="the model"
-    )
+    require_units(model, units)
     architecture = describe(model)
     return [
         0 if u.kind == "ffn" else (u.stop - u.start) // architecture.queries_per_group(u.layer)

@@ -45,15 +45,11 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
             "guards, or leave uniform away.",
             most,
         )
-    best: tuple[float, list[int], list[float]] | None = None
+    plans = []
     for counts in choices:
-        order, edges = slices.fill(counts, strength)
-        objective = float(greedy.half[order].sum() + strength * sum(edges))
-        if best is None or objective < best[0]:
-            best = objective, order, edges
-    assert best is not None
-    _, greedy.order, greedy.edges = best
-    return replace(greedy.selection(strength), uniform=True)
+        greedy.order, greedy.edges = slices.fill(counts, strength)
+        plans.append(replace(greedy.selection(strength), uniform=True))
+    return plans[np.array([plan.objective for plan in plans]).argmin()]  # the first of equal ones
 
 
 class _Slices:

@@ -231,6 +231,19 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
 
 
+def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
+    """The model's units, its FFNs divided as `units` divide theirs (16 groups where unknown).
+
+    Raises: as `enumerate_units`.
+    """
+    return enumerate_units(model, units.ffn_groups or 16)
+
+
+def require_units(model: PreTrainedModel, units: UnitSet) -> None:
+    """Raise MismatchError unless the units are the model's, naming the first difference."""
+    units.require_same(units_like(model, units), mine="the unit set", theirs="the model")
+
+
 def _total(model: PreTrainedModel) -> int:
     """Parameters of the whole model, packed ones counted one by one."""
     stored = sum(p.numel() for p in model.parameters())
@@ -246,8 +259,8 @@ def split_width(width: int, groups: int) -> list[tuple[int, int]]:
 
 
 def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
-    step, width = architecture.attention_step(layer), architecture.width(layer, "attention")
-    blocks = [(start, start + step) for start in range(0, width, max(step, 1))]
+    step, width = architecture.step(layer, "attention"), architecture.width(layer, "attention")
+    blocks = [(start, start + step) for start in range(0, width, step)]
     return _units_of(architecture, layer, "attention", blocks)
 
 

@@ -1,8 +1,8 @@
 """Reads saved folders where cocurve_lab cannot be imported, and prints what it saw as JSON.
 
-`python -I tests/bare.py load FOLDER...`, or `harness`, `adapter` or `text` for `load`. Beside each
-folder lies FOLDER.expected.safetensors: input ids, attention mask, and what the masked model makes
-of them.
+`python -I tests/bare.py load FOLDER...`, or `harness`, `adapter`, `text` or `answer` for `load`.
+Beside each folder lies FOLDER.expected.safetensors: input ids, attention mask, and what the masked
+model makes of them; for `answer`, input ids and how many more to write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 sys.modules["cocurve_lab"] = None  # type: ignore[assignment]  # any import of it now fails
 
 import torch  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
     AutoModel,
@@ -135,6 +135,20 @@ def text(folder: str) -> str:
     made = read(folder).generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)
     written: str = tokenizer.decode(made[0])
     return written
+
+
+@torch.no_grad()
+def answer(folder: str) -> dict[str, Any]:
+    """Into FOLDER.answer.safetensors: logits [N, T, V] and further greedy ids, without a cache."""
+    asked = load_file(f"{folder}.expected.safetensors")
+    model, ids = read(folder, dtype=torch.float32), asked["input_ids"]
+    logits = model(ids, use_cache=False).logits
+    for _ in range(int(asked["greedy"])):
+        best = model(ids, use_cache=False).logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, best], dim=1)
+    greedy = ids[:, asked["input_ids"].shape[1] :].contiguous()
+    save_file({"logits": logits, "greedy": greedy}, f"{folder}.answer.safetensors")
+    return {"class": type(model).__name__, "parameters": model.num_parameters()}
 
 
 if __name__ == "__main__":

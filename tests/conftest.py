@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from cocurve_lab.curvature import Curvature
+from cocurve_lab.selection import Guards
 from cocurve_lab.units import Kind, Unit, UnitSet
 
 if TYPE_CHECKING:
@@ -80,6 +82,76 @@ def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = No
         np.stack([0.5 * (part**2).sum(axis=1) for part in parts]),
         {"row_fingerprints": [f"row {i}" for i in range(groups)]},
     )
+
+
+def allowed(
+    units: UnitSet,
+    pruned: Sequence[int],
+    u: int,
+    ratio: float,
+    guards: Guards,
+    costs: Sequence[float] | None = None,
+) -> bool:
+    """Whether u may join `pruned`, from the definitions of the guards; never at a cost of 0."""
+    costs = [unit.cost for unit in units] if costs is None else costs
+    unit, cap = units[u], guards.cap_at(ratio)
+    layer = [i for i in range(len(units)) if units[i].layer == unit.layer]
+    gone = sum(costs[i] for i in layer if i in pruned)
+    return (
+        u not in pruned
+        and costs[u] > 0
+        and guards.protect_first <= unit.layer < units.num_layers - guards.protect_last
+        and unit.kind in guards.kinds
+        and gone + costs[u] <= cap * sum(costs[i] for i in layer) * (1 + 1e-12)
+    )
+
+
+def naive_greedy(
+    curvature: Curvature,
+    ratio: float,
+    strength: float = 1.0,
+    guards: Guards = Guards(),  # noqa: B008  (frozen)
+    *,
+    include: Sequence[int] = (),
+    exclude: Sequence[int] = (),
+    costs: Sequence[float] | None = None,
+) -> list[int] | None:
+    """Alg. 2 word for word: every marginal summed afresh. The removal order; None if it stalls."""
+    units, matrix, pruned = curvature.units, curvature.matrix, list(include)
+    costs = [unit.cost for unit in units] if costs is None else costs
+    target = ratio * sum(costs) * (1 - 1e-12)
+    while sum(costs[u] for u in pruned) < target:
+        best, best_score = None, np.inf
+        for u in range(len(units)):
+            if u in exclude or not allowed(units, pruned, u, ratio, guards, costs):
+                continue
+            edges = sum(matrix[u, v] for v in pruned)
+            score = (matrix[u, u] / 2 + strength * edges) / costs[u]
+            if score < best_score:  # strictly: the lowest index wins a tie
+                best, best_score = u, score
+        if best is None:
+            return None
+        pruned.append(best)
+    return pruned
+
+
+def interrupt_at(
+    monkeypatch: pytest.MonkeyPatch, sequence: int, cause: BaseException | signal.Signals
+) -> None:
+    """Raise an error, or send this process a signal, while the Gram of a sequence is computed."""
+    from cocurve_lab import worker
+
+    real, calls = worker.gram_matrix, [0]
+
+    def gram(features: Any) -> np.ndarray:
+        calls[0] += 1
+        if calls[0] == sequence + 1:
+            if isinstance(cause, BaseException):
+                raise cause
+            signal.raise_signal(cause)
+        return real(features)
+
+    monkeypatch.setattr(worker, "gram_matrix", gram)
 
 
 def data_script(name: str) -> ModuleType:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from models import (
     GROUPS,
+    LLAMA_PLACES,
     PLACES,
     Columns,
     full_logits,
@@ -42,7 +43,7 @@ _BLOCKS = {
 def removable_parameters(model: PreTrainedModel) -> int:
     """Parameters of attention and FFN, without output biases and norms that heads share."""
     kind = model.config.model_type
-    layers, *outputs = PLACES.get(kind, ("model.layers", "self_attn.o_proj", "mlp.down_proj"))
+    layers, *outputs = PLACES.get(kind, LLAMA_PLACES)
     blocks = _BLOCKS.get(kind, ("self_attn.", "mlp."))
     total = 0
     for name, weight in model.named_parameters():

@@ -2,8 +2,9 @@
 
     python tests/fake_hub.py FOLDER CACHE
 
-serves FOLDER as `org/good`, tries one name after the other with `load_model`, and prints what came
-of each as JSON. It runs in its own process because the hub's client reads its settings on import.
+serves FOLDER as `org/good`, tries one name after the other with `load_model`, or for its tokenizer
+alone as the command line does, and prints what came of each as JSON. It runs in its own process
+because the hub's client reads its settings on import.
 """
 
 from __future__ import annotations
@@ -103,6 +104,16 @@ def attempt(name: str, **options: Any) -> dict[str, Any]:
     return {"outcome": outcome, "weights": len(weights)}
 
 
+def attempt_tokenizer(name: str) -> str:
+    """What the command line makes of the name of a tokenizer."""
+    from cocurve_lab.cli.common import read_tokenizer
+
+    try:
+        return type(read_tokenizer(name)).__name__
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def full_disk(temp_file: Any) -> None:
     temp_file.write(b"x" * 1000)
     temp_file.flush()
@@ -128,11 +139,15 @@ def main(folder: Path, cache: Path) -> None:
 
         file_download.http_get = run_out  # type: ignore[assignment]
         found["full"] = attempt("org/good")
+        found["full elsewhere"] = attempt("org/good", cache_dir=str(cache / "elsewhere"))
         found["left"] = sorted(p.name for p in cache.rglob("*") if p.is_file())  # type: ignore[assignment]
         file_download.http_get = get
         found["good"] = attempt("org/good")
+        names = ("org/gated", "org/missing", "org/go od!", "./good", "org/good")
+        found["tokenizers"] = {name: attempt_tokenizer(name) for name in names}
     time.sleep = lambda _: None  # the client asks five times, with pauses, for every file
     found["offline"] = attempt("org/other")
+    found["tokenizers"]["org/other"] = attempt_tokenizer("org/other")
     found["cached"] = attempt("org/good")  # what is here needs no hub
     print(json.dumps(found))
 

@@ -107,6 +107,18 @@ def run_llama_cpp(path: Path, job: Job) -> Answer:
     return Answer([log_softmax(z) for z in logits], greedy, said["tokens"], said["texts"])
 
 
+def largest_difference(answer: Answer, expected: list[np.ndarray]) -> float:
+    """Of a log-probability, in nats; `expected` holds those of transformers, [T, V] per prompt."""
+    pairs = zip(answer.log_probabilities, expected, strict=True)
+    return max(float(np.abs(found - wanted).max()) for found, wanted in pairs)
+
+
+def mean_kl(answer: Answer, expected: list[np.ndarray]) -> float:
+    """KL(transformers || llama.cpp), nats per token."""
+    found, wanted = np.concatenate(answer.log_probabilities), np.concatenate(expected)
+    return float((np.exp(wanted) * (wanted - found)).sum(axis=-1).mean())
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

@@ -100,8 +100,16 @@ _NAMES: dict[Any, dict[str, str | None]] = {
         "initializer_range": "init_std",
     },
 }
+LLAMA_3 = {  # rope_parameters of Llama 3.1 and later, for rows this short
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 # (layers, W_O, W_down) by model_type, in the model and in a layer
-_LLAMA_PLACES = ("model.layers", "self_attn.o_proj", "mlp.down_proj")
+LLAMA_PLACES = ("model.layers", "self_attn.o_proj", "mlp.down_proj")
 PLACES = {
     "gpt_neox": ("gpt_neox.layers", "attention.dense", "mlp.dense_4h_to_h"),
     "gpt2": ("transformer.h", "attn.c_proj", "mlp.c_proj"),
@@ -214,7 +222,7 @@ def masked_by_hand(
     model: PreTrainedModel, units: Iterable[Any], gains: dict[Any, float] | None = None
 ) -> Iterator[None]:
     """Zero the units' input columns of the output projections with hooks of our own."""
-    layers, *outputs = PLACES.get(model.config.model_type, _LLAMA_PLACES)
+    layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
     scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
     with ExitStack() as stack:
         for unit, scale in scales:
@@ -266,9 +274,14 @@ def naive_risk(
     units: Iterable[Any],
     calibration: CalibrationSet,
     gains: dict[Any, float] | None = None,
+    *,
+    double: bool = True,
 ) -> np.ndarray:
-    """Full-vocabulary KL(teacher || masked) of each row [N], logits and KL in float64."""
-    wide, units = tiny_double(model), list(units)
+    """Full-vocabulary KL(teacher || masked) of each row [N], in float64 but for a quantised model.
+
+    `double=False` leaves the weights as they are, for those that have no float64 form.
+    """
+    wide, units = tiny_double(model) if double else model, list(units)
     rows = []
     for ids, positions in zip(calibration.input_ids, calibration.positions, strict=True):
         log_p = torch.log_softmax(full_logits(wide, ids[None])[0, positions], dim=-1)

@@ -22,11 +22,14 @@ class Shape:
     kv_heads: int = 8
     width: int = 14336
     groups: int = 16
+    biases: bool = False  # on q, k and v
 
 
 def registry_of(shape: Shape) -> dict[str, Any]:
     """The published registry; costs are floats there."""
     queries = shape.heads // shape.kv_heads
+    attention = shape.hidden * shape.head_dim * (2 * queries + 2)
+    attention += shape.head_dim * (queries + 2) if shape.biases else 0
     rows: list[dict[str, Any]] = []
     for layer in range(shape.layers):
         for k in range(shape.kv_heads):
@@ -37,8 +40,7 @@ def registry_of(shape: Shape) -> dict[str, Any]:
                 "num_kv_heads": shape.kv_heads,
                 "query_head_indices": list(range(k * queries, (k + 1) * queries)),
             }
-            cost = shape.hidden * shape.head_dim * (2 * queries + 2)
-            rows.append(_row(len(rows), layer, k, "attn_head", cost, meta))
+            rows.append(_row(len(rows), layer, k, "attn_head", attention, meta))
         blocks = np.array_split(np.arange(shape.width), shape.groups)
         for g, block in enumerate(blocks):
             meta = {"start_channel": int(block[0]), "group_size": len(block)}
@@ -77,16 +79,18 @@ def mask_of(registry: dict[str, Any], percent: int, seed: int = 0) -> dict[str, 
 
 def write_release(
     folder: Path, shape: Shape = Shape(), percents: tuple[int, ...] = (10, 20, 30, 40, 50)
-) -> None:
-    """registry.json, matrices/H.npy (float32, random) and rXX/masks/prune_solution.json."""
+) -> np.ndarray:
+    """registry.json, matrices/H.npy and rXX/masks/prune_solution.json; returns H, float32."""
     registry = registry_of(shape)
     write_json(folder / "registry.json", registry)
     size = len(registry["units"])
     features = np.random.default_rng(0).normal(size=(size, 50)).astype(np.float32)
+    matrix = features @ features.T / np.float32(50)
     (folder / "matrices").mkdir()
-    np.save(folder / "matrices" / "H.npy", features @ features.T / np.float32(50))
+    np.save(folder / "matrices" / "H.npy", matrix)
     for percent in percents:
         write_json(mask_path(folder, percent), mask_of(registry, percent))
+    return matrix
 
 
 def mask_path(folder: Path, percent: int) -> Path:

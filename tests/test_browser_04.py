@@ -7,16 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from lab import CHROMIUM, NO_BROWSER, Lab, Visit
+from test_notebooks import SMALL, run, text_of
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "04_predicted_and_measured.ipynb"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
-]
+browser = pytest.mark.browser
+with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 
 # the traces at the end of the figure are: equality, factor 2, single units, plans, rings, waiting
 PLANS = "() => document.querySelector('.js-plotly-plot').data.at(-3).x.length"
@@ -37,6 +36,38 @@ RUN_CELL = """number => {
   notebook.activeCellIndex = number;
   return jupyterapp.commands.execute('notebook:run-cell');
 }"""
+
+
+def test_notebook_04_has_short_cells_and_prose() -> None:
+    content = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell.source for cell in content.cells if cell.cell_type == "code"]
+    prose = [cell for cell in content.cells if cell.cell_type == "markdown"]
+    assert len(prose) >= len(code) - 2
+    assert max(len(source.splitlines()) for source in code) <= 6
+    assert sum("Predict first" in cell.source for cell in prose) >= 4
+    assert sum("FidelityScatter(" in source for source in code) == 1
+
+
+@pytest.mark.slow
+def test_notebook_04_runs_and_its_solution_passes_the_check(tmp_path: Path) -> None:
+    content = nbformat.read(NOTEBOOK, as_version=4)
+    answer = next(c.source for c in content.cells if "<summary>Solution" in c.source)
+    solution = answer.split("```python\n")[1].split("```")[0]
+    (cell,) = (c for c in content.cells if "return 0.0  # your code" in c.source)
+    (check,) = (c for c in content.cells if "not yet" in c.source)
+    place = content.cells.index(check) + 1
+    solved = [nbformat.v4.new_code_cell(solution), nbformat.v4.new_code_cell(check.source)]
+    content.cells[place:place] = solved
+    nbformat.write(content, tmp_path / NOTEBOOK.name)
+    done = run(tmp_path / NOTEBOOK.name, tmp_path, SMALL)
+    shown, said = [o for cell in done.cells for o in cell.get("outputs", [])], text_of(done)
+    assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
+    (saved,) = tmp_path.glob("H_demo_*.pkl")
+    assert f"Saved H to {saved.name}" in said
+    assert "measured / predicted" in said
+    assert "not yet: 0.000" in said
+    assert "\nright\n" in said
+    assert cell.source.startswith("import numpy as np")
 
 
 def wait(page: Any, plans: int) -> None:
@@ -87,6 +118,9 @@ def open_and_run(visit: Visit) -> Any:
     return page
 
 
+@browser
+@with_chromium
+@pytest.mark.slow
 def test_notebook_04_in_jupyterlab(lab: Lab) -> None:
     with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 6"}) as visit:
         page = open_and_run(visit)
@@ -181,6 +215,9 @@ def test_notebook_04_in_jupyterlab(lab: Lab) -> None:
         visit.require_clean()
 
 
+@browser
+@with_chromium
+@pytest.mark.slow
 def test_notebook_04_on_a_wide_screen(lab: Lab) -> None:
     with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, width=1920) as visit:
         page = open_and_run(visit)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import interrupt_at
 from models import CONTEXT, GROUPS, tiny_model, word_tokenizer
 from safetensors.torch import load_file, save_file
 
@@ -287,6 +288,7 @@ def test_what_exists_is_never_overwritten(
             "--dtype float16 says what --size and --kv-cache count in",
         ),
         (["export", "f", "--gguf", "g", "--dtype", "bf16"], USAGE, "invalid choice: 'bf16'"),
+        (["export", "f", "--gguf", "/dev/null/g"], FAILED, "nothing can be written into /dev/null"),
         (["evaluate", "demo", "--text", "no.jsonl"], FAILED, "there is no text no.jsonl"),
         (["evaluate", "demo", "--text", "."], FAILED, ". is a folder"),
         (
@@ -442,6 +444,58 @@ def test_verify_checks_a_folder_that_is_there_already(
     assert main([*pruned, *text]) == FAILED
 
 
+REMOTE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "tokenizer_config.json",
+            json.dumps(REMOTE),
+            "comes with code of its own, which is not run",
+        ),
+        ("tokenizer.json", "{broken", "cannot be loaded: "),
+        ("tokenizer.json", "{}", "cannot be loaded: "),
+    ],
+    ids=["code", "broken", "empty"],
+)
+def test_a_tokenizer_that_cannot_be_read_is_refused_without_a_question(
+    place: Path,
+    pruned: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+    message: str,
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
+    (tmp_path / "smaller" / "own.py").write_text("raise SystemExit('it was run')")
+    (tmp_path / "smaller" / name).write_text(content)
+    text = ["--text", str(place / "held_out.jsonl"), "--device", "cpu"]
+    for command in (
+        ["evaluate", str(tmp_path / "smaller"), *text],
+        ["export", str(tmp_path / "smaller"), "--gguf", str(tmp_path / "g")],
+    ):
+        assert main(command) == FAILED
+        said = capsys.readouterr().err
+        assert f"the tokenizer of '{tmp_path / 'smaller'}' {message}" in said
+        assert not asked
+
+
+def test_a_folder_without_a_tokenizer_asks_for_one(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (tmp_path / "smaller").glob("tokenizer*"):
+        file.unlink()
+    evaluate = ["evaluate", str(tmp_path / "smaller"), "--text", str(place / "held_out.jsonl")]
+    assert main([*evaluate, "--device", "cpu"]) == FAILED
+    assert "smaller holds no tokenizer. Give --tokenizer" in capsys.readouterr().err
+    assert main([*evaluate, "--device", "cpu", "--tokenizer", str(place / "model")]) == DONE
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -487,19 +541,6 @@ def test_what_is_no_plan_is_refused_by_name(
 
 
 # Interruption -----------------------------------------------------------------------------------
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, sequence: int, number: int) -> None:
-    """Send this process a signal while the Gram of a sequence is computed."""
-    real, calls = worker_module.gram_matrix, [0]
-
-    def gram(features: Any) -> np.ndarray:
-        calls[0] += 1
-        if calls[0] == sequence + 1:
-            signal.raise_signal(number)
-        return real(features)
-
-    monkeypatch.setattr(worker_module, "gram_matrix", gram)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import gram_curvature, llama_8b_units, make_units, random_curvature
+from release import Shape, write_release
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import FileFormatError, InputError, MismatchError, NumericalError
@@ -17,6 +18,7 @@ from cocurve_lab.storage import dump_plain
 
 UNITS = make_units()
 SIZE = len(UNITS)
+TWO_LAYERS = Shape(layers=2)
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -323,44 +325,8 @@ def test_merge_refuses_what_would_not_be_one_build() -> None:
 # The authors' release -----------------------------------------------------------------------------
 
 
-def write_release(
-    folder: Path, *, hidden: int = 4096, head_dim: int = 128, heads: int = 32, kv_heads: int = 8,
-    width: int = 14336, layers: int = 2, groups: int = 16, biases: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """A folder in the layout of the authors' release; returns its matrix."""
-    per_group = heads // kv_heads
-    attention = hidden * head_dim * (2 * per_group + 2)
-    attention += head_dim * (per_group + 2) if biases else 0
-    rows: list[dict[str, Any]] = []
-    for layer in range(layers):
-        for k in range(kv_heads):
-            query = list(range(k * per_group, (k + 1) * per_group))
-            meta = {"kv_head_index": k, "kv_group_size": per_group, "num_heads": heads,
-                    "num_kv_heads": kv_heads, "query_head_indices": query}  # fmt: skip
-            rows.append({"layer_idx": layer, "index_within_layer": k, "unit_type": "attn_head",
-                         "cost": attention, "metadata": meta})  # fmt: skip
-        size = width // groups
-        for g in range(groups):
-            rows.append({"layer_idx": layer, "index_within_layer": g, "unit_type": "ffn_group",
-                         "cost": 3 * hidden * size,
-                         "metadata": {"start_channel": g * size, "group_size": size}})  # fmt: skip
-    registry = {
-        "cost_type": "params",
-        "ffn_groups_per_layer": groups,
-        "model_key": "llama",
-        "schema_version": 1,
-        "units": [row | {"unit_id": i} for i, row in enumerate(rows)],
-    }
-    features = np.random.default_rng(0).normal(size=(len(rows), 50))
-    matrix = (features @ features.T / 50).astype(np.float32)
-    (folder / "matrices").mkdir(parents=True)
-    (folder / "registry.json").write_text(json.dumps(registry))
-    np.save(folder / "matrices" / "H.npy", matrix)
-    return matrix
-
-
 def test_the_release_is_read_into_our_units(tmp_path: Path) -> None:
-    matrix = write_release(tmp_path, layers=32)
+    matrix = write_release(tmp_path)
     curvature = Curvature.from_release(tmp_path)
     np.testing.assert_allclose(curvature.matrix, matrix, atol=1e-6)
     units = curvature.units
@@ -378,19 +344,19 @@ def test_the_release_is_read_into_our_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        {"hidden": 3584, "head_dim": 128, "heads": 28, "kv_heads": 4, "width": 18944,
-         "biases": True},  # Qwen2.5-7B
-        {"hidden": 3072, "head_dim": 256, "heads": 12, "kv_heads": 4, "width": 23040},  # Falcon3-7B
-        {"hidden": 5120, "head_dim": 128, "heads": 32, "kv_heads": 8, "width": 14336},  # Nemo
-        {"hidden": 64, "head_dim": 8, "heads": 8, "kv_heads": 8, "width": 160},  # MHA
+        Shape("Qwen2.5-7B", 2, 3584, 128, 28, 4, 18944, biases=True),
+        Shape("Falcon3-7B", 2, 3072, 256, 12, 4, 23040),
+        Shape("Nemo", 2, 5120, 128, 32, 8, 14336),
+        Shape("MHA", 2, 64, 8, 8, 8, 160),
     ],
-)  # fmt: skip
-def test_head_dim_follows_from_the_costs(tmp_path: Path, shape: dict[str, Any]) -> None:
-    write_release(tmp_path, **shape)
+    ids=lambda shape: shape.key,
+)
+def test_head_dim_follows_from_the_costs(tmp_path: Path, shape: Shape) -> None:
+    write_release(tmp_path, shape)
     units = Curvature.from_release(tmp_path).units
     attention = [u for u in units if u.kind == "attention" and u.layer == 0]
-    assert attention[-1].stop == shape["heads"] * shape["head_dim"]
-    assert attention[0].stop == shape["heads"] // shape["kv_heads"] * shape["head_dim"]
+    assert attention[-1].stop == shape.heads * shape.head_dim
+    assert attention[0].stop == shape.heads // shape.kv_heads * shape.head_dim
 
 
 def edit_registry(folder: Path, change: Any) -> None:
@@ -426,7 +392,7 @@ def no_heads(registry: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_other_registries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
-    write_release(tmp_path)
+    write_release(tmp_path, TWO_LAYERS)
     edit_registry(tmp_path, change)
     with pytest.raises(FileFormatError, match=message):
         Curvature.from_release(tmp_path)
@@ -442,14 +408,14 @@ def test_other_registries_are_refused(tmp_path: Path, change: Any, message: str)
     ],
 )
 def test_an_incomplete_matrix_is_named(tmp_path: Path, payload: bytes, message: str) -> None:
-    write_release(tmp_path)
+    write_release(tmp_path, TWO_LAYERS)
     (tmp_path / "matrices" / "H.npy").write_bytes(payload)
     with pytest.raises(FileFormatError, match=message):
         Curvature.from_release(tmp_path)
 
 
 def test_release_files_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
-    write_release(tmp_path)
+    write_release(tmp_path, TWO_LAYERS)
     np.save(tmp_path / "matrices" / "H.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(FileFormatError, match="allow_pickle"):
         Curvature.from_release(tmp_path)

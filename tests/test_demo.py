@@ -27,7 +27,7 @@ def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
         dtypes = {weights.get_tensor(name).dtype for name in weights.keys()}  # noqa: SIM118
     assert dtypes == {torch.float16}
     model, tokenizer = cl.load_model("demo")
-    assert 3e6 <= sum(p.numel() for p in model.parameters()) <= 6e6
+    assert 3e6 <= model.num_parameters() <= 6e6
     assert model.config.num_key_value_heads < model.config.num_attention_heads
     assert model.config.tie_word_embeddings
     assert model.dtype == torch.float32

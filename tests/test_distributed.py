@@ -29,7 +29,7 @@ from cocurve_lab.estimator import build_settings
 from cocurve_lab.loading import fingerprint_model
 from cocurve_lab.remote import RemoteWorker, parcel, unpack
 from cocurve_lab.runtime import measuring
-from cocurve_lab.shards import SETTINGS, merge_shards, shard_sequences
+from cocurve_lab.shards import SETTINGS, complete_shards, files_in, merge_shards, shard_sequences
 from cocurve_lab.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
 
 ROWS = 7
@@ -226,6 +226,48 @@ def test_a_notebook_finds_the_shards_of_its_build(
 def test_one_shard_alone_does_not_stand_for_the_build(tmp_path: Path) -> None:
     estimate_in(tmp_path, shard=(1, 2))
     require_same_bits(estimate_in(tmp_path), build())
+
+
+def test_a_damaged_shard_matters_only_where_its_set_is_whole(tmp_path: Path) -> None:
+    estimate_in(tmp_path, shard=(1, 2))
+    (damaged,) = tmp_path.iterdir()
+    damaged.write_bytes(b"damaged")
+    estimate_in(tmp_path, shard=(2, 3))
+    require_same_bits(estimate_in(tmp_path), build())
+    (whole,) = files_in(tmp_path).whole
+    whole.unlink()
+    estimate_in(tmp_path, shard=(2, 2))
+    with pytest.raises(cl.FileFormatError, match=damaged.name):
+        estimate_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "complete"),
+    [
+        ([], []),
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-1-of-3.pkl", "H_a_1f.shard-2-of-3.pkl"], []),
+        (["H_a_1f.shard-2-of-2.pkl", "H_b_1f.shard-2-of-2.pkl"], []),  # one shard, two names
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_2f.shard-2-of-2.pkl"], []),  # of two builds
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-2-of-2.ckpt"], []),
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-2-of-2 copy.pkl"], []),
+        (["H_a_1f.shard-0-of-1.pkl", "H_a_1f.shard-1-of-1.pkl.previous"], []),
+        (["H_x-3.1_a_1f.shard-1-of-2.pkl", "H_b_1f.shard-2-of-2.pkl", "H_b_1f.ckpt"], [0, 1]),
+        ([f"H_a_1f.shard-{number}-of-11.pkl" for number in range(1, 12)], list(range(11))),
+    ],
+    ids=["none", "missing", "twice", "foreign", "unfinished", "copy", "odd", "two", "eleven"],
+)
+def test_names_tell_what_lies_in_a_folder(
+    tmp_path: Path, names: list[str], complete: list[int]
+) -> None:
+    for name in [*names, "mine.pkl"]:
+        (tmp_path / name).touch()
+    found = complete_shards(tmp_path / "H_a_1f.pkl")
+    assert sorted(path.name for path in found) == sorted(names[number] for number in complete)
+    files = files_in(tmp_path)
+    assert files.whole == []
+    assert [path.name for path in files.checkpoints] == [n for n in names if n.endswith(".ckpt")]
+    (tmp_path / "H_a_1f.pkl").touch()
+    assert files_in(tmp_path).whole == [tmp_path / "H_a_1f.pkl"]
 
 
 # Executors --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import interrupt_at
 from models import (
     EVERY,
     FAMILIES,
@@ -251,19 +252,6 @@ def test_half_precision_is_close_to_float32() -> None:
 
 
 # Interruption -----------------------------------------------------------------------------------
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, sequence: int, error: BaseException) -> None:
-    """Raise while the Gram of a sequence is being computed, as a signal might."""
-    real, calls = worker_module.gram_matrix, [0]
-
-    def gram(features: torch.Tensor) -> np.ndarray:
-        calls[0] += 1
-        if calls[0] == sequence + 1:
-            raise error
-        return real(features)
-
-    monkeypatch.setattr(worker_module, "gram_matrix", gram)
 
 
 def test_interrupted_build_is_labelled_and_is_the_build_over_its_sequences(

@@ -121,6 +121,18 @@ def test_a_killed_run_goes_on(
     assert {row["method"] for row in other.rows} == {"Dense", "renamed"}
 
 
+def test_the_model_is_read_once_for_all_cells(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PreTrainedModel] = []
+    original = bench.fingerprint_model
+    monkeypatch.setattr(
+        bench, "fingerprint_model", lambda model: seen.append(model) or original(model)
+    )
+    setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)
+    assert seen == [setting.model]
+
+
 def test_a_failure_stays_in_its_cells(setting: Setting, tmp_path: Path) -> None:
     result = setting.run([Broken(), Magnitude()], tmp_path)
     broken = [row for row in result.rows if row["method"] == "Broken"]

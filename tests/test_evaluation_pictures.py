@@ -225,7 +225,7 @@ def test_speeds_are_kept(setting: Setting, tmp_path: Path, monkeypatch: pytest.M
     (row,) = pick(table, quantity="parameters")
     assert row["pruned"] == pruned.num_parameters()
     assert row["requested_ratio"] == 0.5
-    monkeypatch.setattr(speeds, "prune", None)
+    monkeypatch.setattr(speeds, "cut", None)
     assert speeds.speed_table(setting.model, plans, options, tmp_path) == table
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from bpe import SIZE, byte_level, sentencepiece
 from gguf import GGUFReader
-from models import EVERY, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
+from models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedModel
 
@@ -129,15 +129,7 @@ def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_llama3_frequencies_are_divided(dtype: torch.dtype, tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    model = pruned_tiny(rope_parameters=rope).to(dtype)  # rounds the model's own frequencies
+    model = pruned_tiny(rope_parameters=LLAMA_3).to(dtype)  # rounds the model's own frequencies
     _, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
     expected = []
     for pair in range(4):  # Llama 3.1's own rule

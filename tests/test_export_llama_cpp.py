@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from bpe import BYTE_LEVEL, HARD, SENTENCEPIECE, SIZE, byte_level, sentencepiece
-from llama_cpp import Answer, Job, run_llama_cpp
-from models import tiny_model
+from llama_cpp import Job, largest_difference, mean_kl, run_llama_cpp
+from models import LLAMA_3, tiny_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
@@ -25,20 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 THIRD_PARTY = ROOT.parent / "shared" / "assets" / "tinystories_260k"
 STORIES = THIRD_PARTY.parent / "text" / "tinystories.txt"
 GREEDY = 32
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, GQA": ("llama", "gqa", {}),
     "llama, tied": ("llama", "gqa", {"tie_word_embeddings": True}),
     "llama, all biases": ("llama", "mha", BIASES),
-    "llama, Llama-3 rope": ("llama", "gqa", {"rope_parameters": LLAMA3_ROPE}),
+    "llama, Llama-3 rope": ("llama", "gqa", {"rope_parameters": LLAMA_3 | {"factor": 4.0}}),
     "llama, linear rope": (
         "llama",
         "gqa",
@@ -96,17 +88,6 @@ def reference(
             ids.append(int(step.argmax()))
         texts.append(ids[len(prompt) :])
     return probabilities, texts
-
-
-def largest_difference(answer: Answer, expected: list[np.ndarray]) -> float:
-    pairs = zip(answer.log_probabilities, expected, strict=True)
-    return max(float(np.abs(found - wanted).max()) for found, wanted in pairs)
-
-
-def mean_kl(answer: Answer, expected: list[np.ndarray]) -> float:
-    """KL(transformers || llama.cpp), nats per token."""
-    found, wanted = np.concatenate(answer.log_probabilities), np.concatenate(expected)
-    return float((np.exp(wanted) * (wanted - found)).sum(axis=-1).mean())
 
 
 def random_prompts(size: int) -> list[list[int]]:

@@ -54,6 +54,7 @@ from cocurve_lab.families import FAMILIES
 from cocurve_lab.infinitesimal import derivatives, exact_curvature
 from cocurve_lab.methods.statistics import collect_statistics
 from cocurve_lab.probing import ProbeOptions, _signs, probe_gradients, teacher_on_support
+from cocurve_lab.pruner import cut
 from cocurve_lab.storage import fingerprint
 
 DISTINCT = [f for f in MORE_FAMILIES if f not in ("gemma", "gpt_neox_sequential", "opt_350m")]
@@ -448,8 +449,9 @@ def test_packed_weights_are_measured_but_not_cut() -> None:
     plan = cl.solve_greedy(found, 0.25)
     risks = [cl.pruning_risk(model, plan, SCORED) for model in (packed, plain)]
     assert risks[0] == pytest.approx(risks[1], rel=1e-5)
-    with pytest.raises(cl.ArchitectureError, match=r"4bit.*not read or cut"):
-        cl.prune(packed, plan)
+    for remove in (cl.prune, cut):
+        with pytest.raises(cl.ArchitectureError, match=r"4bit.*not read or cut"):
+            remove(packed, plan)
     with pytest.raises(cl.ArchitectureError, match="no forward derivative"):
         exact_curvature(packed, units, SCORED, 32, progress=False)
     for name in ("magnitude", "llm-pruner", "slimgpt"):
@@ -472,20 +474,10 @@ def test_nf4_of_bitsandbytes_is_measured() -> None:
     model = quantise(tiny_model("llama", hidden_size=64, intermediate_size=128), nf4)
     assert h_error(model, TEXT) < 1e-5
     plan = plans(cl.enumerate_units(model, GROUPS))["scattered"]
-    expected = naive_risk_of(model, plan)
+    expected = naive_risk(model, by_hand(plan)[0], SCORED, double=False).mean()
     assert cl.pruning_risk(model, plan, SCORED) == pytest.approx(expected, rel=1e-4)
     with pytest.raises(cl.ArchitectureError, match="not read or cut"):
         cl.prune(model, plan)
-
-
-def naive_risk_of(model: PreTrainedModel, plan: cl.Selection) -> float:
-    rows = []
-    for ids, positions in zip(SCORED.input_ids, SCORED.positions, strict=True):
-        dense = torch.log_softmax(full_logits(model, ids[None])[0, positions], dim=-1)
-        with masked_by_hand(model, by_hand(plan)[0]):
-            masked = torch.log_softmax(full_logits(model, ids[None])[0, positions], dim=-1)
-        rows.append(float((dense.exp() * (dense - masked)).sum(dim=-1).mean()))
-    return float(np.mean(rows))
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -521,8 +513,9 @@ def test_a_model_that_is_spread_or_offloaded_is_refused_with_the_reason(tmp_path
         cl.estimate_curvature(spread, units, SCORED, 32, progress=False)
     with pytest.raises(cl.InputError, match=message):
         cl.pruning_risk(spread, [0], SCORED)
-    with pytest.raises(cl.InputError, match=message):
-        cl.prune(spread, cl.Selection.from_pruned(units, [0]))
+    for remove in (cl.prune, cut):
+        with pytest.raises(cl.InputError, match=message):
+            remove(spread, cl.Selection.from_pruned(units, [0]))
     offloaded = next(unit for unit in units if unit.layer == 1)
     with (
         pytest.raises(cl.InputError, match="layer 1 are on the meta device"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ from transformers import T5Config
 
 import cocurve_lab as cl
 from cocurve_lab import loading
+from cocurve_lab.hub import explain
 from cocurve_lab.loading import fingerprint_model
 
 
@@ -38,14 +40,26 @@ def test_folders_load_ready_to_measure(folder: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(cl.InputError, match="dtype is 'float31'"):
-        cl.load_model(folder, dtype="float31")
+    for dtype in ("float31", "nn", "auto"):
+        with pytest.raises(cl.InputError, match=f"dtype is '{dtype}'"):
+            cl.load_model(folder, dtype=dtype)
     T5Config().save_pretrained(tmp_path / "other")  # no weights: refused before they are wanted
     with pytest.raises(cl.ArchitectureError, match="'t5' model, which is no causal language model"):
         cl.load_model(tmp_path / "other", device="cpu")
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded: .*eader"):
         cl.load_model(folder, device="cpu")
+
+
+def test_a_tokenizer_loads_alone_or_says_why_not(folder: Path) -> None:
+    for other in ("model.safetensors", "config.json"):
+        (folder / other).unlink()
+    assert loading.load_tokenizer(folder).eos_token_id == 0
+    assert type(loading.load_tokenizer()) is type(cl.load_model("demo", device="cpu")[1])
+    for content in ("{broken", "{}", "[]"):  # three kinds of exception
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(cl.InputError, match=r"the tokenizer of '.*tiny' cannot be loaded: \w+"):
+            loading.load_tokenizer(folder)
 
 
 def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> None:
@@ -74,13 +88,47 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
         "misspelt": "no model 'org/go od!' on the hub",
         "revision": "not in the revision asked for",
         "full": "the disk filled up while 'org/good' .*set HF_HOME",
+        "full elsewhere": "the disk filled up while .*/elsewhere; .*give a cache_dir= on a larger",
         "offline": "'org/other' is not in .*the hub cannot be reached",
     }.items():
         assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
     assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
+    assert "config.json" in found["left"]  # of both caches, and nothing half there in either
     assert not [name for name in found["left"] if "incomplete" in name]
     assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
     assert found["cached"] == {"outcome": "LlamaForCausalLM", "weights": 0}
+    for name, said in {
+        "org/gated": "InputError: 'org/gated' is gated",
+        "org/missing": "InputError: there is no model 'org/missing' on the hub",
+        "org/go od!": "InputError: there is no model 'org/go od!' on the hub",
+        "./good": "InputError: there is no folder './good'",
+        "org/other": "InputError: 'org/other' is not in .* and the hub cannot be reached",
+        "org/good": "TokenizersBackend$",
+    }.items():
+        assert re.match(said, found["tokenizers"][name]), found["tokenizers"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)])
+def test_a_full_disk_frees_what_is_half_there_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "own"))
+    parts = {}
+    for cache in ("own", "given"):
+        blobs = tmp_path / cache / "models--org--good" / "blobs"
+        blobs.mkdir(parents=True)
+        parts[cache] = blobs / "1f.incomplete"
+        for file in (parts[cache], blobs / "2f"):
+            file.write_bytes(b"x")
+    error = OSError("no weights")
+    error.__cause__ = OSError(number, "full")
+    assert f"downloaded to {tmp_path}/given;" in str(
+        explain("org/good", error, cache=blobs.parents[1])
+    )
+    assert (parts["own"].exists(), parts["given"].exists()) == (True, False)
+    assert f"downloaded to {tmp_path}/own;" in str(explain("org/good", error))
+    assert not parts["own"].exists()
+    assert len(list(tmp_path.rglob("2f"))) == 2  # what is whole stays
 
 
 def test_a_pruned_folder_is_not_taken_for_a_dense_one(folder: Path, tmp_path: Path) -> None:

@@ -133,10 +133,10 @@ def test_the_pruned_model_lacks_what_the_plan_says(name: str, family: str, heads
     model, method = dense(family, heads), get_method(name)
     evidence = measured(name, family, heads)
     plan = method.select(evidence, evidence.units, RATIO)
-    before = size_of(model)
+    before = model.num_parameters()
     with unchanged(model):
         pruned = method.repair(model, plan, evidence)
-    assert size_of(pruned) == before - plan.pruned_cost
+    assert pruned.num_parameters() == before - plan.pruned_cost
     if not method.repairs:
         cl.check_equivalence(model, pruned, plan, tiny_text(2, seed=5))
 
@@ -303,10 +303,6 @@ def snapshot(model: PreTrainedModel) -> dict[str, Any]:
         ),
         "config": model.config.to_dict(),
     }
-
-
-def size_of(model: PreTrainedModel) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 # Names --------------------------------------------------------------------------------------------

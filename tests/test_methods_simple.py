@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import llama_8b_units, make_units, random_curvature
+from conftest import llama_8b_units, make_units, naive_greedy, random_curvature
 from models import EVERY, GROUPS, naive_build, relative_error, tiny_model, tiny_text, units_by_hand
 from transformers import PreTrainedModel
 
@@ -321,22 +321,6 @@ def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], ma
 # CoCurve ------------------------------------------------------------------------------------------
 
 
-def naive_greedy(curvature: cl.Curvature, ratio: float, strength: float, kinds: Any) -> list[int]:
-    """Alg. 2 written out: sums over the removed set anew at every step."""
-    units, chosen = curvature.units, []
-    while sum(units[u].cost for u in chosen) < ratio * units.total_cost * (1 - 1e-9):
-        best, lowest = -1, np.inf
-        for u in range(len(units)):
-            if u in chosen or units[u].kind not in kinds:
-                continue
-            edge = sum(curvature.matrix[u, v] for v in chosen)
-            score = (curvature.matrix[u, u] / 2 + strength * edge) / units[u].cost
-            if score < lowest:
-                best, lowest = u, score
-        chosen.append(best)
-    return chosen
-
-
 @pytest.mark.parametrize(
     ("name", "options", "strength", "kinds"),
     [
@@ -353,7 +337,7 @@ def test_cocurve_and_its_controls_read_one_matrix(
     units = make_units(layers=4, attention=6, ffn=4)
     curvature, method = random_curvature(units, seed=3, shared=0.8), get_method(name, **options)
     plan = method.select(method.adopt(curvature), units, 0.2)
-    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, kinds)
+    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, Guards(kinds=kinds))
     assert plan.interaction_strength == strength
     assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
 

@@ -25,7 +25,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab import loading
 from cocurve_lab.loading import MANIFEST
+from cocurve_lab.pruner import cut
 
 PLANS: dict[str, Callable[[cl.UnitSet], list[int]]] = {
     "one attention unit": lambda u: [0],
@@ -48,10 +50,6 @@ def plan_of(model: PreTrainedModel, indices: Any, **gains: float) -> cl.Selectio
     units = cl.enumerate_units(model, GROUPS)
     plan = cl.Selection.from_pruned(units, indices)
     return plan.with_gains({int(name[1:]): gain for name, gain in gains.items()})
-
-
-def parameters(model: PreTrainedModel) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def masked_greedy(
@@ -84,7 +82,7 @@ def test_removal_is_masking(family: str, heads: str, name: str) -> None:
     with masked_by_hand(model, [units[i] for i in plan.pruned]):
         expected = full_logits(model, ids)
     assert (full_logits(pruned, ids) - expected).abs().max() < 2e-5
-    assert parameters(model) - parameters(pruned) == plan.pruned_cost
+    assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
     found = cl.check_equivalence(model, pruned, plan, tiny_text(3, 20))
     assert found.max_abs_difference < 2e-5
     assert (found.sequences, found.tokens, found.dtype) == (2, 40, "float32")
@@ -113,7 +111,7 @@ def test_a_model_can_be_pruned_twice() -> None:
     once = cl.prune(model, first)
     second = plan_of(once, ["L1.attention[0]", "L2.ffn[3]"])
     twice = cl.prune(once, second)
-    assert parameters(model) - parameters(twice) == first.pruned_cost + second.pruned_cost
+    assert model.num_parameters() - twice.num_parameters() == first.pruned_cost + second.pruned_cost
     assert cl.check_equivalence(once, twice, second, tiny_text(1)).max_abs_difference < 2e-5
 
 
@@ -159,23 +157,57 @@ def test_in_place() -> None:
     model = tiny_model("phi3", "mqa")
     plan = plan_of(model, [0, 2, 6])
     expected = cl.prune(model, plan)
-    before = parameters(model)
+    before = model.num_parameters()
     found = cl.prune(model, plan, inplace=True, verify=tiny_text(3))
     assert found is model
-    assert before - parameters(model) == plan.pruned_cost
+    assert before - model.num_parameters() == plan.pruned_cost
     ids = tiny_text(1).input_ids
     assert torch.equal(full_logits(found, ids), full_logits(expected, ids))
 
 
 def test_verification_refuses_before_anything_is_cut() -> None:
     model, other = tiny_model("llama", "gqa"), tiny_model("llama", "mha")
-    before = parameters(model)
+    before = model.num_parameters()
     with pytest.raises(cl.MismatchError, match=r"differ first at L0.attention\[0\]"):
         cl.prune(model, plan_of(other, [0]), inplace=True)
     too_long = tiny_text(1, 65)
     with pytest.raises(cl.InputError, match="context is 64"):
         cl.prune(model, plan_of(model, [0]), inplace=True, verify=too_long)
-    assert parameters(model) == before
+    assert model.num_parameters() == before
+
+
+def test_a_cut_is_the_pruned_model_without_a_manifest() -> None:
+    model, ids = tiny_model(), tiny_text(1).input_ids
+    once = cl.prune(model, plan_of(model, [0, 5]))
+    for start in (model, once):  # `once` has a manifest, which is not that of what is cut out of it
+        plan = plan_of(start, [1, 7], _2=1.25)
+        bare = cut(start, plan)
+        assert not hasattr(bare, "cocurve_manifest")
+        assert torch.equal(full_logits(bare, ids), full_logits(cl.prune(start, plan), ids))
+        with pytest.raises(cl.InputError, match="no manifest"):
+            cl.save_pruned(bare, "nowhere")
+    assert once.cocurve_manifest["pruned_units"] == ["L0.attention[0]", "L0.ffn[3]"]
+
+
+def test_a_plan_of_another_model_is_never_cut() -> None:
+    model, other = tiny_model("llama", "gqa"), tiny_model("llama", "mha")
+    before = model.num_parameters()
+    with pytest.raises(cl.MismatchError, match=r"differ first at L0.attention\[0\]"):
+        cut(model, plan_of(other, [0]), inplace=True)
+    assert model.num_parameters() == before
+
+
+def test_weights_are_read_once_for_both_fingerprints(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    once = cl.prune(model, plan_of(model, [0]))
+    seen: list[int] = []
+    original = loading.fingerprint_tensor
+    monkeypatch.setattr(
+        loading, "fingerprint_tensor", lambda tensor: seen.append(0) or original(tensor)
+    )
+    twice = cl.prune(once, plan_of(once, [0]))
+    assert len(seen) == len(once.state_dict()) + len(twice.state_dict())
+    assert twice.cocurve_manifest["earlier_rounds"][0]["weights_since_pruning"] == "unchanged"
 
 
 def test_gains_are_folded_into_the_kept_columns() -> None:
@@ -325,7 +357,7 @@ def test_saving_and_loading(tmp_path: Path, family: str, name: str, tied: bool) 
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
     loaded = cl.load_pruned(folder)
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
-    assert parameters(loaded) == parameters(pruned)
+    assert loaded.num_parameters() == pruned.num_parameters()
     ids = tiny_text(1).input_ids
     assert torch.equal(full_logits(loaded, ids), full_logits(pruned, ids))
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -382,7 +414,7 @@ def test_folders_are_not_overwritten_by_accident(tmp_path: Path) -> None:
         cl.save_pruned(pruned, folder)
     other = cl.prune(model, plan_of(model, [1]))
     cl.save_pruned(other, folder, overwrite=True)
-    assert parameters(cl.load_pruned(folder)) == parameters(other)
+    assert cl.load_pruned(folder).num_parameters() == other.num_parameters()
     with pytest.raises(cl.InputError, match="carries no manifest"):
         cl.save_pruned(model, tmp_path / "dense")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes", "small"]

@@ -14,7 +14,7 @@ from models import FAMILIES, GROUPS, VOCAB, naive_risk, tiny_model, tiny_text
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab import risk
+from cocurve_lab import plan_memory, risk
 from cocurve_lab.fisher import kl_divergence, whiten
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
@@ -245,7 +245,7 @@ def test_a_full_disk_does_not_stop_the_measurement(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model, text = tiny_model(), tiny_text(2, 20, 5)
-    monkeypatch.setattr(risk, "write_atomically", full)
+    monkeypatch.setattr(plan_memory, "write_atomically", full)
     with caplog.at_level(logging.WARNING):
         table = cl.measure_plans(
             model, plans_of(model), text, checkpoint=tmp_path / "plans.pkl", progress=False

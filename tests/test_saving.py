@@ -6,8 +6,6 @@ import ast
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +14,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from models import GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text, word_tokenizer
-from safetensors.torch import save_file
+from bare_process import run_bare, save_expected
+from models import (
+    GROUPS,
+    LLAMA_3,
+    full_logits,
+    masked_by_hand,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
@@ -28,18 +34,8 @@ from cocurve_lab.export.folder import MODELLING_FILE
 from cocurve_lab.loading import MANIFEST, fingerprint_model
 from cocurve_lab.saving import load_pruned, save_pruned
 
-BARE = Path(__file__).with_name("bare.py")
 UNEVEN = ["L0.attention[0]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
 EVEN = [f"L{layer}.{unit}" for layer in range(3) for unit in ("attention[0]", "ffn[0]")]
-
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 
 
 def whole(layer: int, kind: str, heads: int = 2) -> list[str]:
@@ -85,7 +81,6 @@ def plan_of(
     return plan.with_gains({units.index(name): gain for name, gain in (gains or {}).items()})
 
 
-@torch.no_grad()
 def saved_case(folder: Path, name: str) -> None:
     """A folder, and beside it what the dense model under hooks of our own computes."""
     family, heads, names, changes, _ = CASES[name]
@@ -100,26 +95,7 @@ def saved_case(folder: Path, name: str) -> None:
     removed = [plan.units.units[i] for i in plan.pruned]
     scaled = {plan.units.units[i]: gain for i, gain in plan.gains.items()}
     with masked_by_hand(model, removed, scaled):
-        settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-        made = model.generate(**inputs, **settings)
-        logits = model(**inputs).logits
-    save_file(inputs | {"logits": logits, "generated": made}, f"{folder}.expected.safetensors")
-
-
-def bare(action: str, folders: list[Path], home: Path) -> dict[str, Any]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PY", "HF_"))}
-    home.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-I", str(BARE), action, *map(str, folders)],
-        env=kept | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=home,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        save_expected(model, inputs, folder)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +104,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("bare")
     for name in CASES:
         saved_case(place / name, name)
-    found = bare("load", [place / name for name in CASES], place / "home")
+    found = run_bare("load", [place / name for name in CASES], place / "home")
     for name in CASES:
         found[name]["folder"] = place / name
     return found
@@ -238,7 +214,7 @@ def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> No
 def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     saved_case(tmp_path / "no heads", "no heads")
-    found = bare("harness", [tmp_path / "no heads"], tmp_path / "home")["no heads"]
+    found = run_bare("harness", [tmp_path / "no heads"], tmp_path / "home")["no heads"]
     assert found["score"] == pytest.approx(found["by hand"], abs=1e-4)
 
 
@@ -247,7 +223,7 @@ def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
 def test_adapters_train_on_it(tmp_path: Path, name: str) -> None:
     pytest.importorskip("peft")
     saved_case(tmp_path / name, name)
-    found = bare("adapter", [tmp_path / name], tmp_path / "home")[name]
+    found = run_bare("adapter", [tmp_path / name], tmp_path / "home")[name]
     assert found["trained"] > 0
     assert found["after"] < found["before"]
     assert found["read back"] == pytest.approx(found["after"], abs=1e-5)
@@ -497,6 +473,14 @@ def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path
     return spoil
 
 
+def test_a_dtype_is_given_by_its_name_too(folder: Path) -> None:
+    half = load_pruned(folder, dtype="bfloat16")
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    for wrong in ("float31", "nn", "auto"):
+        with pytest.raises(cl.InputError, match=f"dtype is '{wrong}'; use float32"):
+            load_pruned(folder, dtype=wrong)
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated manifest": (
         lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text()[:-40]),
@@ -514,6 +498,11 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
         edited(MANIFEST, lambda m: m["layers"][0].update(ffn_columns="42")),
         "ffn_columns is '42'",
     ),
+    "unknown dtype": (
+        edited(MANIFEST, lambda m: m.update(dtype="nn")),
+        "is damaged.*dtype is 'nn'",
+    ),
+    "dtype as a list": (edited(MANIFEST, lambda m: m.update(dtype=["float32"])), "is damaged"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
     "unknown family": (
         edited("config.json", lambda c: c.update(model_type="../evil")),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import llama_8b_units, make_units, random_curvature
+from conftest import allowed, llama_8b_units, make_units, naive_greedy, random_curvature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,49 +21,6 @@ from cocurve_lab.units import Unit, UnitSet
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129
 SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
-
-
-def allowed(
-    units: UnitSet, pruned: list[int], u: int, ratio: float, guards: Guards, exclude: Any = ()
-) -> bool:
-    """Whether u may join `pruned`, from the definitions of the guards."""
-    unit, cap = units[u], guards.cap_at(ratio)
-    layer = [i for i in range(len(units)) if units[i].layer == unit.layer]
-    gone = sum(units[i].cost for i in layer if i in pruned)
-    return (
-        u not in pruned
-        and u not in exclude
-        and guards.protect_first <= unit.layer < units.num_layers - guards.protect_last
-        and unit.kind in guards.kinds
-        and gone + unit.cost <= cap * sum(units[i].cost for i in layer) * (1 + 1e-12)
-    )
-
-
-def naive_greedy(
-    curvature: Curvature,
-    ratio: float,
-    strength: float,
-    guards: Guards,
-    include: tuple[int, ...] = (),
-    exclude: tuple[int, ...] = (),
-) -> tuple[list[int], bool]:
-    """Alg. 2 word for word: every marginal summed afresh. Returns the order, and if it stalled."""
-    units, matrix = curvature.units, curvature.matrix
-    pruned = list(include)
-    target = ratio * sum(unit.cost for unit in units) * (1 - 1e-12)
-    while sum(units[u].cost for u in pruned) < target:
-        best, best_score = None, np.inf
-        for u in range(len(units)):
-            if not allowed(units, pruned, u, ratio, guards, exclude):
-                continue
-            edges = sum(matrix[u, v] for v in pruned)
-            score = (matrix[u, u] / 2 + strength * edges) / units[u].cost
-            if score < best_score:  # strictly: the lowest index wins a tie
-                best, best_score = u, score
-        if best is None:
-            return pruned, True
-        pruned.append(best)
-    return pruned, False
 
 
 def integer_curvature(units: UnitSet, seed: int) -> Curvature:
@@ -96,8 +53,8 @@ def test_equals_the_algorithm_word_for_word(
     seed: int, exact: bool, ratio: float, strength: float, guards: Guards
 ) -> None:
     curvature = (integer_curvature if exact else random_curvature)(SMALL, seed)
-    order, stalled = naive_greedy(curvature, ratio, strength, guards)
-    if stalled:
+    order = naive_greedy(curvature, ratio, strength, guards)
+    if order is None:
         with pytest.raises(InfeasibleError):
             solve_greedy(curvature, ratio, strength, guards)
     else:
@@ -116,8 +73,8 @@ def test_include_and_exclude_against_the_naive_loop(
 ) -> None:
     include, exclude = tuple(chosen[:cut]), tuple(chosen[cut:])
     curvature = random_curvature(SMALL, seed)
-    order, stalled = naive_greedy(curvature, ratio, 1.0, Guards(), include, exclude)
-    assert not stalled
+    order = naive_greedy(curvature, ratio, include=include, exclude=exclude)
+    assert order is not None
     plan = solve_greedy(curvature, ratio, include=include, exclude=exclude)
     assert plan.pruned == tuple(order)
     assert plan.pruned[: len(include)] == include
@@ -377,14 +334,13 @@ def brute_force_reach(
     units: UnitSet, guards: Guards, ratio: float, include: Any = (), exclude: Any = ()
 ) -> float:
     """The largest realised ratio over all sets of units that keep to the guards."""
-    free = [u for u in range(len(units)) if u not in include]
+    free = [u for u in range(len(units)) if u not in (*include, *exclude)]
     best = 0
     for count in range(len(free) + 1):
         for extra in combinations(free, count):
             members = [*include, *extra]
             fine = all(
-                allowed(units, [i for i in members if i != u], u, ratio, guards, exclude)
-                for u in members
+                allowed(units, [i for i in members if i != u], u, ratio, guards) for u in members
             )
             if fine:
                 best = max(best, sum(units[u].cost for u in members))

@@ -19,7 +19,15 @@ from conftest import make_units, random_curvature
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import FileFormatError
-from cocurve_lab.storage import dump_plain, fingerprint, load_plain, previous, write_atomically
+from cocurve_lab.storage import (
+    dump_plain,
+    fingerprint,
+    load_plain,
+    previous,
+    replacing,
+    replacing_folder,
+    write_atomically,
+)
 
 FORMAT = {"format": "test", "version": 1}
 
@@ -228,6 +236,36 @@ def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
     assert "OSError" in done.stderr
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_stops_the_writer_leaves_what_was_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    def stops(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_bytes(b"old")
+    folder.mkdir()
+    (folder / "part").write_bytes(b"old")
+    with pytest.raises(error), replacing(file, keep_previous=True) as temporary:
+        stops(temporary)
+    with pytest.raises(error), replacing_folder(folder) as temporary:
+        stops(temporary / "part")
+    assert sorted(tmp_path.iterdir()) == [file, folder]
+    assert (file.read_bytes(), (folder / "part").read_bytes()) == (b"old", b"old")
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    for name in ("one", "two"):
+        with replacing_folder(folder) as temporary:
+            (temporary / name).write_text(name)
+            assert temporary.parent == folder.parent
+    assert [path.name for path in folder.iterdir()] == ["two"]
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_a_table_is_kept_and_nothing_is_built_again(
     dense = built(model, cl.enumerate_units(model, 4))
     firsts = {frozenset(cl.solve_greedy(dense, 0.2, strength).pruned) for strength in (0.0, 1.0)}
     assert len(list(tmp_path.glob("H_*.pkl"))) == 1 + len(firsts)
-    assert len(list(tmp_path.glob("plans_iterative_*.pkl"))) == 1
+    assert len(list(tmp_path.glob("plans_*.ckpt"))) == 1
     monkeypatch.setattr(Recipe, "build", None)
     monkeypatch.setattr(iterative, "measure_plans", None)
     assert iterative_study(model, recipe, HELD_OUT, OPTIONS) == first

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import llama_8b_units, make_units, random_curvature
+from conftest import llama_8b_units, make_units, naive_greedy, random_curvature
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text
@@ -209,7 +209,7 @@ def test_a_kv_budget_is_met_by_heads_alone() -> None:
     # heads are all alike, so this is the greedy that counts heads: three of four per layer at most
     heads = np.where(units.kinds == "attention", 1, 0)
     assert plan.pruned == solve_greedy(curvature, 0.5, guards=guards, costs=heads).pruned
-    assert plan.pruned == tuple(naive(curvature, heads, 0.5, 1.0, 0.75) or ())
+    assert list(plan.pruned) == naive_greedy(curvature, 0.5, guards=guards, costs=heads)
     with pytest.raises(InfeasibleError, match=r"less than 0\.188 KiB of KV cache per token"):
         solve_greedy(curvature, Target(kv_cache="0.1 KiB", dtype="float32"), guards=guards)
     ffn = UnitSet(tuple(u for u in units if u.kind == "ffn"))
@@ -232,25 +232,6 @@ def test_what_costs_do_not_tell_is_asked_for() -> None:
 # Costs of one's own -------------------------------------------------------------------------------
 
 
-def naive(
-    curvature: cl.Curvature, costs: np.ndarray, share: float, strength: float, cap: float
-) -> list[int] | None:
-    """Alg. 2 with any costs, every marginal summed afresh; None where it stalls."""
-    units, pruned = curvature.units, []
-    while costs[pruned].sum() < share * costs.sum() * (1 - 1e-12):
-        scores = {}
-        for u in set(range(len(units))) - set(pruned):
-            layer = units.layers == units[u].layer
-            gone = sum(costs[v] for v in pruned if layer[v])
-            if costs[u] > 0 and gone + costs[u] <= cap * costs[layer].sum() * (1 + 1e-12):
-                edges = sum(curvature.matrix[u, v] for v in pruned)
-                scores[u] = (curvature.matrix[u, u] / 2 + strength * edges) / costs[u]
-        if not scores:
-            return None
-        pruned.append(min(scores, key=lambda u: (scores[u], u)))
-    return pruned
-
-
 @SETTINGS
 @given(
     seed=st.integers(0, 10_000),
@@ -265,8 +246,8 @@ def test_own_costs_replace_parameters_throughout(
     rng, curvature = np.random.default_rng(seed), random_curvature(WHOLE, seed)
     costs = rng.integers(0, 5, 15).astype(float) if whole else rng.uniform(0.1, 3, 15)
     costs[0] = max(costs[0], 1)
-    expected = naive(curvature, costs, share, strength, cap)
     guards = Guards(layer_cap=None if cap == 1 else cap)
+    expected = naive_greedy(curvature, share, strength, guards, costs=costs)
     if expected is None:
         with pytest.raises(InfeasibleError):
             solve_greedy(curvature, share, strength, guards, costs=costs)

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import cocurve_lab as cl
-from cocurve_lab.units import split_width
+from cocurve_lab.units import require_units, split_width, units_like
 
 
 def parameters(module: nn.Module) -> int:
@@ -33,6 +33,17 @@ def test_inventory_is_the_papers(family: str, heads: str) -> None:
     assert [(u.layer, u.kind, u.start, u.stop) for u in found] == units_by_hand(model)
     assert found.total_parameters == parameters(model)
     assert len(found) == 3 * (model.config.num_key_value_heads + GROUPS)
+
+
+def test_units_are_divided_as_asked() -> None:
+    model, other = tiny_model("llama", "gqa"), tiny_model("llama", "mha")
+    units = cl.enumerate_units(model, 3)
+    assert units_like(model, units) == units
+    unknown = cl.UnitSet(units.units)  # by hand, which says nothing of groups
+    assert units_like(model, unknown) == cl.enumerate_units(model, 16)
+    require_units(model, units)
+    with pytest.raises(cl.MismatchError, match=r"the unit set and the model differ first at L0"):
+        require_units(other, units)
 
 
 @pytest.mark.parametrize(("family", "heads"), EVERY)

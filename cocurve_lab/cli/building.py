@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..build import BuildOptions
 from ..errors import InputError
+from ..shards import (
+    checkpoint_of,
+    files_in,
+    kept_at,
+    merge_shards,
+    progress_of,
+    settings_of,
+    shard_groups,
+    whole_path,
+)
 from .common import add_model, add_verb, progress, require_writable
 from .texts import add_text, calibration_rows, require_text
 
 if TYPE_CHECKING:
-    from ..curvature import Curvature
     from ..shards import Shard
     from ..worker import Executor
 
@@ -82,7 +91,6 @@ def shard(text: str) -> Shard:
 def build(options: argparse.Namespace) -> int:
     from ..estimator import load_or_estimate
     from ..loading import load_model, report_device
-    from ..shards import shard_groups
     from ..units import enumerate_units
 
     settings = BuildOptions(  # all this before minutes of loading
@@ -112,8 +120,9 @@ def build(options: argparse.Namespace) -> int:
         options=settings,
         executor=executor,
     )
-    done, wanted = _done(curvature.provenance)
-    file, checkpoint = _files(options, curvature)
+    done, wanted = progress_of(curvature)
+    file = kept_at(whole_path(options.out, curvature), options.shard)
+    checkpoint = checkpoint_of(file)
     if done < wanted and checkpoint.exists():
         raise KeyboardInterrupt(
             f"interrupted; {done} of {wanted} sequences are kept in {options.out}. To go on:\n"
@@ -123,16 +132,6 @@ def build(options: argparse.Namespace) -> int:
         return _not_kept(options, done, checkpoint)
     print(curvature)
     return 0
-
-
-def _files(options: argparse.Namespace, curvature: Curvature) -> tuple[Path, Path]:
-    """Where `load_or_estimate` keeps this result, and its checkpoint."""
-    from ..shards import shard_path, whole_path
-
-    path = whole_path(options.out, curvature)
-    if options.shard and not path.exists():
-        path = shard_path(path, options.shard)
-    return path, path.with_suffix(".ckpt")
 
 
 def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
@@ -146,17 +145,6 @@ def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
         file=sys.stderr,
     )
     return 1
-
-
-def _done(provenance: dict[str, Any]) -> tuple[int, int]:
-    """Sequences done, and how many this build or shard has."""
-    from ..shards import shard_sequences
-
-    mine = provenance.get("shard")
-    numbers = shard_sequences(
-        None if mine is None else tuple(mine), provenance["groups"], provenance["num_sequences"]
-    )
-    return provenance["sequences_done"], len(numbers)
 
 
 def _executor(options: argparse.Namespace) -> Executor | None:
@@ -174,7 +162,6 @@ def _executor(options: argparse.Namespace) -> Executor | None:
 
 def merge(options: argparse.Namespace) -> int:
     from ..curvature import Curvature
-    from ..shards import merge_shards, settings_of, whole_path
 
     files = _shards_in(options.files)
     parts = [Curvature.load(file) for file in files]
@@ -197,7 +184,7 @@ def _shards_in(places: list[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise InputError(f"there is no {place}. Give the --out of the shards, or their files.")
-        found = sorted(place.glob("H_*.shard-*-of-*.pkl")) if place.is_dir() else [place]
+        found = files_in(place).shards if place.is_dir() else [place]
         if not found:
             raise InputError(
                 f"{place} holds no finished shards. Build them: cocurve build ... --shard 1/2."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..loading import MANIFEST, load_model
+from ..loading import MANIFEST, load_model, load_tokenizer, place_of
 from ..progress import Progress
 from ..storage import write_atomically
 
@@ -58,35 +58,20 @@ def read_any_model(
     place: str, options: argparse.Namespace, tokenizer: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A dense model, or a pruned one from its folder; with its tokenizer where there is one."""
-    import torch
-
     if not (Path(place) / MANIFEST).exists():
         return load_model(place, device=options.device, dtype=options.dtype)
     from ..saving import load_pruned
 
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    pruned = load_pruned(place, device=options.device, dtype=dtype)
+    pruned = load_pruned(place, device=options.device, dtype=options.dtype)
     return pruned, read_tokenizer(tokenizer or place)
 
 
 def read_tokenizer(place: str) -> PreTrainedTokenizerBase | None:
     """The tokenizer in a folder or of a hub id; None where a folder has none."""
-    from transformers import AutoTokenizer
-
-    from ..loading import DEMO, demo_folder
-
-    source = demo_folder() if place == DEMO else Path(place)
-    if source.is_dir():
-        if not any(source.glob("tokenizer*")):
-            return None
-        return AutoTokenizer.from_pretrained(source)
-    try:
-        return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"there is no tokenizer at {place!r} ({str(error).splitlines()[0]}). Give the folder "
-            "or hub id of the dense model."
-        ) from error
+    folder = Path(place_of(place))
+    if folder.is_dir() and not any(folder.glob("tokenizer*")):
+        return None
+    return load_tokenizer(place)
 
 
 def read_curvature(place: str) -> Curvature:
@@ -96,25 +81,25 @@ def read_curvature(place: str) -> Curvature:
         InputError: there is none, or there are several (named).
     """
     from ..curvature import Curvature
+    from ..shards import files_in
 
     path = Path(place)
     if not path.is_dir():
         if not path.exists():
             raise InputError(f"there is no {path}. Build H: cocurve build MODEL --out FOLDER.")
         return Curvature.load(path)
-    found = [file for file in sorted(path.glob("H_*.pkl")) if ".shard-" not in file.name]
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "no H"
-        shards = any(path.glob("H_*.shard-*.pkl"))
+    files = files_in(path)
+    if len(files.whole) != 1:
+        names = ", ".join(file.name for file in files.whole) or "no H"
         advice = "Give the file of one."
-        if not found:
+        if not files.whole:
             advice = "Build one: cocurve build MODEL --out FOLDER."
-            if shards:
+            if files.shards:
                 advice = f"Merge its shards: cocurve merge {path}."
-            elif any(path.glob("H_*.ckpt")):
+            elif files.checkpoints:
                 advice = "An unfinished build lies there: give its command again to go on with it."
         raise InputError(f"{path} holds {names}. {advice}")
-    return Curvature.load(found[0])
+    return Curvature.load(files.whole[0])
 
 
 def write_new(path: Path, text: str) -> bool:
@@ -123,15 +108,24 @@ def write_new(path: Path, text: str) -> bool:
     Raises:
         InputError: the file exists and says something else.
     """
-    if path.exists():
-        if path.is_file() and path.read_bytes() == text.encode():
-            return False
-        raise InputError(
-            f"{path} exists and holds something else; it is not overwritten. Choose another file, "
-            "or move it away."
-        )
+    if path.is_file() and path.read_bytes() == text.encode():
+        return False
+    require_new(path, "exists and holds something else")
     write_atomically(path, text.encode())
     return True
+
+
+def require_new(path: Path, fact: str = "exists") -> None:
+    """Refuse, before hours of work, a file that is there or could not be written after them.
+
+    Raises:
+        InputError: names the file, and what is in its way.
+    """
+    if path.exists():
+        raise InputError(
+            f"{path} {fact}; it is not overwritten. Choose another file, or move it away."
+        )
+    require_writable(path.parent)
 
 
 def require_writable(folder: Path) -> None:

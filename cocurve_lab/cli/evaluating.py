@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..calibration import read_documents
 from ..errors import InputError
 from ..loading import demo_folder, is_demo
-from .common import add_model, add_verb, progress, read_any_model, require_writable, write_new
+from .common import add_model, add_verb, progress, read_any_model, require_new, write_new
 from .texts import add_text, held_out_rows, require_text
 
 if TYPE_CHECKING:
@@ -79,11 +79,7 @@ def _require_report(options: argparse.Namespace) -> None:
         return
     if options.suite is None:
         raise InputError("--report keeps what --suite measures. Give both, or print --json.")
-    if options.report.exists():
-        raise InputError(
-            f"{options.report} exists; it is not overwritten. Choose another file, or move it away."
-        )
-    require_writable(options.report.parent)
+    require_new(options.report)
 
 
 def _documents(options: argparse.Namespace) -> list[str] | None:

@@ -54,12 +54,12 @@ def run(options: argparse.Namespace) -> int:
 def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
     """The model on the meta device: shapes without numbers."""
     from ..hub import explain, require_place
-    from ..loading import DEMO, MANIFEST, demo_folder, shapes_only
+    from ..loading import MANIFEST, place_of, shapes_only
     from ..saving import empty_pruned
 
     if options.config is not None and not options.config.exists():  # else it is sought on the hub
         raise InputError(f"there is no {options.config}. Give a config.json, or a hub id as MODEL.")
-    source = options.config or (demo_folder() if options.model == DEMO else options.model)
+    source = options.config or place_of(options.model)
     folder = Path(source).parent if Path(source).is_file() else Path(source)
     if (folder / MANIFEST).exists():
         return empty_pruned(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, InputError
 from ..loading import MANIFEST
-from .common import add_model, add_verb, read_tokenizer, require_writable
+from .common import add_model, add_verb, read_tokenizer, require_new, require_writable
 from .texts import add_text, held_out_rows, require_text
 
 if TYPE_CHECKING:
@@ -147,27 +147,20 @@ def export(options: argparse.Namespace) -> int:
     from ..export.gguf import export_gguf
     from ..saving import load_pruned
 
-    if options.gguf.exists():
-        raise InputError(
-            f"{options.gguf} exists; it is not overwritten. Choose another file, or move it away."
-        )
-    tokenizer = read_tokenizer(options.tokenizer or str(options.folder))
+    require_new(options.gguf)
+    place = options.tokenizer or str(options.folder)
+    tokenizer = read_tokenizer(place)
     if tokenizer is None:
-        raise InputError(
-            f"{options.folder} holds no tokenizer. Give --tokenizer with the dense model."
-        )
+        raise InputError(f"{place} holds no tokenizer. Give --tokenizer with the dense model.")
     pruned = load_pruned(options.folder, device="cpu")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the notes of the result say the same
-            found = export_gguf(
-                pruned,
-                tokenizer,
-                options.gguf,
-                dtype=options.dtype,
-                pretokenizer=options.pretokenizer,
-            )
-    except ImportError as error:  # the optional package
-        raise InputError(str(error)) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the notes of the result say the same
+        found = export_gguf(
+            pruned,
+            tokenizer,
+            options.gguf,
+            dtype=options.dtype,
+            pretokenizer=options.pretokenizer,
+        )
     print(found)
     return 0

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from ..selection import Guards, Selection
 from ..storage import fingerprint
 from ..studies.capabilities import answer_accuracy
 from ..studies.tables import Row, cached_table, plans_file
-from ..units import UnitSet, enumerate_units
+from ..units import UnitSet, enumerate_units, units_like
 from .comparison import COMPARABLE, Comparison
 
 if TYPE_CHECKING:
@@ -150,6 +151,16 @@ class _Bench:
     options: CompareOptions
     curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
 
+    @cached_property
+    def model_mark(self) -> str:
+        """The model's fingerprint: it stays as it is, and reading an 8B takes seconds."""
+        return fingerprint_model(self.model)
+
+    @cached_property
+    def search_file(self) -> Path | None:
+        """Where plans measured on the held-out rows are kept."""
+        return plans_file(self.options.folder, self.model, self.judges.held_out)
+
     def dense(self) -> Row:
         """The row of the model itself."""
 
@@ -218,9 +229,9 @@ class _Bench:
                 failures.append(error)
         if not plans:
             raise failures[0]
-        held_out = self.judges.held_out
-        path = plans_file(self.options.folder, self.model, held_out)
-        table = measure_plans(self.model, plans, held_out, checkpoint=path, progress=False)
+        table = measure_plans(
+            self.model, plans, self.judges.held_out, checkpoint=self.search_file, progress=False
+        )
         return plans[int(table.mean.argmin())]
 
     def _evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
@@ -228,7 +239,7 @@ class _Bench:
         show, folder = self.options.progress, self.options.folder
         place = self.options.curvatures or folder
         if isinstance(method, CoCurve) and place is not None:
-            top_r = min(method.top_r, int(self.model.get_output_embeddings().weight.shape[0]))
+            top_r = method.support(self.model)
             key = (calibration.fingerprint, top_r)
             if key not in self.curvatures:
                 self.curvatures[key] = load_or_estimate(
@@ -239,7 +250,7 @@ class _Bench:
         if folder is not None:
             mark = fingerprint(
                 *(method.name, asdict(method), repeat),  # type: ignore[call-overload]
-                *(fingerprint_model(self.model), model_dtype(self.model)),
+                *(self.model_mark, model_dtype(self.model)),
                 *(self.units.fingerprint, calibration.fingerprint),
             )
             path = Path(folder) / f"evidence_{method.name}_{mark[:10]}.pkl"
@@ -257,7 +268,7 @@ class _Bench:
         model, tested = self.model, plan
         if repairer is not None and evidence is not None:
             model = repairer.repair(self.model, plan, evidence)
-            tested = Selection.from_pruned(enumerate_units(model, plan.units.ffn_groups or 16), [])
+            tested = Selection.from_pruned(units_like(model, plan.units), [])
         table = measure_plans(model, [tested], self.judges.test, progress=False)
         assert table.nll is not None  # measure_plans fills it
         kl = table.kl[0] if model is self.model else model_risk(self.model, model, self.judges.test)
@@ -276,7 +287,7 @@ class _Bench:
     def _settings(self, *parts: Any) -> dict[str, Any]:
         judges = self.judges
         return {
-            "model": fingerprint_model(self.model),
+            "model": self.model_mark,
             "dtype": model_dtype(self.model),
             "units": self.units.fingerprint,
             "held_out": judges.held_out.fingerprint,

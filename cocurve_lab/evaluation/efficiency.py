@@ -123,7 +123,7 @@ def measure_efficiency(
         )
     length = _prompt_length(dense, options)
     rows = [
-        _size("parameters", "parameters", dense, pruned, _parameters),
+        _size("parameters", "parameters", dense, pruned, lambda model: model.num_parameters()),
         _size("weights", "bytes", dense, pruned, _weight_bytes),
     ]
     threads = options.threads or torch.get_num_threads()
@@ -247,10 +247,6 @@ def _size(
         "high": ratio,
         "repeats": 1,
     }
-
-
-def _parameters(model: PreTrainedModel) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())  # tied ones once
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:

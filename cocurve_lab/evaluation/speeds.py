@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..loading import fingerprint_model, model_device, model_dtype
-from ..pruner import prune
+from ..pruner import cut
 from ..runtime import device_name
 from ..selection import Selection
 from ..studies.tables import Row, Table, cached_table, pick
@@ -45,7 +45,7 @@ def speed_table(
     def compute() -> Table:
         rows: Table = []
         for label, plan in plans.items():
-            measured = measure_efficiency(model, prune(model, plan), options)
+            measured = measure_efficiency(model, cut(model, plan), options)
             own = {
                 "method": label,
                 "requested_ratio": plan.requested_ratio,

@@ -16,6 +16,7 @@ import numpy as np
 from ..architectures import Architecture, describe
 from ..errors import InputError
 from ..loading import model_name
+from ..storage import replacing
 from .gguf_block import BLOCK, channels, heads_of, require_expressible, window_of
 from .gguf_tensors import FileTensor, GGUFDtype, file_tensors
 from .gguf_tokenizer import Vocabulary, read_vocabulary
@@ -94,13 +95,8 @@ def export_gguf(
     tensors = list(file_tensors(architecture))
     counts = dict(Counter(tensor.kind(dtype).name for tensor in tensors))
     notes = _notes(architecture, counts, dtype) + vocabulary.notes
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replacing(target) as temporary:
         _write(temporary, architecture, vocabulary, tensors, dtype, notes)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     named = f"{vocabulary.model}/{vocabulary.pretokenizer}"
     return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)
 
@@ -175,9 +171,6 @@ def _write(
         writer.write_ti_data_to_file()
         for tensor in tensors:
             writer.write_tensor_data(tensor.values(dtype))
-        for file in writer.fout or ():
-            file.flush()
-            os.fsync(file.fileno())
     finally:
         writer.close()
 

@@ -13,17 +13,9 @@ from ..architectures import Architecture, describe
 from ..calibration import CalibrationSet
 from ..replay import widen
 from ..selection import Guards, Selection
-from ..units import UnitSet
-from .base import Evidence, Method, blocks, take_in_order, uniform_order
-from .magnitude import take_counts
-from .statistics import (
-    Block,
-    per_unit,
-    provenance_of,
-    require_units,
-    watch_inputs,
-    weight_columns,
-)
+from ..units import UnitSet, require_units
+from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .statistics import Block, per_unit, provenance_of, watch_inputs, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

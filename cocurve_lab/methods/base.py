@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from ..architectures import Kind
 from ..calibration import CalibrationSet
 from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError, NumericalError
 from ..selection import Guards, Selection, target_cost
@@ -208,6 +209,43 @@ def take_in_order(
         raise _infeasible(units, ratio, guards, chosen)
     defaults: dict[str, Any] = {"requested_ratio": float(ratio), "ordered": True, "guards": guards}
     return Selection.from_pruned(units, chosen, **(defaults | fields))
+
+
+def take_counts(
+    units: UnitSet,
+    scores: np.ndarray,
+    counts: Mapping[tuple[int, Kind], int],
+    ratio: float,
+    guards: Guards,
+) -> Selection:
+    """So many of the lowest scores of each block, as published code counts.
+
+    The cost that comes out is what it is: `realized_ratio` may be far from `requested_ratio`.
+    Units the guards keep are passed over, and nothing is taken for them elsewhere.
+
+    Args:
+        units: the UnitSet.
+        scores: [M], low goes first; ties to the lowest index.
+        counts: units to take by (layer, kind); above a block's size it is the whole block.
+        ratio: what was asked for, [0, 1).
+        guards: kinds, protection and layer cap.
+
+    Raises:
+        InputError: the ratio is out of range.
+    """
+    rules, chosen = Rules(units, guards, ratio), []
+    room = np.array(rules.room, dtype=np.int64)
+    for block in blocks(units):
+        layer, kind = int(units.layers[block[0]]), units[block[0]].kind
+        left = counts[layer, kind]
+        for u in block[np.argsort(scores[block], kind="stable")]:
+            if left <= 0:
+                break
+            if rules.admissible[u] and units.costs[u] <= room[layer]:
+                chosen.append(int(u))
+                room[layer] -= units.costs[u]
+                left -= 1
+    return Selection.from_pruned(units, chosen, requested_ratio=float(ratio), guards=guards)
 
 
 def uniform_order(

@@ -91,8 +91,12 @@ class CoCurve(Method):
 
         Ctrl-C keeps the sequences done; provenance["curvature"]["complete"] is then False.
         """
-        top_r = min(self.top_r, describe(model).vocabulary)
+        top_r = self.support(model)
         return self.adopt(estimate_curvature(model, units, calibration, top_r, progress=progress))
+
+    def support(self, model: PreTrainedModel) -> int:
+        """r on this model: `top_r`, or the whole vocabulary where that is smaller."""
+        return min(self.top_r, describe(model).vocabulary)
 
     def adopt(self, curvature: Curvature) -> Evidence:
         """This method's evidence from an H that is already there, without the model."""

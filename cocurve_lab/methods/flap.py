@@ -11,7 +11,7 @@ from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..selection import Guards, Selection
-from ..units import UnitSet
+from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, global_order, take_in_order
 from .statistics import (
     Block,
@@ -19,7 +19,6 @@ from .statistics import (
     collect_statistics,
     per_unit,
     provenance_of,
-    require_units,
     weight_columns,
 )
 

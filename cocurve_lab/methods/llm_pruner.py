@@ -41,9 +41,9 @@ from ..loading import model_device
 from ..projections import is_transposed
 from ..runtime import measuring, require_measurable
 from ..selection import Guards, Selection
-from ..units import Unit, UnitSet
+from ..units import Unit, UnitSet, require_units
 from .base import Evidence, Method, take_in_order, uniform_order
-from .statistics import provenance_of, require_units
+from .statistics import layer_passes, provenance_of, require_passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -129,19 +129,6 @@ class LlmPruner(Method):
         if self.taylor == "param_first":
             return first.abs()
         return second if self.taylor == "param_second" else (first - 0.5 * second).abs()
-
-
-def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range]:
-    """Runs of neighbouring layers that are measured together."""
-    count = len(architecture.layers)
-    starts = range(0, count, layers_per_pass)
-    return [range(start, min(start + layers_per_pass, count)) for start in starts]
-
-
-def require_passes(layers_per_pass: int) -> None:
-    """Raise InputError unless a pass has at least one layer."""
-    if layers_per_pass < 1:
-        raise InputError(f"layers_per_pass is {layers_per_pass}; a pass takes at least one layer.")
 
 
 def _projections(

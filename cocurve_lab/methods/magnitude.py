@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,17 +11,9 @@ import torch
 from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..selection import Guards, Selection
-from ..solver import Rules
-from ..units import UnitSet
-from .base import Evidence, Method, blocks, take_in_order, uniform_order
-from .statistics import (
-    Block,
-    per_unit,
-    present_blocks,
-    provenance_of,
-    require_units,
-    weight_columns,
-)
+from ..units import UnitSet, require_units
+from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .statistics import per_unit, present_blocks, provenance_of, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,40 +85,3 @@ def fill_uniformly(
         }
         return take_counts(units, scores, counts, ratio, guards)
     return take_in_order(units, uniform_order(units, scores), ratio, guards)
-
-
-def take_counts(
-    units: UnitSet,
-    scores: np.ndarray,
-    counts: Mapping[Block, int],
-    ratio: float,
-    guards: Guards,
-) -> Selection:
-    """So many of the lowest scores of each block, as published code counts.
-
-    The cost that comes out is what it is: `realized_ratio` may be far from `requested_ratio`.
-    Units the guards keep are passed over, and nothing is taken for them elsewhere.
-
-    Args:
-        units: the UnitSet.
-        scores: [M], low goes first; ties to the lowest index.
-        counts: units to take by (layer, kind); above a block's size it is the whole block.
-        ratio: what was asked for, [0, 1).
-        guards: kinds, protection and layer cap.
-
-    Raises:
-        InputError: the ratio is out of range.
-    """
-    rules, chosen = Rules(units, guards, ratio), []
-    room = np.array(rules.room, dtype=np.int64)
-    for block in blocks(units):
-        layer, kind = int(units.layers[block[0]]), units[block[0]].kind
-        left = counts[layer, kind]
-        for u in block[np.argsort(scores[block], kind="stable")]:
-            if left <= 0:
-                break
-            if rules.admissible[u] and units.costs[u] <= room[layer]:
-                chosen.append(int(u))
-                room[layer] -= units.costs[u]
-                left -= 1
-    return Selection.from_pruned(units, chosen, requested_ratio=float(ratio), guards=guards)

@@ -10,9 +10,9 @@ import numpy as np
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..selection import Guards, Selection
-from ..units import UnitSet
+from ..units import UnitSet, require_units
 from .base import Allocation, Evidence, Method, global_order, take_in_order, uniform_order
-from .statistics import provenance_of, require_units
+from .statistics import provenance_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

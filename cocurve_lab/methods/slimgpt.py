@@ -50,10 +50,16 @@ from ..errors import InputError, MismatchError, NumericalError
 from ..pruner import prune
 from ..selection import Guards, Selection
 from ..slicing import kept_columns
-from ..units import UnitSet
+from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_in_order, uniform_order
-from .llm_pruner import layer_passes, require_passes
-from .statistics import Block, collect_statistics, provenance_of, require_units, weight_columns
+from .statistics import (
+    Block,
+    collect_statistics,
+    layer_passes,
+    provenance_of,
+    require_passes,
+    weight_columns,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -47,12 +47,10 @@ from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..runtime import exclusive
 from ..selection import Guards, Selection
-from ..units import UnitSet
-from .base import Evidence, Method, blocks, take_in_order, uniform_order
-from .llm_pruner import layer_passes, require_passes
-from .magnitude import take_counts
+from ..units import UnitSet, require_units
+from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
 from .slimllm_scores import ffn_scores, group_products, pearson_scores, swap_search, watching
-from .statistics import Block, collect_statistics, provenance_of, require_units
+from .statistics import Block, collect_statistics, layer_passes, provenance_of, require_passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,9 +20,10 @@ from tqdm.auto import tqdm
 
 from ..architectures import KINDS, Architecture, Kind, describe
 from ..calibration import CalibrationSet
+from ..errors import InputError
 from ..loading import fingerprint_model, model_device, model_dtype
 from ..runtime import measuring, require_measurable
-from ..units import UnitSet, enumerate_units
+from ..units import UnitSet
 from .base import Method
 
 if TYPE_CHECKING:
@@ -187,10 +188,17 @@ def weight_columns(architecture: Architecture, block: Block) -> Tensor:
     return weight if weight.dtype == torch.float64 else weight.float()
 
 
-def require_units(model: PreTrainedModel, units: UnitSet) -> None:
-    """Raise MismatchError unless the units are the model's, naming the first difference."""
-    own = enumerate_units(model, units.ffn_groups or 16)
-    units.require_same(own, mine="the unit set", theirs="the model")
+def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range]:
+    """Runs of neighbouring layers that are measured together."""
+    count = len(architecture.layers)
+    starts = range(0, count, layers_per_pass)
+    return [range(start, min(start + layers_per_pass, count)) for start in starts]
+
+
+def require_passes(layers_per_pass: int) -> None:
+    """Raise InputError unless a pass has at least one layer."""
+    if layers_per_pass < 1:
+        raise InputError(f"layers_per_pass is {layers_per_pass}; a pass takes at least one layer.")
 
 
 def provenance_of(

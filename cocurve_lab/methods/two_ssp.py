@@ -39,10 +39,9 @@ from ..errors import InfeasibleError, InputError
 from ..risk import measure_plans
 from ..runtime import require_measurable
 from ..selection import Guards, Selection, require_ratio
-from ..units import UnitSet
-from .base import Evidence, Method, blocks, take_in_order, uniform_order
-from .magnitude import take_counts
-from .statistics import Block, collect_statistics, present_blocks, provenance_of, require_units
+from ..units import UnitSet, require_units
+from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .statistics import Block, collect_statistics, present_blocks, provenance_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,16 +10,10 @@ import numpy as np
 from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..selection import Guards, Selection
-from ..units import UnitSet
+from ..units import UnitSet, require_units
 from .base import Evidence, Method
 from .magnitude import fill_uniformly
-from .statistics import (
-    collect_statistics,
-    per_unit,
-    provenance_of,
-    require_units,
-    weight_columns,
-)
+from .statistics import collect_statistics, per_unit, provenance_of, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +14,15 @@ from scipy.stats import binomtest
 from tqdm.auto import tqdm
 
 from ..architectures import describe
-from ..errors import InputError, MismatchError
+from ..errors import InputError
 from ..generation import Question
 from ..loading import fingerprint_model, model_dtype
 from ..masking import column_scales, resolve
+from ..plan_memory import Kind, PlanMemory
 from ..risk import standard_error
 from ..runtime import measuring
 from ..selection import Selection
-from ..storage import dump_plain, fingerprint, load_plain, write_atomically
+from ..storage import fingerprint
 from .replies import Case, ReplyEngine
 from .tables import Row, Table
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-FORMAT, VERSION = "cocurve-answers", 1
+KIND = Kind("cocurve-answers", 1, "replies")  # right, log-likelihood, decoded of each question
 ALL = "all"  # the row over every capability together
 _QUESTIONS = 32  # between two writes of a checkpoint
 
@@ -202,7 +202,12 @@ def answer_accuracy(
     cases = [Case.encode(model, tokenizer, question) for question in known]
     plans = {plan.fingerprint: plan for plan in selections}
     scales = {mark: column_scales(architecture, *resolve(model, p)) for mark, p in plans.items()}
-    memory = _Memory.open(model, cases, options)
+    memory = PlanMemory.open(
+        KIND,
+        options.checkpoint,
+        (len(cases), 3),
+        lambda: _settings(model, cases, options.max_new_tokens),
+    )
     engine = ReplyEngine(
         architecture, tokenizer, cases, options.max_new_tokens, options.batch_tokens
     )
@@ -212,7 +217,7 @@ def answer_accuracy(
     with measuring(model, torch.get_num_threads()), bar:
         for start in range(0, len(order), _QUESTIONS):
             part = order[start : start + _QUESTIONS]
-            missing = [mark for mark in plans if memory.absent(mark, part)]
+            missing = memory.absent(plans, part)
             if missing:
                 memory.add(missing, part, engine.measure([scales[m] for m in missing], part))
             bar.update(len(plans) * len(part))
@@ -228,52 +233,14 @@ def answer_accuracy(
     )
 
 
-@dataclass
-class _Memory:
-    """By plan fingerprint [questions, 3]: right, log-likelihood, decoded; NaN: not measured."""
-
-    path: Path | None
-    settings: dict[str, Any]
-    questions: int
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @classmethod
-    def open(cls, model: PreTrainedModel, cases: list[Case], options: AnswerOptions) -> _Memory:
-        memory = cls(None, {}, len(cases))
-        if options.checkpoint is None:
-            return memory
-        memory.path = Path(options.checkpoint)
-        texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
-        memory.settings = {
-            "model_fingerprint": fingerprint_model(model),
-            "model_dtype": model_dtype(model),
-            "questions_fingerprint": fingerprint(texts),
-            "max_new_tokens": options.max_new_tokens,
-        }
-        if memory.path.exists():
-            content = load_plain(memory.path, format_name=FORMAT, version=VERSION)
-            for key, value in memory.settings.items():
-                if content["settings"].get(key) != value:
-                    raise MismatchError(
-                        f"{memory.path} holds replies with another {key}: "
-                        f"{content['settings'].get(key)!r}, now {value!r}. Use another file."
-                    )
-            memory.values = content["values"]
-        return memory
-
-    def absent(self, mark: str, part: list[int]) -> bool:
-        return mark not in self.values or bool(np.isnan(self.values[mark][part, 0]).any())
-
-    def add(self, marks: list[str], part: list[int], found: np.ndarray) -> None:
-        for mark, rows in zip(marks, found, strict=True):
-            self.values.setdefault(mark, np.full((self.questions, 3), np.nan))[part] = rows
-        if self.path is None:
-            return
-        content = {"format": FORMAT, "version": VERSION, "settings": self.settings}
-        try:
-            write_atomically(self.path, dump_plain(content | {"values": self.values}))
-        except OSError as error:
-            log.warning("%s could not be written (%s). The measurement goes on.", self.path, error)
+def _settings(model: PreTrainedModel, cases: list[Case], max_new_tokens: int) -> dict[str, Any]:
+    texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
+    return {
+        "model_fingerprint": fingerprint_model(model),
+        "model_dtype": model_dtype(model),
+        "questions_fingerprint": fingerprint(texts),
+        "max_new_tokens": max_new_tokens,
+    }
 
 
 def _error(values: np.ndarray) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..figures import COLORS, finish, graph_objects
 from ..selection import Guards, Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
-from .tables import Row, Table, cached_table, pick
+from .tables import Row, Table, cached_table, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -160,9 +159,7 @@ def measure_infinitesimal(
         "groups": [fingerprint(m.group_grams, m.group_positions) for m in both],  # error bars
         "grid": asdict(grid),
     }
-    checkpoint = None  # named by model and text alone: plans added later measure only themselves
-    if cache is not None:
-        checkpoint = Path(cache) / f"study_infinitesimal_{fingerprint(where)[:10]}.ckpt"
+    checkpoint = plans_file(cache, model, held_out)
 
     def compute() -> Table:
         table, pairs = _planned(curvature, exact, grid)

@@ -6,9 +6,7 @@ Also what the studies that build and measure share: whole builds, settings, plan
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,9 +24,8 @@ from ..masking import resolve
 from ..risk import PlanTable, measure_plans
 from ..selection import Guards, Selection
 from ..solver import solve_greedy
-from ..storage import fingerprint
 from ..units import UnitSet, enumerate_units
-from .tables import Folder, Row, Table, cached_table, column, pick
+from .tables import Folder, Row, Table, cached_table, column, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -133,7 +130,7 @@ def iterative_study(
     held_out.require_disjoint(recipe.calibration)
     extra = {"recipe": recipe.mark, "options": asdict(options)}
     settings = study_settings(model, held_out) | extra
-    checkpoint = checkpoint_path(recipe.cache, "iterative", settings)
+    checkpoint = plans_file(recipe.cache, model, held_out)
 
     def compute() -> Table:
         dense = recipe.build(model, enumerate_units(model, options.ffn_groups))
@@ -255,14 +252,6 @@ def study_settings(model: PreTrainedModel, held_out: CalibrationSet) -> dict[str
     """Marks of a model and of the text it is measured on, for `cached_table`."""
     marks = (fingerprint_model(model), model_dtype(model), held_out.fingerprint)
     return dict(zip(("model", "dtype", "held_out"), marks, strict=True))
-
-
-def checkpoint_path(cache: Folder, name: str, settings: Mapping[str, Any]) -> Path | None:
-    """Where a study keeps the plans it has measured so far; None without a folder."""
-    if cache is None:
-        return None
-    mark = fingerprint([settings[key] for key in ("model", "dtype", "held_out")])
-    return Path(cache) / f"plans_{name}_{mark[:10]}.pkl"
 
 
 def compared(table: PlanTable, place: int, base: int) -> Row:

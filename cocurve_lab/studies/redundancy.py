@@ -24,8 +24,8 @@ from ..selection import Guards
 from ..solver import solve_greedy
 from ..uncertainty import jackknife
 from ..units import enumerate_units
-from .iterative import Recipe, checkpoint_path, study_settings
-from .tables import Folder, Row, Table, cached_table, column
+from .iterative import Recipe, study_settings
+from .tables import Folder, Row, Table, cached_table, column, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -127,7 +127,7 @@ def _of_model(subject: Subject, options: RedundancyOptions, cache: Folder, progr
             solve_greedy(curvature, options.ratio, strength, options.guards)
             for strength in STRENGTHS.values()
         ]
-        checkpoint = checkpoint_path(cache, "redundancy", settings)
+        checkpoint = plans_file(cache, model, held_out)
         table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=progress)
         head = {"ratio": options.ratio}
         return [head | _statistics(curvature) | _measured(table) | _gated(curvature, table)]

@@ -21,9 +21,9 @@ from ..risk import measure_plans
 from ..selection import Guards
 from ..solver import solve_greedy
 from ..units import enumerate_units
-from .iterative import Recipe, checkpoint_path, compared, study_settings
+from .iterative import Recipe, compared, study_settings
 from .redundancy import of_groups
-from .tables import Folder, Row, Table, cached_table, column, pick
+from .tables import Folder, Row, Table, cached_table, column, pick, plans_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -142,7 +142,7 @@ def sensitivity_study(
             for _, _, curvature in variants
             for strength in strengths
         ]
-        checkpoint = checkpoint_path(cache, "sensitivity", settings)
+        checkpoint = plans_file(cache, model, held_out)
         table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=progress)
         # the first variant is the base, and the first plans are its own, one per lambda
         return [

@@ -9,15 +9,19 @@ A killed run goes on from its folder; a finished one prints at once.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from demo_rows import demo_rows
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation.compare import CompareOptions, Judges, compare
 from cocurve_lab.evaluation.comparison import Comparison
 from cocurve_lab.evaluation.frontier import all_methods
-from cocurve_lab.loading import demo_folder
 from cocurve_lab.methods.cocurve import CoCurve
 
 SHOWN = ("kl", "perplexity", "accuracy all")
@@ -30,23 +34,14 @@ def main() -> None:
         options.rows, options.held_out, options.test, options.questions = 4, 4, 4, 4
     torch.set_num_threads(options.threads)
     model, tokenizer = cl.load_model("demo")
-    texts = demo_folder().parent / "texts"
-
-    def rows(name: str, count: int, seed: int = 0) -> cl.CalibrationSet:
-        return cl.CalibrationSet.from_file(
-            texts / f"{name}.jsonl",
-            tokenizer,
-            num_sequences=count,
-            positions_per_sequence="all",
-            seed=seed,
-        )
-
     judges = Judges(
-        rows("held_out", options.held_out),
-        rows("test", options.test),
+        demo_rows("held_out", options.held_out, tokenizer),
+        demo_rows("test", options.test, tokenizer),
         cl.demo_questions(options.questions),
     )
-    calibrations = [rows("calibration", options.rows, seed) for seed in range(options.seeds)]
+    calibrations = [
+        demo_rows("calibration", options.rows, tokenizer, seed) for seed in range(options.seeds)
+    ]
     result = compare(
         model,
         tokenizer,

@@ -9,13 +9,17 @@ Everything is kept in --folder; a second run with one model more measures only t
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from demo_rows import demo_rows
+
 import cocurve_lab as cl
-from cocurve_lab.loading import demo_folder
 from cocurve_lab.studies import redundancy
 
 
@@ -51,14 +55,8 @@ def main() -> None:
 def of_the_demo_world(place: str, options: argparse.Namespace) -> redundancy.Subject:
     """The demo model, or another one trained on its world, with its texts."""
     model, tokenizer = cl.load_model(place)
-
-    def rows(name: str, count: int) -> cl.CalibrationSet:
-        path = demo_folder().parent / "texts" / f"{name}.jsonl"
-        return cl.CalibrationSet.from_file(
-            path, tokenizer, num_sequences=count, positions_per_sequence="all"
-        )
-
-    return redundancy.Subject(model, rows("calibration", options.rows), rows("test", options.test))
+    rows = demo_rows("calibration", options.rows, tokenizer)
+    return redundancy.Subject(model, rows, demo_rows("test", options.test, tokenizer))
 
 
 def of_own_text(place: str, text: str, options: argparse.Namespace) -> redundancy.Subject:

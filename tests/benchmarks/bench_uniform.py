@@ -7,11 +7,16 @@ python tests/benchmarks/bench_uniform.py --quick    # for checking the script
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from demo_rows import demo_rows
+
 import cocurve_lab as cl
-from cocurve_lab.loading import demo_folder
 
 
 def main() -> None:
@@ -20,22 +25,16 @@ def main() -> None:
         options.ratios, options.rows, options.test = [0.2], 4, 4
     torch.set_num_threads(options.threads)
     model, tokenizer = cl.load_model("demo")
-    texts = demo_folder().parent / "texts"
-
-    def rows(name: str, count: int) -> cl.CalibrationSet:
-        return cl.CalibrationSet.from_file(
-            texts / f"{name}.jsonl", tokenizer, num_sequences=count, positions_per_sequence="all"
-        )
-
-    units = cl.enumerate_units(model)
-    curvature = cl.estimate_curvature(model, units, rows("calibration", options.rows))
+    rows = demo_rows("calibration", options.rows, tokenizer)
+    curvature = cl.estimate_curvature(model, cl.enumerate_units(model), rows)
     plans = []
     for ratio in options.ratios:
         for uniform in (False, True):
             plans.append(
                 cl.solve_greedy(curvature, ratio, options.interaction_strength, uniform=uniform)
             )
-    report(cl.measure_plans(model, plans, rows("test", options.test), calibrated_on=curvature))
+    test = demo_rows("test", options.test, tokenizer)
+    report(cl.measure_plans(model, plans, test, calibrated_on=curvature))
 
 
 def report(table: cl.PlanTable) -> None:

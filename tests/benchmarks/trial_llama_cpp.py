@@ -6,42 +6,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from llama_cpp import Answer, Job, log_softmax, run_llama_cpp
+from bare_process import run_bare
+from llama_cpp import Answer, Job, largest_difference, log_softmax, mean_kl, run_llama_cpp
 
 import cocurve_lab as cl
 from cocurve_lab.export.gguf import export_gguf
 
 GREEDY, CONTEXT = 40, 256
-BARE = """
-import json, sys
-sys.modules["cocurve_lab"] = None  # any import of it fails
-import numpy as np, torch
-from transformers import AutoModelForCausalLM
-job = json.load(sys.stdin)
-model = AutoModelForCausalLM.from_pretrained(job["folder"], trust_remote_code=True, dtype="float32")
-out = {}
-with torch.no_grad():
-    for index, ids in enumerate(job["prompts"]):
-        inputs = torch.tensor([ids])
-        out[f"logits{index}"] = model(inputs).logits[0].double().numpy()
-        for _ in range(job["greedy"]):
-            inputs = torch.cat([inputs, model(inputs).logits[:, -1:].argmax(-1)], dim=1)
-        out[f"greedy{index}"] = inputs[0, len(ids):].numpy()
-np.savez(job["out"], **out)
-print(type(model).__name__, model.num_parameters())
-"""
 
 
 def main() -> None:
@@ -87,28 +69,24 @@ def main() -> None:
 
 def bare_reload(folder: Path, prompts: list[list[int]]) -> tuple[list[np.ndarray], list[list[int]]]:
     """Log-probabilities and greedy ids of the saved folder, read without cocurve_lab."""
-    out = folder.with_suffix(".npz")
-    job = {"folder": str(folder), "prompts": prompts, "greedy": GREEDY, "out": str(out)}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", BARE], input=json.dumps(job), capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(f"the saved folder cannot be read without cocurve_lab:\n{done.stderr[-2000:]}")
-    print(f"read without cocurve_lab: {done.stdout.strip()} parameters")
-    with np.load(out) as found:
-        logits = [log_softmax(found[f"logits{index}"]) for index in range(len(prompts))]
-        return logits, [found[f"greedy{index}"].tolist() for index in range(len(prompts))]
+    asked = {"input_ids": np.array(prompts), "greedy": np.array(GREEDY)}
+    save_file(asked, f"{folder}.expected.safetensors")
+    saw = run_bare("answer", [folder], folder.parent / "home", timeout=None)[folder.name]
+    print(f"read without cocurve_lab: {saw['class']} {saw['parameters']} parameters")
+    found = load_file(f"{folder}.answer.safetensors")
+    logits = [log_softmax(z.astype(np.float64)) for z in found["logits"]]
+    return logits, found["greedy"].tolist()
 
 
 def agreement(answer: Answer, reference: list[np.ndarray], texts: list[list[int]]) -> str:
     found, wanted = np.concatenate(answer.log_probabilities), np.concatenate(reference)
-    kl = float((np.exp(wanted) * (wanted - found)).sum(axis=-1).mean())
     top = float((found.argmax(-1) == wanted.argmax(-1)).mean())
     same = sum(a == b for a, b in zip(answer.greedy, texts, strict=True))
     return (
-        f"largest difference of a log-probability {np.abs(found - wanted).max():.1e}, mean KL "
-        f"{kl:.1e} nats, same best token at {top:.1%} of {len(found)} positions, same greedy text "
-        f"of {GREEDY} tokens for {same} of {len(texts)} prompts"
+        f"largest difference of a log-probability {largest_difference(answer, reference):.1e}, "
+        f"mean KL {mean_kl(answer, reference):.1e} nats, same best token at {top:.1%} of "
+        f"{len(found)} positions, same greedy text of {GREEDY} tokens for {same} of {len(texts)} "
+        "prompts"
     )
 
 

@@ -215,12 +215,10 @@ class Session(HasTraits):
         Raises:
             MismatchError: the model's units are not the curvature's.
         """
-        from cocurve_lab import enumerate_units
+        from cocurve_lab.units import units_like
 
         units = self.curvature.units
-        enumerate_units(model, units.ffn_groups or 16).require_same(
-            units, mine="the model", theirs="the curvature"
-        )
+        units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
         self.model = model
         self.tokenizer = tokenizer or self.tokenizer
 
