@@ -5,14 +5,14 @@
 #   TORCH_INDEX=URL           a further package index to take torch from (see README, "Setting up")
 #   PORT=8888                 first port JupyterLab tries
 #   ARGS="-k solver -x"       passed on by `make demo` and `make test`
-#   WORKERS=2                 processes that share the tests; 0 runs them in one
+#   WORKERS=3                 processes that share the tests; 0 runs them in one
 
 VENV ?= .venv
 PORT ?= 8888
 ARGS ?=
 NOTEBOOK ?= notebooks/01_build_H.ipynb
 MARKERS ?= not gpu and not network
-WORKERS ?= 2
+WORKERS ?= 3
 
 RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
@@ -34,8 +34,8 @@ lab: $(INSTALLED) ## open JupyterLab on the first notebook (over SSH: print how 
 demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in the terminal
 	@$(RUN) cocurve_lab.demo $(ARGS)
 
-# One thread each, which waits asleep: tests share their cores with kernels and browsers, which more
-# threads, or spinning ones, would starve.
+# One more process than the two cores of the smallest machine, as browser tests mostly wait; one thread
+# each, which waits asleep, so that kernels and browsers beside them are not starved.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
 
