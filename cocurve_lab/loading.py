@@ -147,9 +147,20 @@ def load_model(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
     describe(model)
+    keep_score_cap(model)
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def keep_score_cap(model: PreTrainedModel) -> None:
+    """Give a model that caps its attention scores (Gemma 2) attention that does so.
+
+    transformers 5.17 picks sdpa, which leaves the cap out without a word; later ones refuse that.
+    """
+    capped = getattr(model.config, "attn_logit_softcapping", None)
+    if capped and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
 
 
 def load_tokenizer(

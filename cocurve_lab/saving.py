@@ -15,7 +15,7 @@ from .architectures import KINDS, Architecture, describe
 from .errors import FileFormatError, InputError
 from .export.card import CardFacts, model_card
 from .export.folder import MODELLING_FILE, dense_configuration, write_configuration
-from .loading import MANIFEST, model_dtype, pick_device, read_dtype
+from .loading import MANIFEST, keep_score_cap, model_dtype, pick_device, read_dtype
 from .manifest import VERSION, read_manifest, weights_now, widths_of
 from .slicing import block_modules, settle_heads
 from .storage import replacing_folder
@@ -118,6 +118,7 @@ def load_pruned(
         model.config.dtype = wanted
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
+    keep_score_cap(model)
     _rebuild_buffers(model)
     settle_heads(describe(model))
     if (folder / "generation_config.json").exists():

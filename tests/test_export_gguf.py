@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from bpe import SIZE, byte_level, sentencepiece
-from gguf import GGUFReader
 from models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
 from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedModel
@@ -20,6 +19,8 @@ import cocurve_lab as cl
 from cocurve_lab.errors import ArchitectureError, InputError, NumericalError
 from cocurve_lab.export import gguf_tensors
 from cocurve_lab.export.gguf import export_gguf
+
+GGUFReader = pytest.importorskip("gguf").GGUFReader
 
 HEAD_DIM = {"mistral": 12}  # others 8
 

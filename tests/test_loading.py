@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import GROUPS, tiny_model, word_tokenizer
+from conftest import random_curvature
+from models import GROUPS, tiny_model, tiny_text, word_tokenizer
 from transformers import T5Config
 
 import cocurve_lab as cl
@@ -49,6 +50,19 @@ def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> Non
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded: .*eader"):
         cl.load_model(folder, device="cpu")
+
+
+def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
+    model = tiny_model("gemma2")  # transformers 5.17 would load it with sdpa, without the cap
+    model.save_pretrained(tmp_path / "capped")
+    word_tokenizer().save_pretrained(tmp_path / "capped")
+    loaded, _ = cl.load_model(tmp_path / "capped", device="cpu")
+    ids = tiny_text(2, 14).input_ids
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    plan = cl.solve_greedy(random_curvature(cl.enumerate_units(model, GROUPS)), 0.2)
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "cut")
+    cut = cl.load_pruned(tmp_path / "cut", device="cpu")
+    assert cut.config._attn_implementation == "eager"
 
 
 def test_a_tokenizer_loads_alone_or_says_why_not(folder: Path) -> None:

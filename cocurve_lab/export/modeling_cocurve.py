@@ -106,4 +106,7 @@ class OwnWidths:
 
 for _stock in STOCK:  # CocurveLlamaForCausalLM and so on: the names in config.json
     _name = f"Cocurve{_stock.__name__}"
-    globals()[_name] = type(_name, (OwnWidths, _stock), {"__module__": __name__})
+    # Gemma 2 caps attention scores; older transformers would take sdpa, which leaves the cap out
+    _sdpa = _stock._supports_sdpa and "Gemma2" not in _name
+    _own = {"__module__": __name__, "_supports_sdpa": _sdpa}
+    globals()[_name] = type(_name, (OwnWidths, _stock), _own)
