@@ -51,7 +51,7 @@ def prune(
     reference = None
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
-    pruned = cut(model, selection, inplace=inplace)
+    pruned = _cut(model, selection, inplace)
     manifest = manifest_of(describe(pruned), selection, origin)
     pruned.cocurve_manifest = manifest  # type: ignore[assignment]
     if reference is not None:
@@ -73,6 +73,10 @@ def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) 
     Args and raises: as `prune`.
     """
     require_prunable(model, selection)
+    return _cut(model, selection, inplace)
+
+
+def _cut(model: PreTrainedModel, selection: Selection, inplace: bool) -> PreTrainedModel:
     replacements = sliced_modules(describe(model), selection)
     if inplace:
         for parent, name, module in replacements:

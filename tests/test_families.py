@@ -541,17 +541,8 @@ def test_the_table_script_prints_every_family(
 
 def test_logits_that_are_not_the_heads_are_refused() -> None:
     """Granite divides its logits; declared like Llama, its H would be wrong by that squared."""
-    config = GraniteConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        logits_scaling=4.0,
-        pad_token_id=0,
-    )
-    model = GraniteForCausalLM(config).eval()
+    sizes = small(vocab_size=VOCAB, intermediate_size=48, pad_token_id=0)
+    model = GraniteForCausalLM(GraniteConfig(**sizes, logits_scaling=4.0)).eval()
     model.config.model_type = "llama"  # what a careless entry in families.py amounts to
     with pytest.raises(cl.ArchitectureError, match=r"GraniteForCausalLM differ .* such as scaling"):
         cl.estimate_curvature(model, None, tiny_text(1), top_r=8, progress=False)

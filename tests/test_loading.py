@@ -40,6 +40,14 @@ def test_folders_load_ready_to_measure(folder: Path) -> None:
     assert half.config._attn_implementation == "eager"
 
 
+def test_a_folder_may_lie_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))  # what Windows reads
+    model, tokenizer = cl.load_model("~/tiny", device="cpu")
+    assert fingerprint_model(model) == fingerprint_model(cl.load_model(folder, device="cpu")[0])
+    assert tokenizer.eos_token_id == 0
+
+
 def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
     for dtype in ("float31", "nn", "auto"):
         with pytest.raises(cl.InputError, match=f"dtype is '{dtype}'"):
