@@ -20,6 +20,7 @@ import nbformat
 
 CHROMIUM = Path("/usr/bin/chromium")
 NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
+IN_LAB = "the test of this notebook in JupyterLab does it, in Chromium"
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -35,13 +36,19 @@ KERNEL_READY = """() => {
   return session && session.kernel && session.kernel.connectionStatus === 'connected'
     && session.kernel.status === 'idle';
 }"""
-# every code cell has a number, so all of them have run
-ALL_RAN = """() => {
+# every code cell has a number, so all of them have run; or one has failed, and the rest will not
+FINISHED = """() => {
   const cells = jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code');
+  for (const { model } of cells) {
+    for (let i = 0; i < model.outputs.length; i++) {
+      if (model.outputs.get(i).type === 'error') return 'error';
+    }
+  }
   return cells.length > 0 && cells.every(c => c.model.executionState === 'idle'
-    && c.model.executionCount !== null);
+    && c.model.executionCount !== null) && 'done';
 }"""
 
+CONTENT = "() => jupyterapp.shell.currentWidget.content.model.toJSON()"
 ASK = """async code => {
   const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
   const options = {code: '', user_expressions: {x: code}, silent: true};
@@ -87,7 +94,18 @@ class Visit:
     def run_all(self, timeout: float = 500) -> None:
         """Run every cell and wait until all have a number."""
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
-        self.page.wait_for_function(ALL_RAN, timeout=timeout * 1000)
+        # not at every frame, which would have the page drawn all the time
+        found = self.page.wait_for_function(FINISHED, timeout=timeout * 1000, polling=250)
+        assert found.json_value() == "done", self.failures()
+
+    def content(self) -> nbformat.NotebookNode:
+        """The notebook as it stands in the page, outputs included."""
+        return nbformat.from_dict(self.page.evaluate(CONTENT))
+
+    def failures(self) -> list[str]:
+        """What went wrong in cells, in view or out of it."""
+        outputs = (o for cell in self.content().cells for o in cell.get("outputs", []))
+        return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
 
     def ask(self, expression: str) -> str:
         """What an expression is in the notebook's kernel, as it would be printed there."""
@@ -118,7 +136,7 @@ class Visit:
         noise = ("favicon", "the server responded with a status of 404")
         found = [text for text in self.errors if not any(part in text for part in noise)]
         assert not found, found
-        assert self.page.locator("[data-mime-type*='error']").count() == 0
+        assert not self.failures()
 
 
 @dataclass
@@ -131,17 +149,27 @@ class Lab:
 
     @contextmanager
     def open(
-        self, notebook: Path, values: dict[str, str] | None = None, width: int = 1280
+        self,
+        notebook: Path,
+        values: dict[str, str] | None = None,
+        *,
+        inside: Path | None = None,
+        width: int = 1280,
     ) -> Iterator[Visit]:
-        """A copy of a notebook, with lines `name = ...` changed to values, on a cold kernel."""
+        """A copy of a notebook, with lines `name = ...` changed to values, on a cold kernel.
+
+        It lies in the lab's folder, or in another one `inside` that.
+        """
         content = nbformat.read(notebook, as_version=4)
         set_parameters(content, values or {})
-        nbformat.write(content, self.folder / notebook.name)
+        place = (inside or self.folder) / notebook.name
+        nbformat.write(content, place)
         page = self.browser.new_page(viewport={"width": width, "height": 1000})
         visit = Visit(page)
         visit.listen(self.address)
         try:
-            page.goto(f"{self.address}/doc/tree/{notebook.name}?token=local&reset")
+            where = place.relative_to(self.folder).as_posix()
+            page.goto(f"{self.address}/doc/tree/{where}?token=local&reset")
             page.wait_for_function(KERNEL_READY, timeout=120_000)
             visit.theme("Light")  # the last visit's choice is remembered
             yield visit
@@ -149,10 +177,11 @@ class Lab:
             page.close()
             self._end_kernels()
 
-    def bring(self, folder: Path, but: str = "H_*") -> None:
-        """Copy what a run kept beside its notebook, but for H: other tests watch it being built."""
-        ignore = shutil.ignore_patterns(but)
-        shutil.copytree(folder, self.folder, dirs_exist_ok=True, ignore=ignore)
+    def bring(self, folder: Path) -> Path:
+        """A copy of a folder where a notebook has run, for a second run here."""
+        copy = self.folder / folder.name
+        shutil.copytree(folder, copy)
+        return copy
 
     def _end_kernels(self) -> None:
         import json

@@ -156,23 +156,24 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab) -> None:
         visit.picture("02_dark_1920", root)
         visit.theme("Light")
         visit.require_clean()
+        running_a_cell_again_leaves_no_old_widget(visit)
+        visit.require_clean()
+        assert list(lab.folder.glob("H_demo_*.pkl"))
 
 
-def test_running_a_cell_again_leaves_no_old_widget(lab: Lab) -> None:
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}) as visit:
-        visit.run_all()
-        count = "len(__import__('ipywidgets').widgets.widget._instances)"
-        before = visit.ask(count)
-        cells = "jupyterapp.shell.currentWidget.content"
-        made = "c.model.sharedModel.source.includes('explorer = ')"
-        for _ in range(3):
-            visit.page.evaluate(
-                f"""async () => {{
+def running_a_cell_again_leaves_no_old_widget(visit: Visit) -> None:
+    count = "len(__import__('ipywidgets').widgets.widget._instances)"
+    before = visit.ask(count)
+    cells = "jupyterapp.shell.currentWidget.content"
+    made = "c.model.sharedModel.source.includes('explorer = ')"
+    for _ in range(3):
+        visit.page.evaluate(
+            f"""async () => {{
               const all = {cells};
               all.activeCellIndex = all.widgets.findIndex(c => {made});
               await jupyterapp.commands.execute('notebook:run-cell');
             }}"""
-            )
-        visit.page.wait_for_timeout(500)
-        assert visit.ask(count) == before
-        assert visit.page.locator(".cocurve").count() == 1
+        )
+    visit.page.wait_for_timeout(500)
+    assert visit.ask(count) == before
+    assert visit.page.locator(".cocurve").count() == 1

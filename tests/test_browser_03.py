@@ -132,6 +132,36 @@ class Instrument:
         return {"x": 34 + (layer + 0.5) * width / 6, "y": 10 + (row + 0.5) * height / 21.5}
 
 
+def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 1920, "height": 1500})
+    page.wait_for_timeout(500)
+    for theme in ("Dark", "Light"):
+        visit.theme(theme)
+        visit.picture(f"03_{theme.lower()}_1920", it.root)
+    graph, plane = it.graph.bounding_box(), it.plane.bounding_box()
+    assert graph["x"] + graph["width"] < plane["x"]
+    inside = it.root.bounding_box()
+    assert plane["x"] + plane["width"] <= inside["x"] + inside["width"]
+    # the same cell again closes what its first run made
+    count = "len([w for w in ipywidgets.Widget.widgets.values() if 'Bridge' in type(w).__name__])"
+    page.evaluate(ASK, "import ipywidgets, warnings; warnings.simplefilter('ignore')")
+    before = it.ask(count)
+    page.evaluate(
+        """async () => {
+          const notebook = jupyterapp.shell.currentWidget.content;
+          notebook.activeCellIndex = notebook.widgets.findIndex(
+            c => c.model.sharedModel.getSource().startsWith('explorer = BridgeExplorer'));
+          await jupyterapp.commands.execute('notebook:run-cell');
+        }"""
+    )
+    it.becomes(count, before)
+    page.wait_for_function(
+        "() => document.querySelectorAll('.cocurve canvas[data-draws]').length >= 2"
+    )
+    visit.require_clean()
+
+
 def test_notebook_03_in_jupyterlab(lab: Lab) -> None:
     with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}) as visit:
         visit.run_all()
@@ -289,40 +319,8 @@ def test_notebook_03_in_jupyterlab(lab: Lab) -> None:
         visit.picture("03_light_1280", root)
         assert root.locator(".cc-error").is_hidden()
         visit.require_clean()
-
-
-def test_wide_screen_and_second_run_of_the_cell(lab: Lab) -> None:
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, width=1920) as visit:
-        visit.run_all()
-        page, it = visit.page, Instrument(visit)
-        page.set_viewport_size({"width": 1920, "height": 1500})
-        page.wait_for_timeout(500)
-        for theme in ("Dark", "Light"):
-            visit.theme(theme)
-            visit.picture(f"03_{theme.lower()}_1920", it.root)
-        graph, plane = it.graph.bounding_box(), it.plane.bounding_box()
-        assert graph["x"] + graph["width"] < plane["x"]
-        inside = it.root.bounding_box()
-        assert plane["x"] + plane["width"] <= inside["x"] + inside["width"]
-        # the same cell again closes what its first run made
-        count = (
-            "len([w for w in ipywidgets.Widget.widgets.values() if 'Bridge' in type(w).__name__])"
-        )
-        page.evaluate(ASK, "import ipywidgets, warnings; warnings.simplefilter('ignore')")
-        before = it.ask(count)
-        page.evaluate(
-            """async () => {
-              const notebook = jupyterapp.shell.currentWidget.content;
-              notebook.activeCellIndex = notebook.widgets.findIndex(
-                c => c.model.sharedModel.getSource().startsWith('explorer = BridgeExplorer'));
-              await jupyterapp.commands.execute('notebook:run-cell');
-            }"""
-        )
-        it.becomes(count, before)
-        page.wait_for_function(
-            "() => document.querySelectorAll('.cocurve canvas[data-draws]').length >= 2"
-        )
-        visit.require_clean()
+        wide_screen_and_second_run_of_the_cell(visit, it)
+        assert list(lab.folder.glob("H_demo_*.pkl"))
 
 
 def test_a_page_without_kernel(lab: Lab, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab import CHROMIUM, NO_BROWSER, Lab
-
-NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "01_build_H.ipynb"
+from test_notebooks import NOTEBOOK, SMALL, require_built, require_loaded
 
 pytestmark = [
     pytest.mark.browser,
@@ -17,9 +16,11 @@ pytestmark = [
 
 
 @pytest.mark.slow
-def test_notebook_01_in_jupyterlab(lab: Lab) -> None:
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}) as visit:
+def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
+    folder = lab.bring(tmp_path)  # empty
+    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
         visit.run_all()
+        require_built(visit.content(), folder)
         page = visit.page
         page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=60_000)
         figures = page.locator(".js-plotly-plot")
@@ -37,4 +38,4 @@ def test_notebook_01_in_jupyterlab(lab: Lab) -> None:
             for number, figure in enumerate(figures.all()):
                 figure.scroll_into_view_if_needed()
                 visit.picture(f"01_{theme.lower()}_{number}", figure)
-    assert list(lab.folder.glob("H_demo_*.pkl"))
+    require_loaded(folder)
