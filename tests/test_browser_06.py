@@ -18,6 +18,7 @@ from cocurve_lab.studies.views import plus_minus
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
 SMALL = {
     "ROWS, HELD_OUT": "3, 2",
+    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
     "RATIOS, SWEEP": "(0.2, 0.4), (0.1, 0.3)",
     "POOL, PAIRS, PLANS, FEW_ROWS, STEP_ROWS": "5, 2, 2, 1, 2",
     # as if it were another model: found under another name, and not measured again
@@ -66,7 +67,7 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
     # one number of section 2 and the whole of the exercise, measured again
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model, ffn_groups=16)
-    every = {"positions_per_sequence": "all"}
+    every = {"seq_len": 64, "positions_per_sequence": "all"}
     calibration, judge = cl.default_calibration("demo", tokenizer, 3, 4, **every)
     curvature = cl.load_or_estimate(folder, model, units, calibration, progress=False)
     plans = [cl.solve_greedy(curvature, 0.4, strength) for strength in (0.0, 1.0)]

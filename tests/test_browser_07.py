@@ -19,6 +19,7 @@ from cocurve_lab.studies.tables import pick
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "07_bridges_and_structure.ipynb"
 SMALL = {
     "ROWS, HELD_OUT": "3, 2",
+    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
     "RATIO, EDGE_RATIOS": "0.2, (0.2,)",
     "QUESTIONS, FAMILY_ROWS, SEEDS": "1, 1, (0,)",
 }

@@ -17,7 +17,11 @@ from cocurve_lab.evaluation.frontier import all_methods
 from cocurve_lab.studies.tables import pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "09_bake_off.ipynb"
-SMALL = {"ROWS, HELD_OUT": "3, 2", "RATIOS, QUESTIONS, REPEATS": "(0.2,), 1, 2"}
+SMALL = {
+    "ROWS, HELD_OUT": "3, 2",
+    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
+    "RATIOS, QUESTIONS, REPEATS": "(0.2,), 1, 2",
+}
 
 
 def test_notebook_09_has_short_cells_and_prose() -> None:
@@ -58,7 +62,8 @@ def test_cells_are_measured_and_shown(done: tuple[Path, nbformat.NotebookNode]) 
     assert not list((folder / "bake_off").glob("H_*.pkl"))
     # one cell by hand
     model, tokenizer = cl.load_model("demo")
-    _, rest = cl.default_calibration("demo", tokenizer, 3, 4, positions_per_sequence="all")
+    every = {"seq_len": 64, "positions_per_sequence": "all"}
+    _, rest = cl.default_calibration("demo", tokenizer, 3, 4, **every)
     curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
     plan = cl.solve_greedy(curvature, 0.2, 1.0)
     (row,) = pick(rows, method="CoCurve", search="none")

@@ -458,28 +458,43 @@ def with_ray(test: Any) -> Any:
     return pytest.mark.slow(blind(test))
 
 
+def patient(find: Any, seconds: float = 240) -> Any:
+    """`find`, asked again for a while where it finds nothing."""
+
+    def found(*args: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return find(*args, **options)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    return found
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Ray on this machine, with two CPUs."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install cocurve-lab[ray]")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_agent_register_timeout_ms"] = "240000"  # noqa: SIM112  (Ray's spelling)
     with warnings.catch_warnings():  # Ray does not wait for the processes it has told to end
         warnings.simplefilter("ignore", ResourceWarning)
-        for attempt in range(4):
-            try:
-                ray.init(
-                    num_cpus=2,
-                    include_dashboard=False,
-                    object_store_memory=100 << 20,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                )
-                break
-            except Exception:  # Ray gives itself 30 seconds, too few on a busy machine
-                ray.shutdown()
-                if attempt == 3:
-                    raise
+        with pytest.MonkeyPatch.context() as patch:
+            # Ray gives itself 30 seconds, too few on a busy machine
+            patch.setattr(
+                ray._private.services, "get_node", patient(ray._private.services.get_node)
+            )
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
         gc.collect()
     yield ray
     with warnings.catch_warnings():
