@@ -273,26 +273,27 @@ def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit
 def _units_of(
     architecture: Architecture, layer: int, kind: Kind, blocks: list[tuple[int, int]]
 ) -> list[Unit]:
-    return [
-        Unit(kind, layer, index, start, stop, _cost(architecture, layer, kind, start, stop))
-        for index, (start, stop) in enumerate(blocks)
-    ]
+    """Units over blocks of columns, with the parameters that disappear with each.
 
-
-def _cost(architecture: Architecture, layer: int, kind: Kind, start: int, stop: int) -> int:
-    """Parameters that disappear: projection rows with their biases, and the write columns.
-
-    Where heads share a norm over all of them, that norm's weights go with the one unit they are.
+    These are projection rows with their biases, and the write columns. Where heads share a norm
+    over all of them, that norm's weights go with the one unit they are.
     """
-    cost = (stop - start) * widths(architecture.output_projection(layer, kind))[0]
-    for rows in architecture.unit_rows(layer, kind, start, stop):
-        projection = architecture.projection(layer, kind, rows.projection)
-        per_row = widths(projection)[1] + (projection.bias is not None)
-        cost += (rows.stop - rows.start) * per_row
-    if kind == "attention":
-        norms = (architecture.projection(layer, kind, n) for n in architecture.family.shared_norms)
-        cost += sum(norm.weight.numel() for norm in norms)
-    return int(cost)
+    if not blocks:
+        return []
+    inputs = {
+        n: architecture.projection(layer, kind, n) for n in architecture.input_projections(kind)
+    }
+    per_row = {name: widths(part)[1] + (part.bias is not None) for name, part in inputs.items()}
+    per_column = widths(architecture.output_projection(layer, kind))[0]
+    names = architecture.family.shared_norms if kind == "attention" else ()
+    norms = sum(architecture.projection(layer, kind, name).weight.numel() for name in names)
+    units = []
+    for index, (start, stop) in enumerate(blocks):
+        rows = architecture.unit_rows(layer, kind, start, stop)
+        cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
+        cost += (stop - start) * per_column + norms
+        units.append(Unit(kind, layer, index, start, stop, int(cost)))
+    return units
 
 
 def _frozen(values: list[Any], dtype: Any) -> np.ndarray:
