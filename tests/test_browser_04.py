@@ -121,7 +121,10 @@ def type_into(page: Any, label: str, value: str) -> None:
 def open_and_run(visit: Visit) -> Any:
     visit.run_all()
     page = visit.page
-    page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=60_000)
+    try:
+        page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=120_000)
+    except Exception as error:  # Playwright's says only that it is not there
+        raise AssertionError(f"no picture came up; the page said {visit.errors}") from error
     wait(page, 6)
     idle(page)
     page.locator(".js-plotly-plot").scroll_into_view_if_needed()
