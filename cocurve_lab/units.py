@@ -280,10 +280,10 @@ def _units_of(
     """
     if not blocks:
         return []
-    inputs = {
-        n: architecture.projection(layer, kind, n) for n in architecture.input_projections(kind)
-    }
-    per_row = {name: widths(part)[1] + (part.bias is not None) for name, part in inputs.items()}
+    per_row = {}
+    for name in architecture.input_projections(kind):
+        projection = architecture.projection(layer, kind, name)
+        per_row[name] = widths(projection)[1] + (projection.bias is not None)
     per_column = widths(architecture.output_projection(layer, kind))[0]
     names = architecture.family.shared_norms if kind == "attention" else ()
     norms = sum(architecture.projection(layer, kind, name).weight.numel() for name in names)

@@ -49,8 +49,9 @@ def eventually(visit: Visit, expression: str, wanted: str) -> None:
     raise AssertionError(f"{expression} is {found}, not {wanted}")
 
 
-def test_lambda_explorer_in_jupyterlab(lab: Lab) -> None:
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}) as visit:
+def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
+    folder = lab.bring(tmp_path)  # empty
+    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, inside=folder) as visit:
         visit.run_all()
         page = visit.page
         root = page.locator(".cocurve")
@@ -158,7 +159,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab) -> None:
         visit.require_clean()
         running_a_cell_again_leaves_no_old_widget(visit)
         visit.require_clean()
-        assert list(lab.folder.glob("H_demo_*.pkl"))
+        assert list(folder.glob("H_demo_*.pkl"))
 
 
 def running_a_cell_again_leaves_no_old_widget(visit: Visit) -> None:

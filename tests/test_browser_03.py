@@ -162,8 +162,9 @@ def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None
     visit.require_clean()
 
 
-def test_notebook_03_in_jupyterlab(lab: Lab) -> None:
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}) as visit:
+def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
+    folder = lab.bring(tmp_path)  # empty
+    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, inside=folder) as visit:
         visit.run_all()
         page, it = visit.page, Instrument(visit)
         it.root.scroll_into_view_if_needed()
@@ -320,7 +321,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab) -> None:
         assert root.locator(".cc-error").is_hidden()
         visit.require_clean()
         wide_screen_and_second_run_of_the_cell(visit, it)
-        assert list(lab.folder.glob("H_demo_*.pkl"))
+        assert list(folder.glob("H_demo_*.pkl"))
 
 
 def test_a_page_without_kernel(lab: Lab, tmp_path: Path) -> None:

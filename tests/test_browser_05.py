@@ -161,6 +161,7 @@ def test_notebook_05_in_jupyterlab(lab: Lab) -> None:
         pictures(visit, it, "1280")
         wide_screen_and_a_code_prompt(visit, it)
         visit.require_clean()
+        assert visit.received < 3_000_000
 
 
 def errors_inside(it: Page) -> None:

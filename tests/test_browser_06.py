@@ -9,16 +9,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import run, text_of, written
+from test_notebooks import SHORT, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.loading import demo_folder
 from cocurve_lab.studies.views import plus_minus
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
-SMALL = {
-    "ROWS, HELD_OUT": "3, 2",
-    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
+SMALL = SHORT | {
     "RATIOS, SWEEP": "(0.2, 0.4), (0.1, 0.3)",
     "POOL, PAIRS, PLANS, FEW_ROWS, STEP_ROWS": "5, 2, 2, 1, 2",
     # as if it were another model: found under another name, and not measured again

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import run, text_of, written
+from test_notebooks import SHORT, figures, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.studies import structure
@@ -17,9 +16,7 @@ from cocurve_lab.studies.bridges import bridge_table
 from cocurve_lab.studies.tables import pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "07_bridges_and_structure.ipynb"
-SMALL = {
-    "ROWS, HELD_OUT": "3, 2",
-    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
+SMALL = SHORT | {
     "RATIO, EDGE_RATIOS": "0.2, (0.2,)",
     "QUESTIONS, FAMILY_ROWS, SEEDS": "1, 1, (0,)",
 }
@@ -38,12 +35,6 @@ def test_notebook_07_has_short_cells_and_prose() -> None:
     for name in ("MODEL", "DEVICE", "ROWS, HELD_OUT", "POSITIONS", "TOP_R", "TEXT_FILE"):
         assert name in tagged[0].source
     assert "<details><summary>Solution</summary>" in "".join(prose)
-
-
-def figures(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
-    kind = "application/vnd.plotly.v1+json"
-    shown = [o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", [])]
-    return [data[kind] for data in shown if kind in data]
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,13 @@ import nbformat
 import numpy as np
 import pytest
 from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import run, text_of, written
+from test_notebooks import SHORT, figures, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.studies.tables import column, pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "08_how_sure_is_H.ipynb"
-SMALL = {
-    "ROWS, HELD_OUT": "3, 2",
-    "LENGTH, POSITIONS, TOP_R": '64, "all", 256',
+SMALL = SHORT | {
     "SHORT_ROWS, SHORT_LENGTH": "16, 32",
     "RATIO, DRAWS": "0.2, 5",
 }
@@ -143,11 +141,6 @@ def test_the_solution_of_the_exercise_is_right() -> None:
     assert names["my_error"](values, positions) == pytest.approx(expected)
 
 
-OUTPUTS = """mime => jupyterapp.shell.currentWidget.content.widgets
-  .filter(c => c.model.type === 'code')
-  .flatMap(c => c.model.outputs.toJSON()).filter(o => o.data && mime in o.data).length"""
-
-
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
@@ -159,7 +152,7 @@ def test_notebook_08_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         require_nothing_measured(text_of(visit.content()), before)
         assert written(folder) == before
         page = visit.page
-        assert page.evaluate(OUTPUTS, "application/vnd.plotly.v1+json") == 6
+        assert len(figures(visit.content())) == 6
         root = page.locator(".cocurve").filter(has=page.get_by_role("note")).first
         root.wait_for(timeout=60_000)
         root.scroll_into_view_if_needed()

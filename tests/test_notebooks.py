@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -14,6 +15,7 @@ import cocurve_lab as cl
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 NOTEBOOK = NOTEBOOKS[0]
 SMALL = {"ROWS, HELD_OUT": "3, 2"}
+SHORT = SMALL | {"LENGTH, POSITIONS, TOP_R": '64, "all", 256'}  # for notebooks that measure a lot
 
 
 def run(notebook: Path, folder: Path, values: dict[str, str]) -> nbformat.NotebookNode:
@@ -40,6 +42,13 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(shown)
 
 
+def figures(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
+    """Every Plotly figure that the cells showed."""
+    kind = "application/vnd.plotly.v1+json"
+    shown = [o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", [])]
+    return [data[kind] for data in shown if kind in data]
+
+
 def written(folder: Path) -> dict[str, int]:
     """When each file a notebook left was written; the notebook itself and checkpoints aside."""
     files = (path for path in folder.rglob("*") if path.is_file())
@@ -53,13 +62,7 @@ def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
     assert not list(folder.glob("*.ckpt*"))
     curvature = cl.Curvature.load(saved)
     assert curvature.provenance["sequences_done"] == 3
-    figures = [
-        output
-        for cell in first.cells
-        for output in cell.get("outputs", [])
-        if "application/vnd.plotly.v1+json" in output.get("data", {})
-    ]
-    assert len(figures) == 3
+    assert len(figures(first)) == 3
     assert f"Saved H to {saved.name}" in text_of(first)
     assert "masked = pruned" in text_of(first)
 
@@ -79,16 +82,20 @@ def test_notebook_01_builds_saves_and_loads(tmp_path: Path) -> None:
     require_loaded(tmp_path)
 
 
-def has_own_run(notebook: Path) -> bool:
-    """Whether the test file named after a notebook runs it, with parameters of its own."""
+def own_tests(notebook: Path) -> str:
+    """The test file named after a notebook, which runs it in JupyterLab; empty where none is."""
     own = Path(__file__).with_name(f"test_browser_{notebook.stem[:2]}.py")
-    return own.exists() and "from test_notebooks import" in own.read_text(encoding="utf-8")
+    return own.read_text(encoding="utf-8") if own.exists() else ""
+
+
+def has_own_run(notebook: Path) -> bool:
+    """Whether its test file also runs it without a browser, with parameters of its own."""
+    return "from test_notebooks import" in own_tests(notebook)
 
 
 def in_lab(notebook: Path) -> bool:
-    """Whether JupyterLab runs it, in the test file named after it."""
-    own = Path(__file__).with_name(f"test_browser_{notebook.stem[:2]}.py")
-    return CHROMIUM.exists() and own.exists()
+    """Whether JupyterLab runs it on this machine."""
+    return CHROMIUM.exists() and own_tests(notebook) != ""
 
 
 PLAIN = [
