@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -58,14 +58,28 @@ ASK = """async code => {
 }"""
 
 
-def set_parameters(content: nbformat.NotebookNode, values: dict[str, str]) -> None:
-    """Replace lines `name = ...` of a notebook's parameters cell."""
-    for name, value in values.items():
-        cell = next(c for c in content.cells if "parameters" in c.metadata.get("tags", []))
-        cell.source, count = re.subn(
-            rf"^{name} = [^#\n]*", f"{name} = {value}  ", cell.source, flags=re.MULTILINE
-        )
-        assert count == 1, f"the parameters cell has no line for {name}"
+FEW = {"ROWS": 3, "HELD_OUT": 2}  # sequences, as many as every notebook needs
+SMALL = FEW | {"LENGTH": 64}  # and short
+
+
+def set_parameters(content: nbformat.NotebookNode, values: dict[str, Any]) -> None:
+    """Give names of a notebook's parameters cell other values; the names must be there."""
+    if not values:
+        return
+    cell = next(c for c in content.cells if "parameters" in c.metadata.get("tags", []))
+    own = {name: ast.unparse(value) for name, value in assigned(cell.source)}
+    assert own.keys() >= values.keys(), f"not among the parameters: {values.keys() - own.keys()}"
+    own |= {name: repr(value) for name, value in values.items()}
+    cell.source = "\n".join(f"{name} = {value}" for name, value in own.items())
+
+
+def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
+    """Every name of `a = 1` and `b, c = 2, 3`, with what it is given."""
+    for line in ast.parse(source).body:
+        assert isinstance(line, ast.Assign), ast.unparse(line)
+        names, value = ast.unparse(line.targets[0]).strip("()").split(", "), line.value
+        given = value.elts if len(names) > 1 and isinstance(value, ast.Tuple) else [value]
+        yield from zip(names, given, strict=True)
 
 
 @dataclass
@@ -151,12 +165,12 @@ class Lab:
     def open(
         self,
         notebook: Path,
-        values: dict[str, str] | None = None,
+        values: dict[str, Any] | None = None,
         *,
         inside: Path | None = None,
         width: int = 1280,
     ) -> Iterator[Visit]:
-        """A copy of a notebook, with lines `name = ...` changed to values, on a cold kernel.
+        """A copy of a notebook, with other values of its parameters, on a cold kernel.
 
         It lies in the lab's folder, or in another one `inside` that.
         """

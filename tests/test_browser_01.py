@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from lab import CHROMIUM, NO_BROWSER, Lab
-from test_notebooks import NOTEBOOK, SMALL, require_built, require_loaded
+from lab import CHROMIUM, FEW, NO_BROWSER, Lab
+from test_notebooks import NOTEBOOK, require_built, require_loaded
 
 pytestmark = [
     pytest.mark.browser,
@@ -18,7 +18,7 @@ pytestmark = [
 @pytest.mark.slow
 def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
     folder = lab.bring(tmp_path)  # empty
-    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
+    with lab.open(NOTEBOOK, FEW, inside=folder) as visit:
         visit.run_all()
         require_built(visit.content(), folder)
         page = visit.page

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import CHROMIUM, NO_BROWSER, Lab, Visit
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "02_lambda.ipynb"
 
@@ -51,7 +51,7 @@ def eventually(visit: Visit, expression: str, wanted: str) -> None:
 
 def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
     folder = lab.bring(tmp_path)  # empty
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, inside=folder) as visit:
+    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
         visit.run_all()
         page = visit.page
         root = page.locator(".cocurve")

@@ -16,7 +16,7 @@ import nbformat
 import networkx as nx
 import pytest
 from conftest import make_units, random_curvature
-from lab import CHROMIUM, NO_BROWSER, Lab, Visit
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
 
 from cocurve_widgets import BridgeExplorer, Session
 
@@ -164,7 +164,7 @@ def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None
 
 def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
     folder = lab.bring(tmp_path)  # empty
-    with lab.open(NOTEBOOK, {"ROWS, HELD_OUT": "3, 2"}, inside=folder) as visit:
+    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
         visit.run_all()
         page, it = visit.page, Instrument(visit)
         it.root.scroll_into_view_if_needed()

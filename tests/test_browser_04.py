@@ -9,8 +9,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab, Visit
-from test_notebooks import SMALL, run, text_of
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit
+from test_notebooks import run, text_of
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "04_predicted_and_measured.ipynb"
 
@@ -137,7 +137,7 @@ def open_and_run(visit: Visit) -> Any:
 @pytest.mark.slow
 def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
     folder = lab.bring(solved.parent)
-    with lab.open(solved, {"ROWS, HELD_OUT": "3, 6"}, inside=folder) as visit:
+    with lab.open(solved, SMALL | {"HELD_OUT": 6}, inside=folder) as visit:
         page = open_and_run(visit)
         require_told(visit.content(), folder)
         assert page.locator(".js-plotly-plot").count() == 1

@@ -9,11 +9,10 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab, Visit
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit
 from test_notebooks import run, text_of
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "05_text_before_after.ipynb"
-SMALL = {"ROWS, HELD_OUT": "3, 2"}
 browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 

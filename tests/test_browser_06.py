@@ -8,19 +8,24 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import SHORT, run, text_of, written
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from test_notebooks import run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.loading import demo_folder
 from cocurve_lab.studies.views import plus_minus
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
-SMALL = SHORT | {
-    "RATIOS, SWEEP": "(0.2, 0.4), (0.1, 0.3)",
-    "POOL, PAIRS, PLANS, FEW_ROWS, STEP_ROWS": "5, 2, 2, 1, 2",
+VALUES = SMALL | {
+    "RATIOS": (0.2, 0.4),
+    "SWEEP": (0.1, 0.3),
+    "POOL": 5,
+    "PAIRS": 2,
+    "PLANS": 2,
+    "FEW_ROWS": 1,
+    "STEP_ROWS": 2,
     # as if it were another model: found under another name, and not measured again
-    "CHECKPOINTS, THIRD_PARTY": f"({str(demo_folder())!r},), None",
+    "CHECKPOINTS": (str(demo_folder()),),
 }
 browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
@@ -49,7 +54,7 @@ def findings_of(text: str) -> list[str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a small run, and what it printed."""
     folder = tmp_path_factory.mktemp("notebook")
-    return folder, text_of(run(NOTEBOOK, folder, SMALL))
+    return folder, text_of(run(NOTEBOOK, folder, VALUES))
 
 
 @pytest.mark.slow
@@ -89,7 +94,7 @@ def require_nothing_measured(first: str, second: str) -> None:
 def test_a_second_run_measures_nothing(done: tuple[Path, str]) -> None:
     folder, first = done
     before = written(folder)
-    require_nothing_measured(first, text_of(run(NOTEBOOK, folder, SMALL)))
+    require_nothing_measured(first, text_of(run(NOTEBOOK, folder, VALUES)))
     assert written(folder) == before
 
 
@@ -99,7 +104,7 @@ def test_a_second_run_measures_nothing(done: tuple[Path, str]) -> None:
 def test_notebook_06_in_jupyterlab(lab: Lab, done: tuple[Path, str]) -> None:
     folder = lab.bring(done[0])
     before = written(folder)
-    with lab.open(NOTEBOOK, SMALL, inside=folder, width=1400) as visit:
+    with lab.open(NOTEBOOK, VALUES, inside=folder, width=1400) as visit:
         visit.run_all()
         require_nothing_measured(done[1], text_of(visit.content()))
         assert written(folder) == before

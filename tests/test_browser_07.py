@@ -7,8 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import SHORT, figures, run, text_of, written
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from test_notebooks import figures, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.studies import structure
@@ -16,10 +16,7 @@ from cocurve_lab.studies.bridges import bridge_table
 from cocurve_lab.studies.tables import pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "07_bridges_and_structure.ipynb"
-SMALL = SHORT | {
-    "RATIO, EDGE_RATIOS": "0.2, (0.2,)",
-    "QUESTIONS, FAMILY_ROWS, SEEDS": "1, 1, (0,)",
-}
+VALUES = SMALL | {"EDGE_RATIOS": (0.2,), "QUESTIONS": 1, "FAMILY_ROWS": 1, "SEEDS": (0,)}
 browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 
@@ -41,7 +38,7 @@ def test_notebook_07_has_short_cells_and_prose() -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.NotebookNode]:
     """The folder of a small run, and the notebook as it was executed there."""
     folder = tmp_path_factory.mktemp("notebook")
-    return folder, run(NOTEBOOK, folder, SMALL)
+    return folder, run(NOTEBOOK, folder, VALUES)
 
 
 @pytest.mark.slow
@@ -76,7 +73,7 @@ def require_nothing_measured(first: nbformat.NotebookNode, second: nbformat.Note
 def test_a_second_run_measures_nothing(done: tuple[Path, nbformat.NotebookNode]) -> None:
     folder, first = done
     before = written(folder)
-    require_nothing_measured(first, run(NOTEBOOK, folder, SMALL))
+    require_nothing_measured(first, run(NOTEBOOK, folder, VALUES))
     assert written(folder) == before
 
 
@@ -89,7 +86,7 @@ SOLVED = "(lambda text: exec(text.split('```python')[1].split('```')[0], globals
 def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
     folder = lab.bring(done[0])
     before = written(folder)
-    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
+    with lab.open(NOTEBOOK, VALUES, inside=folder) as visit:
         visit.run_all()
         require_nothing_measured(done[1], visit.content())
         assert written(folder) == before

@@ -10,17 +10,14 @@ from typing import Any
 import nbformat
 import numpy as np
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import SHORT, figures, run, text_of, written
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from test_notebooks import figures, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.studies.tables import column, pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "08_how_sure_is_H.ipynb"
-SMALL = SHORT | {
-    "SHORT_ROWS, SHORT_LENGTH": "16, 32",
-    "RATIO, DRAWS": "0.2, 5",
-}
+VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5}
 STUDIES = ("coverage", "stability", "stopping", "sensitivity", "infinitesimal")
 
 
@@ -39,7 +36,7 @@ def test_notebook_08_has_short_cells_and_prose() -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.NotebookNode]:
     """The folder of a small run, and the notebook as it was executed there."""
     folder = tmp_path_factory.mktemp("notebook")
-    return folder, run(NOTEBOOK, folder, SMALL)
+    return folder, run(NOTEBOOK, folder, VALUES)
 
 
 def study(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -124,7 +121,7 @@ def test_a_second_run_builds_and_measures_nothing(
     done: tuple[Path, nbformat.NotebookNode],
 ) -> None:
     before = written(done[0])
-    require_nothing_measured(text_of(run(NOTEBOOK, done[0], SMALL)), before)
+    require_nothing_measured(text_of(run(NOTEBOOK, done[0], VALUES)), before)
     assert written(done[0]) == before
 
 
@@ -147,7 +144,7 @@ def test_the_solution_of_the_exercise_is_right() -> None:
 def test_notebook_08_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
     folder = lab.bring(done[0])
     before = written(folder)
-    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
+    with lab.open(NOTEBOOK, VALUES, inside=folder) as visit:
         visit.run_all()
         require_nothing_measured(text_of(visit.content()), before)
         assert written(folder) == before

@@ -9,17 +9,15 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, Lab
-from test_notebooks import SHORT, figures, run, text_of, written
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from test_notebooks import figures, run, text_of, written
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation.frontier import all_methods
 from cocurve_lab.studies.tables import pick
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "09_bake_off.ipynb"
-SMALL = SHORT | {
-    "RATIOS, QUESTIONS, REPEATS": "(0.2,), 1, 2",
-}
+VALUES = SMALL | {"RATIOS": (0.2,), "QUESTIONS": 1, "REPEATS": 2}
 
 
 def test_notebook_09_has_short_cells_and_prose() -> None:
@@ -37,7 +35,7 @@ def test_notebook_09_has_short_cells_and_prose() -> None:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.NotebookNode]:
     """The folder of a small run, and the notebook as it was executed there."""
     folder = tmp_path_factory.mktemp("notebook")
-    return folder, run(NOTEBOOK, folder, SMALL)
+    return folder, run(NOTEBOOK, folder, VALUES)
 
 
 def cells_in(folder: Path) -> list[dict[str, Any]]:
@@ -91,7 +89,7 @@ def require_nothing_measured(first: nbformat.NotebookNode, again: nbformat.Noteb
 @pytest.mark.skipif(CHROMIUM.exists(), reason=IN_LAB)
 def test_a_second_run_measures_nothing(done: tuple[Path, nbformat.NotebookNode]) -> None:
     before = written(done[0])
-    require_nothing_measured(done[1], run(NOTEBOOK, done[0], SMALL))
+    require_nothing_measured(done[1], run(NOTEBOOK, done[0], VALUES))
     assert written(done[0]) == before
 
 
@@ -114,7 +112,7 @@ def test_the_solution_of_the_exercise_runs(done: tuple[Path, nbformat.NotebookNo
 def test_notebook_09_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
     folder = lab.bring(done[0])
     before = written(folder)
-    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
+    with lab.open(NOTEBOOK, VALUES, inside=folder) as visit:
         visit.run_all()
         require_nothing_measured(done[1], visit.content())
         assert written(folder) == before

@@ -7,18 +7,16 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, set_parameters
+from lab import CHROMIUM, FEW, IN_LAB, SMALL, set_parameters
 from nbclient import NotebookClient
 
 import cocurve_lab as cl
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
 NOTEBOOK = NOTEBOOKS[0]
-SMALL = {"ROWS, HELD_OUT": "3, 2"}
-SHORT = SMALL | {"LENGTH, POSITIONS, TOP_R": '64, "all", 256'}  # for notebooks that measure a lot
 
 
-def run(notebook: Path, folder: Path, values: dict[str, str]) -> nbformat.NotebookNode:
+def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.NotebookNode:
     """Execute a notebook in `folder` with some values of its parameters cell replaced."""
     content = nbformat.read(notebook, as_version=4)
     set_parameters(content, values)
@@ -71,14 +69,14 @@ def require_loaded(folder: Path) -> None:
     """A second run reads the H of the first."""
     (saved,) = folder.glob("H_demo_*.pkl")
     before = written(folder)
-    assert f"Loaded H from {saved.name}" in text_of(run(NOTEBOOK, folder, SMALL))
+    assert f"Loaded H from {saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
     assert written(folder) == before
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM.exists(), reason=IN_LAB)
 def test_notebook_01_builds_saves_and_loads(tmp_path: Path) -> None:
-    require_built(run(NOTEBOOK, tmp_path, SMALL), tmp_path)
+    require_built(run(NOTEBOOK, tmp_path, FEW), tmp_path)
     require_loaded(tmp_path)
 
 
