@@ -31,6 +31,16 @@ PLACE = """() => {
   const box = plans.at(-1).getBoundingClientRect();
   return [box.x + box.width / 2, box.y + box.height / 2];
 }"""
+# anywidget gives a widget two seconds to start; Plotly's code shall take longer than that here
+SLOW_CODE = """() => {
+  const place = URL.createObjectURL.bind(URL);
+  URL.createObjectURL = blob => {
+    if (blob.size < 1e6) return place(blob);
+    const late = `await new Promise(resolve => setTimeout(resolve, 4000));
+      export { default } from "${place(blob)}"`;
+    return place(new Blob([late], { type: 'text/javascript' }));
+  };
+}"""
 RUN_CELL = """number => {
   const notebook = jupyterapp.shell.currentWidget.content;
   notebook.activeCellIndex = number;
@@ -120,8 +130,9 @@ def type_into(page: Any, label: str, value: str) -> None:
 
 
 def open_and_run(visit: Visit) -> Any:
-    visit.run_all()
     page = visit.page
+    page.evaluate(SLOW_CODE)
+    visit.run_all()
     try:
         page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=120_000)
     except Exception as error:  # Playwright's says only that it is not there

@@ -6,11 +6,13 @@ import base64
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from conftest import make_units, random_curvature
 
@@ -129,3 +131,10 @@ def test_front_joins_modules_without_their_imports() -> None:
     assert "import {" not in joined
     assert joined.count("export default") == 1
     assert joined.index("export function greedy") < joined.index("export function renderLambda")
+
+
+def test_the_figure_keeps_every_kind_of_message_plotly_has() -> None:
+    names = {name for name in go.FigureWidget.class_trait_names() if name.startswith("_py2js_")}
+    text = (FRONT / "figure.js").read_text(encoding="utf-8")
+    listed = text.split("MESSAGES = [")[1].split("]")[0]
+    assert {f"_py2js_{name}" for name in re.findall(r'"(\w+)"', listed)} == names

@@ -6,7 +6,6 @@ is made of empty traces: colour says the ratio, the symbol the method and lambda
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,8 @@ from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
 from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
+
+from .instrument import front
 
 GREY = "#808080"
 # Okabe-Ito without black and yellow, which vanish on one of the themes: upper end of ratio, colour
@@ -56,25 +57,12 @@ def symbol(method: str, interaction_strength: float | None) -> str:
     return SYMBOLS["diagonal, λ = 0"] if method == DIAGONAL else SYMBOLS.get(method, "star")
 
 
-def _named_front() -> str:
-    """Plotly's front end as a string, its figure named for screen readers.
-
-    A string, because figures whose code is a path are never garbage-collected.
-    """
-    code = str(go.FigureWidget._esm)
-    wrapped = (
-        r"};export default()=>{const plain=\1();return{...plain,render(context){"
-        r'context.el.setAttribute("role","figure");'
-        r'context.el.setAttribute("aria-label",context.model.get("_description"));'
-        r"return plain.render(context)}}};"
-    )
-    return re.sub(r",\s*(\w+) as default\s*};", lambda m: m.expand(wrapped), code, count=1)
-
-
 class QuietFigure(go.FigureWidget):
-    """A FigureWidget that can be garbage-collected, has a name, and offers no cloud."""
+    """A FigureWidget that starts at once, can be garbage-collected, has a name, offers no cloud."""
 
-    _esm = _named_front()
+    _esm = front("figure.js", "figure_main.js")
+    # a string: widgets that hold code by its path are never garbage-collected
+    _plotly = Unicode(str(go.FigureWidget._esm)).tag(sync=True)
     _description = Unicode(DESCRIPTION).tag(sync=True)
     # what the page reports after every change is 24 kB, which ipywidgets would send back to it
     _js2py_traceDeltas = Dict(allow_none=True).tag(

@@ -1,0 +1,3 @@
+import { lateFigure, plotly } from "./figure.js";
+
+export default () => lateFigure(plotly);
