@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
 from cocurve_lab.runtime import measuring
@@ -70,12 +71,14 @@ def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
         f"Speed: {rows} rows x {calibration.seq_len} tokens, all positions, r = {options.top_r}. "
         f"Naive: {len(subset)} of {len(units)} units timed, extrapolated to all."
     )
-    ways: dict[str, Callable[[], np.ndarray]] = {
+
+    def built(text: cl.CalibrationSet) -> np.ndarray:
+        return cl.estimate_curvature(model, units, text, options.top_r, progress=False).matrix
+
+    ways: dict[str, Callable[[], tuple[np.ndarray, float]]] = {
         "naive, one sequence": lambda: naive(model, units, subset, calibration, options.top_r, 1),
         "naive, batched": lambda: naive(model, units, subset, calibration, options.top_r, rows),
-        "estimator": lambda: (
-            cl.estimate_curvature(model, units, calibration, options.top_r, progress=False).matrix
-        ),
+        "estimator": lambda: (built(calibration), 0.0),
     }
     for way in ways.values():  # warm up every code path
         way()
@@ -84,9 +87,11 @@ def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
     for _ in range(options.repeats):  # interleaved, so that a slow minute hits all three
         for name, way in ways.items():
             begun = time.perf_counter()
-            matrices[name] = way()
-            scale = len(units) / len(subset) if name.startswith("naive") else 1.0
-            seconds[name].append((time.perf_counter() - begun) * scale)
+            matrices[name], teacher = way()
+            taken = time.perf_counter() - begun
+            if name.startswith("naive"):  # the teacher runs once, however many units there are
+                taken = teacher + (taken - teacher) * len(units) / len(subset)
+            seconds[name].append(taken)
     exact = matrices["estimator"][np.ix_(subset, subset)]
     print(f"{'':<22}{'seconds (min, median, max)':>30}{'estimator is faster by':>34}{'error':>12}")
     for name, times in seconds.items():
@@ -98,19 +103,36 @@ def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
         error = np.linalg.norm(matrices[name] - exact) / np.linalg.norm(exact)
         faster = f"{np.median(ratio):.1f}x ({ratio.min():.1f} to {ratio.max():.1f})"
         print(f"{name:<22}{spread:>30}{faster:>34}{error:>12.1e}")
-    print()
+    one = cl.CalibrationSet(calibration.input_ids[:1])
+    few, more = (
+        operations(lambda part=part: naive(model, units, part, one, options.top_r, 1))
+        for part in (subset[:1], subset)
+    )
+    per_unit = (more - few) / (len(subset) - 1)
+    fewer = (few + per_unit * (len(units) - 1)) / operations(lambda: built(one))
+    print(f"Operations torch counts, naive over estimator: {fewer:.2f}\n")
 
 
-def naive(model, units, subset, calibration, top_r: int, batch: int) -> np.ndarray:
-    """H of a subset of units by full passes with full logits, from the definition."""
+def operations(action: Callable[[], object]) -> int:
+    """Floating-point operations of matrix products and attention, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        action()
+    return counter.get_total_flops()
+
+
+def naive(model, units, subset, calibration, top_r: int, batch: int) -> tuple[np.ndarray, float]:
+    """H of a subset of units by full passes with full logits; seconds the teacher took of that."""
+    teacher_seconds = 0.0
     gram = torch.zeros(len(subset), len(subset), dtype=torch.float64)
     with measuring(model, torch.get_num_threads()):
         for start in range(0, len(calibration), batch):
             ids = calibration.input_ids[start : start + batch]
+            begun = time.perf_counter()
             teacher = model(input_ids=ids).logits[:, :-1]
             support = teacher.topk(top_r, dim=-1).indices
             z0 = teacher.gather(-1, support)
             p0 = torch.softmax(z0, dim=-1)
+            teacher_seconds += time.perf_counter() - begun
             features = []
             for index in subset:
                 with cl.ablate(model, [units[index]]):
@@ -119,7 +141,8 @@ def naive(model, units, subset, calibration, top_r: int, batch: int) -> np.ndarr
                 features.append((p0.sqrt() * (dz - (p0 * dz).sum(-1, keepdim=True))).flatten())
             stacked = torch.stack(features)
             gram += (stacked @ stacked.T).double()
-    return (gram / (len(calibration) * (calibration.seq_len - 1))).numpy()
+    matrix = (gram / (len(calibration) * (calibration.seq_len - 1))).numpy()
+    return matrix, teacher_seconds
 
 
 # Quality -----------------------------------------------------------------------------------------
