@@ -77,7 +77,8 @@ def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
     """Every name of `a = 1` and `b, c = 2, 3`, with what it is given."""
     for line in ast.parse(source).body:
         assert isinstance(line, ast.Assign), ast.unparse(line)
-        names, value = ast.unparse(line.targets[0]).strip("()").split(", "), line.value
+        names = [node.id for node in ast.walk(line.targets[0]) if isinstance(node, ast.Name)]
+        value = line.value
         given = value.elts if len(names) > 1 and isinstance(value, ast.Tuple) else [value]
         yield from zip(names, given, strict=True)
 

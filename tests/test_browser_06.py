@@ -70,7 +70,7 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
     # one number of section 2 and the whole of the exercise, measured again
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model, ffn_groups=16)
-    every = {"seq_len": 64, "positions_per_sequence": "all"}
+    every = {"seq_len": SMALL["LENGTH"], "positions_per_sequence": "all"}
     calibration, judge = cl.default_calibration("demo", tokenizer, 3, 4, **every)
     curvature = cl.load_or_estimate(folder, model, units, calibration, progress=False)
     plans = [cl.solve_greedy(curvature, 0.4, strength) for strength in (0.0, 1.0)]

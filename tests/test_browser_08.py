@@ -47,7 +47,7 @@ def study(folder: Path, name: str) -> list[dict[str, Any]]:
 def full_build(folder: Path) -> tuple[Path, cl.Curvature]:
     """The file and the H of the rows of notebook 01; the other builds are of shorter rows."""
     builds = ((path, cl.Curvature.load(path)) for path in folder.glob("H_demo_*.pkl"))
-    return next(pair for pair in builds if pair[1].provenance["seq_len"] == 64)
+    return next(pair for pair in builds if pair[1].provenance["seq_len"] == SMALL["LENGTH"])
 
 
 @pytest.mark.slow

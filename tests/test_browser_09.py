@@ -58,7 +58,7 @@ def test_cells_are_measured_and_shown(done: tuple[Path, nbformat.NotebookNode]) 
     assert not list((folder / "bake_off").glob("H_*.pkl"))
     # one cell by hand
     model, tokenizer = cl.load_model("demo")
-    every = {"seq_len": 64, "positions_per_sequence": "all"}
+    every = {"seq_len": SMALL["LENGTH"], "positions_per_sequence": "all"}
     _, rest = cl.default_calibration("demo", tokenizer, 3, 4, **every)
     curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
     plan = cl.solve_greedy(curvature, 0.2, 1.0)
