@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +83,15 @@ def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
         yield from zip(names, given, strict=True)
 
 
+def eventually(read: Callable[[], Any], right: Callable[[Any], bool], seconds: float = 20) -> Any:
+    """What `read` gives, as soon as it is right: page and kernel go on beside the test."""
+    end = time.monotonic() + seconds
+    while not right(found := read()):
+        assert time.monotonic() < end, f"after {seconds} s it still is {found!r}"
+        time.sleep(0.05)
+    return found
+
+
 @dataclass
 class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
@@ -125,6 +134,18 @@ class Visit:
     def ask(self, expression: str) -> str:
         """What an expression is in the notebook's kernel, as it would be printed there."""
         return str(self.page.evaluate(ASK, expression))
+
+    def becomes(self, expression: str, wanted: str) -> None:
+        """Wait until the kernel has a value; traits travel behind the page."""
+        eventually(lambda: self.ask(expression), lambda text: text == wanted)
+
+    @contextmanager
+    def slow_model(self, seconds: float) -> Iterator[None]:
+        """Every pass of the notebook's model takes longer: a click may else come too late."""
+        hook = f"slow = model.model.register_forward_pre_hook(lambda *_: sleep({seconds}))"
+        assert self.ask(f"exec({f'from time import sleep; {hook}'!r}, globals())") == "None"
+        yield
+        assert self.ask("slow.remove()") == "None"
 
     def theme(self, name: str) -> None:
         """Switch JupyterLab to its "Light" or "Dark" theme."""

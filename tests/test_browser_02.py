@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit, eventually
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "02_lambda.ipynb"
 
@@ -40,22 +39,13 @@ def pixels(root: Any) -> list[str]:
     return list(canvases.evaluate_all("all => all.map(c => c.toDataURL())"))
 
 
-def eventually(visit: Visit, expression: str, wanted: str) -> None:
-    for _ in range(100):
-        found = visit.ask(expression)
-        if found == wanted:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"{expression} is {found}, not {wanted}")
-
-
 def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
     folder = lab.bring(tmp_path)  # empty
     with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
         visit.run_all()
         page = visit.page
         root = page.locator(".cocurve")
-        assert root.count() == 1
+        eventually(root.count, lambda count: count == 1)
         root.scroll_into_view_if_needed()
         by_label = root.get_by_label
 
@@ -63,7 +53,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         slider = by_label("lambda, weight of the edges")
         slider.focus()
         changes(visit, root, lambda: page.keyboard.press("Home"))
-        eventually(visit, "explorer.interaction_strength", "0.0")
+        visit.becomes("explorer.interaction_strength", "0.0")
         page.wait_for_function(
             "root => !root.querySelector('.cc-facts').textContent.includes('being computed')",
             arg=root.element_handle(),
@@ -74,7 +64,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         typed = by_label("lambda, typed")
         typed.fill("1")
         changes(visit, root, lambda: typed.press("Enter"))
-        eventually(visit, "explorer.interaction_strength", "1.0")
+        visit.becomes("explorer.interaction_strength", "1.0")
 
         # the ratio by mouse: the kernel ends on what the page shows
         ratio = by_label("ratio, share of cost to remove")
@@ -89,19 +79,19 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page.wait_for_timeout(1000)
         shown = float(ratio.input_value())
         assert 0.3 < shown < 0.4
-        eventually(visit, "round(explorer.ratio, 3)", f"{shown:g}")
-        eventually(visit, "' '.join(map(str, explorer.selection.pruned))", f"'{plan(root)}'")
-        eventually(visit, "explorer.agrees", "True")
+        visit.becomes("round(explorer.ratio, 3)", f"{shown:g}")
+        visit.becomes("' '.join(map(str, explorer.selection.pruned))", f"'{plan(root)}'")
+        visit.becomes("explorer.agrees", "True")
         assert all(a != b for a, b in zip(before, pixels(root), strict=True))
 
         # guards
         by_label("protect first layers").fill("2")
         changes(visit, root, lambda: by_label("protect first layers").press("Enter"))
-        eventually(visit, "explorer.protect_first", "2")
+        visit.becomes("explorer.protect_first", "2")
         by_label("protect first layers").fill("0")
         by_label("protect first layers").press("Enter")
         changes(visit, root, lambda: by_label("kinds of units").select_option("ffn"))
-        eventually(visit, "explorer.kinds", "['ffn']")
+        visit.becomes("explorer.kinds", "['ffn']")
         by_label("kinds of units").select_option("attention+ffn")
         by_label("layer cap", exact=True).select_option("share")
         by_label("size of the cap").fill("0.2")
@@ -110,27 +100,27 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             "root => root.querySelector('.cc-error').textContent.includes('out of reach')",
             arg=root.element_handle(),
         )
-        assert "at most" in root.locator(".cc-facts").text_content()
+        root.locator(".cc-facts", has_text="at most").wait_for()
         by_label("layer cap", exact=True).select_option("none")
-        eventually(visit, "explorer.layer_cap is None and explorer.selection is not None", "True")
+        visit.becomes("explorer.layer_cap is None and explorer.selection is not None", "True")
 
         # a unit by keyboard and by mouse, its ledger, and its table twin
         unit_map = root.locator("canvas[role=img]").first
         unit_map.focus()
         page.keyboard.press("Escape")
-        eventually(visit, "explorer.selected_unit is None", "True")
+        visit.becomes("explorer.selected_unit is None", "True")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
-        eventually(visit, "explorer.selected_unit", "1")
-        assert "L0.attention[1]" in root.locator(".cc-card").text_content()
+        visit.becomes("explorer.selected_unit", "1")
+        root.locator(".cc-card", has_text="L0.attention[1]").wait_for()
         unit_map.click(position={"x": 80, "y": 8})
-        eventually(visit, "explorer.selected_unit", "0")
+        visit.becomes("explorer.selected_unit", "0")
         root.locator("summary").click()
         root.locator(".cc-table tbody tr").nth(119).wait_for()
 
         # setting from code is the same as dragging
         changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.15)"))
-        assert float(ratio.input_value()) == pytest.approx(0.15)
+        eventually(ratio.input_value, lambda value: float(value) == pytest.approx(0.15))
         root.locator("summary").click()
 
         for name in ("CSV", "JSON", "PNG"):
@@ -142,15 +132,18 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         order = "explorer._view['order']"
         swap = f"setattr(explorer, '_view', {{**explorer._view, 'order': {order}[:-1] + [0]}})"
         changes(visit, root, lambda: visit.ask(swap))
-        assert "differ in 2 units" in root.locator(".cc-facts").text_content()
-        eventually(visit, "explorer.agrees", "False")
+        root.locator(".cc-facts", has_text="differ in 2 units").wait_for()
+        visit.becomes("explorer.agrees", "False")
         changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.2)"))
-        eventually(visit, "explorer.agrees", "True")
+        visit.becomes("explorer.agrees", "True")
 
         light = pixels(root)
         visit.picture("02_light", root)
         visit.theme("Dark")
-        assert all(a != b for a, b in zip(light, pixels(root), strict=True))
+        eventually(
+            lambda: zip(light, pixels(root), strict=True),
+            lambda pairs: all(a != b for a, b in pairs),
+        )
         visit.picture("02_dark", root)
         page.set_viewport_size({"width": 1920, "height": 1000})
         page.wait_for_timeout(500)
@@ -175,6 +168,5 @@ def running_a_cell_again_leaves_no_old_widget(visit: Visit) -> None:
               await jupyterapp.commands.execute('notebook:run-cell');
             }}"""
         )
-    visit.page.wait_for_timeout(500)
-    assert visit.ask(count) == before
-    assert visit.page.locator(".cocurve").count() == 1
+    visit.becomes(count, before)
+    eventually(visit.page.locator(".cocurve").count, lambda count: count == 1)

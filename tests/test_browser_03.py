@@ -16,7 +16,7 @@ import nbformat
 import networkx as nx
 import pytest
 from conftest import make_units, random_curvature
-from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit, eventually
 
 from cocurve_widgets import BridgeExplorer, Session
 
@@ -104,11 +104,7 @@ class Instrument:
     def becomes(self, expression: str, wanted: str | Callable[[str], bool]) -> str:
         """Wait until the kernel has a value; traits travel behind the page."""
         right = wanted if callable(wanted) else lambda text: text == wanted
-        for _ in range(100):
-            if right(text := self.ask(expression)):
-                return text
-            self.page.wait_for_timeout(100)
-        raise AssertionError(f"{expression} is {text}, not {wanted}")
+        return str(eventually(lambda: self.ask(expression), right))
 
     def edges(self) -> int:
         return int(self.graph.get_attribute("data-edges"))
@@ -209,13 +205,12 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
             keyboard.press(key)
         it.becomes("explorer.selected_unit", "41")
-        assert "L2.attention[1]" in root.locator(".cc-card").text_content()
+        root.locator(".cc-card", has_text="L2.attention[1]").wait_for()
         it.redrawn(it.plane, lambda: it.graph.click(position=it.at(66)))
         it.becomes("explorer.selected_unit", "66")
         it.graph.hover(position=it.at(85))
-        card = root.locator(".cc-card").text_content()
-        assert "L4.ffn[1]" in card
-        assert "strongest partners" in card
+        card = root.locator(".cc-card", has_text="L4.ffn[1]")
+        card.filter(has_text="strongest partners").wait_for()
         everything = it.edges()
         ego = root.get_by_role("checkbox", name="ego view")
         ego.focus()
@@ -244,20 +239,23 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.page.mouse.move(0, 0)
         it.plane.scroll_into_view_if_needed()  # the focus may have scrolled it away
         frame = it.plane.bounding_box()
-        name = ""
+        name, card = "", root.locator(".cc-card h4")
         for step in range(3000):  # along the diagonal and beside it until a point answers
             along, beside = step % 200 / 199, 8 * (step // 200)
             x = 62 + (frame["width"] - 80) * along
             y = frame["height"] - 50 - beside - (frame["height"] - 70) * along
             page.mouse.move(frame["x"] + x, frame["y"] + max(4, y))
-            name = root.locator(".cc-card h4").text_content().split(",")[0]
-            if name.startswith("L"):
-                break
+            if card.text_content().startswith("L"):
+                page.wait_for_timeout(100)  # the card is drawn with the next frame
+                name = card.text_content().split(",")[0]
+                if name.startswith("L"):
+                    break
         page.mouse.down()
         page.mouse.up()
         it.becomes("units[explorer.selected_unit].name", repr(name))
         listed = root.locator("table[data-table=bridges] tbody tr")
-        assert listed.count() == int(it.ask("len(explorer.bridges['indices'])"))
+        bridges = int(it.ask("len(explorer.bridges['indices'])"))
+        eventually(listed.count, lambda count: count == bridges)
         low = root.get_by_label("low saliency quantile")
         low.focus()
         keyboard.press("Control+a")
@@ -286,10 +284,9 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         plan = page.get_by_role("button", name="lambda 1, ratio 0.4")
         it.redrawn(it.graph, plan.click)
         it.becomes("explorer.plans['present'] == list(explorer.session.selection.pruned)", "True")
-        assert "Plans at ratio 0.4" in root.text_content()
-        removed = root.locator("table[data-table=bridges]").text_content()
-        assert "present plan" in removed
-        assert re.search(r"removed at step \d+|kept", removed)
+        root.get_by_text("Plans at ratio 0.4").first.wait_for()
+        removed = root.locator("table[data-table=bridges]", has_text="present plan")
+        removed.filter(has_text=re.compile(r"removed at step \d+|kept")).wait_for()
 
         # table and files
         root.locator("summary").click()

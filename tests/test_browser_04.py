@@ -9,7 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit, eventually
 from test_notebooks import run, text_of
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "04_predicted_and_measured.ipynb"
@@ -164,7 +164,8 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
         seen = grown(page, lambda: page.keyboard.press("Enter"), 6 + 25)
         assert len(seen) >= 4, f"points came in {len(seen)} steps: {seen}"
         idle(page)
-        assert "same-budget pool, ratio 0.2" in page.locator(".cocurve table").first.inner_text()
+        scores = page.locator(".cocurve table").first
+        scores.filter(has_text="same-budget pool, ratio 0.2").wait_for()
 
         # by mouse: another ratio, a lambda sweep (lambda 1 at 0.4 is known)
         type_into(page, "Ratio", "0.4")
@@ -176,10 +177,11 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
         # cancel keeps what it has
         before = page.evaluate(PLANS)
         type_into(page, "Seed", "7")
-        grown(page, pool.click, before + 3)
-        visit.picture("04_measuring", instrument(page))
-        page.get_by_role("button", name="Cancel").click()
-        idle(page)
+        with visit.slow_model(0.05):
+            grown(page, pool.click, before + 3)
+            visit.picture("04_measuring", instrument(page))
+            page.get_by_role("button", name="Cancel").click()
+            idle(page)
         page.wait_for_timeout(500)
         kept = page.evaluate(PLANS)
         assert before + 3 <= kept < before + 20
@@ -190,10 +192,14 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
         assert page.evaluate(RINGS) == 0
         page.locator(".js-plotly-plot").scroll_into_view_if_needed()
         page.wait_for_timeout(300)
-        page.mouse.click(*page.evaluate(PLACE))
+        page.mouse.move(*page.evaluate(PLACE))
+        page.locator(".hoverlayer .hovertext").first.wait_for()
+        page.mouse.down()
+        page.mouse.up()
         page.wait_for_function(f"() => ({RINGS})() === 1", timeout=20_000)
         menu = page.get_by_label("Show plan", exact=True)
-        name = menu.input_value()
+        # the ring is drawn first, the words follow
+        name = eventually(menu.input_value, bool)
         assert "random" in name or "swap" in name or "λ" in name
         page.get_by_text(f"chosen: {name}").wait_for(state="attached")
         number = cell_number(page, "print(f.session.selection)")
