@@ -22,7 +22,7 @@ from cocurve_lab.evaluation.local_tasks import LocalTask, humaneval, local_tasks
 from cocurve_lab.evaluation.task_files import code, write_task_files
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 
-ASSETS = Path("/work/shared/assets/tasks")
+ASSETS = Path(__file__).resolve().parents[2] / "shared" / "assets" / "tasks"
 
 
 def rows_of(count: int, seed: int = 0) -> list[list[str]]:
