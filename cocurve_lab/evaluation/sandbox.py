@@ -132,8 +132,7 @@ class _Rules(ctypes.Structure):
     ]
 
 
-class _Path(ctypes.Structure):
-    _pack_ = 1
+class _Path(ctypes.Structure):  # the kernel's is packed; the same places, and it reads no padding
     _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int32)]
 
 
