@@ -10,8 +10,9 @@ from scipy.optimize import linprog
 
 from .curvature import Curvature
 from .errors import InputError, NumericalError
-from .selection import Guards, target_cost
-from .solver import Greedy, Rules, reachable_ratio
+from .guards import Guards, Rules, reachable_ratio
+from .solver import Greedy
+from .targets import target_cost
 
 _ROUNDING = 1e-4  # eigenvalues of the correlation down to minus this are taken for rounding
 _STEPS = 300  # linear programmes at most

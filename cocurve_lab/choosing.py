@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
+from .guards import Guards, reachable_ratio
 from .interaction import Gate, lambda_path, redundancy_gate
 from .racing import (
     TIE,
@@ -30,8 +31,8 @@ from .racing import (
     report_plans,
     require_text,
 )
-from .selection import Guards, Selection
-from .solver import reachable_ratio, require_strength, solve_greedy
+from .selection import Selection
+from .solver import require_strength, solve_greedy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

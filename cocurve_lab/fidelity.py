@@ -13,8 +13,9 @@ from scipy.stats import pearsonr, spearmanr
 
 from .curvature import Curvature
 from .errors import InputError
-from .selection import Selection, target_cost
+from .selection import Selection
 from .solver import solve_greedy
+from .targets import target_cost
 from .units import UnitSet
 
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = "edge-aware greedy", "diagonal greedy", "random", "local swap"

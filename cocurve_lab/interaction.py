@@ -17,8 +17,9 @@ import numpy as np
 from .architectures import KINDS
 from .curvature import Curvature
 from .errors import InputError
-from .selection import Guards, Selection
-from .solver import Greedy, UnitsLike, require_strength, solve_greedy
+from .guards import Guards, UnitsLike
+from .selection import Selection
+from .solver import Greedy, require_strength, solve_greedy
 
 GRAY, HIGH = 0.10, 0.12
 _PREVIEW = (

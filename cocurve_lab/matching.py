@@ -19,8 +19,9 @@ from scipy.optimize import linear_sum_assignment
 
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
-from .selection import Guards, Selection, target_cost
-from .solver import Rules, UnitsLike, reachable_ratio
+from .guards import Guards, Rules, UnitsLike, reachable_ratio
+from .selection import Selection
+from .targets import target_cost
 from .units import UnitSet
 
 Fill = Literal["greedy", "diagonal", "random"]

@@ -13,8 +13,9 @@ import numpy as np
 from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
+from .guards import Guards
 from .risk import measure_plans, standard_error
-from .selection import Guards, Selection
+from .selection import Selection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,8 +13,10 @@ import numpy as np
 
 from .curvature import Curvature
 from .errors import InputError
-from .selection import Selection, risk_terms, target_cost
-from .solver import Rules, UnitsLike, require_strength
+from .guards import Rules, UnitsLike
+from .selection import Selection, risk_terms
+from .solver import require_strength
+from .targets import target_cost
 
 log = logging.getLogger(__name__)
 _WIN = 1e-12  # of the trace: an exchange that lowers R_lambda by less is rounding

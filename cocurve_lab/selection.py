@@ -11,58 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .architectures import KINDS, Kind
+from .architectures import KINDS
 from .curvature import Curvature
 from .errors import FileFormatError, InputError
+from .guards import Guards
 from .plan_fields import require_fields
 from .storage import fingerprint
-from .targets import Target, needed_cost
+from .targets import Target, require_ratio, target_cost
 from .units import Unit, UnitSet
-
-
-@dataclass(frozen=True)
-class Guards:
-    """Anti-collapse guards (Alg. 2): they bound where units may go, never the objective.
-
-    Attributes:
-        layer_cap: kappa, the largest share of a layer's removable cost that may go; None: no cap.
-        layer_cap_factor: the same as a multiple of the ratio (the release uses 1.5). At most one of
-            the two caps. The cap then depends on the ratio, so plans of smaller ratios are not
-            prefixes of larger ones.
-        protect_first, protect_last: layers at either end that stay whole.
-        kinds: kinds that may be pruned.
-    """
-
-    layer_cap: float | None = None
-    layer_cap_factor: float | None = None
-    protect_first: int = 0
-    protect_last: int = 0
-    kinds: tuple[Kind, ...] = KINDS
-
-    def __post_init__(self) -> None:
-        if self.layer_cap is not None and self.layer_cap_factor is not None:
-            raise InputError(
-                f"layer_cap is {self.layer_cap} and layer_cap_factor {self.layer_cap_factor}. Give "
-                "one of the two."
-            )
-        if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
-            raise InputError(f"layer_cap is {self.layer_cap}; it is a share in (0, 1].")
-        if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
-            raise InputError(f"layer_cap_factor is {self.layer_cap_factor}; it must be above 0.")
-        if min(self.protect_first, self.protect_last) < 0:
-            raise InputError(
-                f"protect_first/protect_last are {self.protect_first}/{self.protect_last}; "
-                "they count layers and cannot be negative."
-            )
-        if not self.kinds or set(self.kinds) - set(KINDS):
-            raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
-        object.__setattr__(self, "kinds", tuple(self.kinds))
-
-    def cap_at(self, ratio: float) -> float:
-        """The layer cap in force at a ratio, a share of a layer's cost; 1 where there is none."""
-        if self.layer_cap_factor is not None:
-            return min(1.0, self.layer_cap_factor * ratio)
-        return 1.0 if self.layer_cap is None else self.layer_cap
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,22 +348,3 @@ def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray,
     """Node and edge term [k] of each removal in order: 1/2 H_uu, and sum of H_uv over earlier v."""
     block = matrix[np.ix_(pruned, pruned)]
     return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)
-
-
-def require_ratio(ratio: float) -> None:
-    """Raise InputError unless ratio lies in [0, 1)."""
-    if isinstance(ratio, Target):
-        raise InputError(
-            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio; for one of "
-            "parameters or bytes it is the requested_ratio of the solved plan."
-        )
-    if not 0 <= ratio < 1:
-        raise InputError(
-            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "
-            "[0, 1)."
-        )
-
-
-def target_cost(units: UnitSet, ratio: float) -> float:
-    """Cost a plan of this ratio must reach, in parameters; see `targets.needed_cost`."""
-    return needed_cost(ratio, units.total_cost)

@@ -8,17 +8,15 @@ why sliders re-solve instead of caching.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
-from .selection import Guards, Selection, require_ratio, target_cost
-from .targets import Budget, Target
-from .units import Unit, UnitSet
-
-UnitsLike = Iterable[Unit | str | int]
+from .guards import Guards, Rules, UnitsLike
+from .selection import Selection
+from .targets import Budget, Target, require_ratio
 
 
 def solve_greedy(
@@ -84,33 +82,6 @@ def solve_greedy(
     return greedy.selection(interaction_strength)
 
 
-def reachable_ratio(
-    units: UnitSet,
-    guards: Guards,
-    ratio: float,
-    include: UnitsLike = (),
-    exclude: UnitsLike = (),
-) -> float:
-    """The largest share of removable cost any plan can remove under the guards, in [0, 1].
-
-    Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
-    dearest set of its admissible units within the layer cap. Exact, except for a layer whose cap is
-    more than 2^24 times the common divisor of its costs (not met in real models, where costs are
-    multiples of a width): there the cap itself stands in, an upper bound. Costs of one's own that
-    are not whole are exact up to 40 units per layer.
-
-    Args:
-        units: the UnitSet.
-        guards: where units may go.
-        ratio: the ratio asked for; it matters only through `Guards.layer_cap_factor`.
-        include, exclude: as for `solve_greedy`.
-
-    Raises:
-        InputError: as for `solve_greedy`.
-    """
-    return Rules(units, guards, ratio, include, exclude).reachable() / units.total_cost
-
-
 def require_strength(interaction_strength: float) -> None:
     """Raise InputError unless lambda is finite and >= 0."""
     if not 0 <= interaction_strength < math.inf:
@@ -118,83 +89,6 @@ def require_strength(interaction_strength: float) -> None:
             f"interaction_strength is {interaction_strength}; lambda is finite and at least 0 "
             "(0 ignores the edges, 1 takes them in full)."
         )
-
-
-class Rules:
-    """Guards, include and exclude, resolved for one UnitSet and ratio.
-
-    Attributes:
-        admissible: [M] bool, False for units that no plan may hold.
-        forced: indices of the included units, in the given order.
-        room: per layer, the cost that may go (kappa x the cost of all its units), whole where costs
-            are.
-        budget: what costs are counted in, and how much must go.
-    """
-
-    def __init__(
-        self,
-        units: UnitSet,
-        guards: Guards,
-        ratio: float | Budget,
-        include: UnitsLike = (),
-        exclude: UnitsLike = (),
-    ) -> None:
-        self.units, self.guards = units, guards
-        self.budget = ratio if isinstance(ratio, Budget) else _plain_budget(units, ratio)
-        costs = self.budget.costs
-        self.cap = guards.cap_at(self.budget.share)
-        layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
-        # the hair keeps 0.29 x 100 (28.999999999999996) at 29
-        room = self.cap * layer_costs * (1 + 1e-12)
-        if costs.dtype == np.int64:
-            room = np.floor(room).astype(np.int64)
-        self.room = room.tolist()
-        layers = units.layers
-        self.open = (layers >= guards.protect_first) & (
-            layers < units.num_layers - guards.protect_last
-        )
-        self.of_kind = np.isin(units.kinds, guards.kinds)
-        self.excluded = np.zeros(len(units), dtype=bool)
-        self.excluded[list(units.indices(exclude))] = True
-        self.admissible = self.open & self.of_kind & ~self.excluded
-        self.admissible &= (costs <= room[layers]) & (costs > 0)
-        self.forced = units.indices(include)
-        self._require_forced()
-
-    def room_after(self, pruned: Sequence[int]) -> list[int]:
-        """Cost still free under the cap in each layer once `pruned` is gone."""
-        room = self.room.copy()
-        for u in pruned:
-            room[self.units[u].layer] -= self.budget.costs[u].item()
-        return room
-
-    def reachable(self) -> float:
-        """The most that any plan removes, in the budget's costs: see `reachable_ratio`."""
-        costs = self.budget.costs
-        reachable = costs[list(self.forced)].sum().item()
-        free = self.admissible.copy()
-        free[list(self.forced)] = False
-        for layer, room in enumerate(self.room_after(self.forced)):
-            reachable += _largest_sum(costs[free & (self.units.layers == layer)], room)
-        return reachable
-
-    def _require_forced(self) -> None:
-        for count, u in enumerate(self.forced, start=1):
-            unit = self.units[u]
-            if self.excluded[u]:
-                why = "is in exclude too"
-            elif not self.open[u]:
-                first, last = self.guards.protect_first, self.guards.protect_last
-                why = f"is in a protected layer (first {first}, last {last})"
-            elif not self.of_kind[u]:
-                why = f"is of a kind that may not be pruned (kinds {self.guards.kinds})"
-            elif self.room_after(self.forced[:count])[unit.layer] < 0:
-                why = (
-                    f"takes layer {unit.layer} above its cap of {self.cap:.4g} of the layer's cost"
-                )
-            else:
-                continue
-            raise InputError(f"include names {unit}, which {why}. Drop it or loosen the guards.")
 
 
 class Greedy:
@@ -340,13 +234,13 @@ class Greedy:
         stalled = self.realized_ratio if most >= self.target else None
         if stalled is None:
             beyond, ask = self.budget.bounds(most)
-            fact = f"no plan {beyond} under {_describe(self.rules)}"
+            fact = f"no plan {beyond} under {self.rules}"
             remedy = f"Ask for {ask}, or loosen the guards."
         else:
             shown = self.budget.shown
             fact = (
                 f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} "
-                f"under {_describe(self.rules)}, though a plan of {shown(most)} exists"
+                f"under {self.rules}, though a plan of {shown(most)} exists"
             )
             less = "a smaller ratio" if self.budget.target is None else "a milder target"
             remedy = f"Try another interaction_strength, {less}, or looser guards."
@@ -363,51 +257,3 @@ class Greedy:
             reachable_ratio=most / self.budget.costs.sum().item(),
             stalled_ratio=stalled,
         )
-
-
-def _largest_sum(costs: np.ndarray, room: float) -> float:
-    """The largest sum of a subset of `costs` that is at most `room`."""
-    if costs.sum() <= room:
-        return costs.sum().item()
-    if costs.dtype != np.int64:
-        return _largest_fractional_sum(costs, room)
-    room = int(room)
-    step = int(np.gcd.reduce(costs))
-    if room // step > 1 << 24:  # a bit per possible sum: 2 MB and milliseconds per cost up to here
-        return room
-    sums, within = 1, (1 << room // step + 1) - 1  # bit k: some subset sums to k steps
-    for cost in costs.tolist():
-        sums |= sums << cost // step & within
-    return (sums.bit_length() - 1) * step
-
-
-def _largest_fractional_sum(costs: np.ndarray, room: float) -> float:
-    """The same for costs that are not whole: every sum of one half, met by one of the other."""
-    if len(costs) > 40:  # 2^20 sums per half up to here
-        return room
-    halves = []
-    for half in (costs[::2], costs[1::2]):
-        sums = np.zeros(1)
-        for cost in half:
-            sums = np.concatenate([sums, sums + cost])
-        halves.append(np.sort(sums[sums <= room]))
-    one, other = halves
-    return float((one + other[np.searchsorted(other, room - one, "right") - 1]).max())
-
-
-def _plain_budget(units: UnitSet, ratio: float) -> Budget:
-    require_ratio(ratio)
-    return Budget(units.costs, target_cost(units, ratio), float(ratio))
-
-
-def _describe(rules: Rules) -> str:
-    guards, excluded = rules.guards, int(rules.excluded.sum())
-    parts = [
-        f"a layer cap of {rules.cap:.4g}" if rules.cap < 1 else "",
-        f"{guards.protect_first} first and {guards.protect_last} last layers protected"
-        if guards.protect_first or guards.protect_last
-        else "",
-        f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
-        f"{excluded} units excluded" if excluded else "",
-    ]
-    return "; ".join(part for part in parts if part) or "no guards"

@@ -10,8 +10,10 @@ import numpy as np
 
 from .curvature import Curvature
 from .errors import InfeasibleError, InputError
-from .selection import Guards, Selection, require_ratio
+from .guards import Guards
+from .selection import Selection
 from .solver import require_strength, solve_greedy
+from .targets import require_ratio
 from .uncertainty import ENOUGH, Groups, relative, trust
 
 if TYPE_CHECKING:

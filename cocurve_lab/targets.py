@@ -287,3 +287,22 @@ _NOUNS = {
     "size": "of weights in {dtype}",
     "kv_cache": "of KV cache per token",
 }
+
+
+def require_ratio(ratio: float) -> None:
+    """Raise InputError unless ratio lies in [0, 1)."""
+    if isinstance(ratio, Target):
+        raise InputError(
+            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio; for one of "
+            "parameters or bytes it is the requested_ratio of the solved plan."
+        )
+    if not 0 <= ratio < 1:
+        raise InputError(
+            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "
+            "[0, 1)."
+        )
+
+
+def target_cost(units: UnitSet, ratio: float) -> float:
+    """Cost a plan of this ratio must reach, in parameters; see `targets.needed_cost`."""
+    return needed_cost(ratio, units.total_cost)

@@ -17,7 +17,8 @@ import numpy as np
 from .architectures import KINDS
 from .curvature import BLOCKS, Curvature
 from .errors import InfeasibleError, InputError
-from .selection import Guards, Selection, risk_terms
+from .guards import Guards
+from .selection import Selection, risk_terms
 from .solver import Greedy, require_strength, solve_greedy
 
 Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cocurve_lab.curvature import Curvature
-from cocurve_lab.selection import Guards
+from cocurve_lab.guards import Guards
 from cocurve_lab.units import Kind, Unit, UnitSet
 
 if TYPE_CHECKING:

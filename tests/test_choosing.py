@@ -29,9 +29,10 @@ from cocurve_lab.choosing import (
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.estimator import estimate_curvature
+from cocurve_lab.guards import Guards
 from cocurve_lab.interaction import LambdaPath, Segment, lambda_path, redundancy_gate
 from cocurve_lab.risk import PlanTable, pruning_risk
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import Unit, UnitSet, enumerate_units
 

@@ -17,9 +17,10 @@ import cocurve_lab as cl
 from cocurve_lab.compensation import GainsChoice, choose_gains, compensated_risk, solve_gains
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InputError, MismatchError, NumericalError
+from cocurve_lab.guards import Guards
 from cocurve_lab.racing import ChoiceOptions
 from cocurve_lab.risk import PlanTable
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 
 UNITS = make_units()  # 3 layers of 2 attention and 3 FFN units

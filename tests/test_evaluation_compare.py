@@ -18,11 +18,12 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.evaluation import compare as bench
 from cocurve_lab.evaluation.compare import CompareOptions, Judges, compare
 from cocurve_lab.evaluation.comparison import Comparison
+from cocurve_lab.guards import Guards
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
 from cocurve_lab.methods.random import Random
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.selection import Selection
 from cocurve_lab.units import UnitSet
 
 GRID = (Guards(), Guards(protect_first=1), Guards(layer_cap=0.5))

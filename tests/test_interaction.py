@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError
+from cocurve_lab.guards import Guards
 from cocurve_lab.interaction import LambdaPath, lambda_path, redundancy_gate
-from cocurve_lab.selection import Guards
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import Unit, UnitSet
 

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError, NumericalError
+from cocurve_lab.guards import Guards
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.llm_pruner import LlmPruner
 from cocurve_lab.methods.registry import get_method
@@ -36,7 +37,6 @@ from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights, refit, rem
 from cocurve_lab.methods.slimllm import SlimLlm, layer_shares
 from cocurve_lab.methods.slimllm_scores import pearson_scores, swap_search
 from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
-from cocurve_lab.selection import Guards
 from cocurve_lab.units import UnitSet
 
 LAYERS = 3

@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.guards import Guards
 from cocurve_lab.methods import statistics
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import get_method, method_names
-from cocurve_lab.selection import Guards
 
 RATIO = 0.25
 MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]

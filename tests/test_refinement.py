@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from cocurve_lab.bounds import risk_lower_bound
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError, NumericalError
+from cocurve_lab.guards import Guards
 from cocurve_lab.refinement import refine
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import UnitSet
 

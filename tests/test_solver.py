@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
-from cocurve_lab.selection import Guards, Selection
-from cocurve_lab.solver import reachable_ratio, solve_greedy
+from cocurve_lab.guards import Guards, reachable_ratio
+from cocurve_lab.selection import Selection
+from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import Unit, UnitSet
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129

@@ -16,8 +16,9 @@ from models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text
 
 import cocurve_lab as cl
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
+from cocurve_lab.guards import Guards
 from cocurve_lab.quantities import read_bytes, read_count
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.targets import Target, kv_cache_costs
 from cocurve_lab.units import Unit, UnitSet

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 import cocurve_lab as cl
 from cocurve_lab.errors import InfeasibleError, InputError
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.guards import Guards
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.targets import Target
 from cocurve_lab.units import UnitSet

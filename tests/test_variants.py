@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import cocurve_lab as cl
 from cocurve_lab.curvature import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.selection import Guards, Selection
+from cocurve_lab.guards import Guards
+from cocurve_lab.selection import Selection
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import UnitSet
 from cocurve_lab.variants import (

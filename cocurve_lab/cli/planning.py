@@ -45,7 +45,7 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..selection import Guards
+    from ..guards import Guards
     from ..solver import solve_greedy
 
     budget = _budget(options)

@@ -23,13 +23,14 @@ from ..curvature import Curvature
 from ..errors import InfeasibleError, InputError
 from ..estimator import load_or_estimate
 from ..generation import Question
+from ..guards import Guards
 from ..loading import fingerprint_model, model_dtype
 from ..methods.base import Evidence, Method
 from ..methods.cocurve import CoCurve
 from ..methods.registry import get_method
 from ..racing import guards_text
 from ..risk import measure_plans, model_risk
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..storage import fingerprint
 from ..studies.capabilities import answer_accuracy
 from ..studies.tables import Row, cached_table, plans_file

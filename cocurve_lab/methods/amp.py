@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..architectures import Architecture, describe
 from ..calibration import CalibrationSet
+from ..guards import Guards
 from ..replay import widen
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
 from .statistics import Block, per_unit, provenance_of, watch_inputs, weight_columns

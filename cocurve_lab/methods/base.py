@@ -18,9 +18,10 @@ import numpy as np
 from ..architectures import Kind
 from ..calibration import CalibrationSet
 from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError, NumericalError
-from ..selection import Guards, Selection, target_cost
-from ..solver import Rules, reachable_ratio
+from ..guards import Guards, Rules, reachable_ratio
+from ..selection import Selection
 from ..storage import dump_plain, load_plain, write_atomically
+from ..targets import target_cost
 from ..units import UnitSet
 
 if TYPE_CHECKING:

@@ -17,9 +17,11 @@ from ..compensation import solve_gains
 from ..curvature import Curvature
 from ..errors import FileFormatError, InfeasibleError, InputError
 from ..estimator import estimate_curvature
+from ..guards import Guards
 from ..interaction import redundancy_gate
-from ..selection import Guards, Selection, require_ratio
+from ..selection import Selection
 from ..solver import require_strength, solve_greedy
+from ..targets import require_ratio
 from ..units import UnitSet
 from ..variants import measured_diagonal, solve_variant
 from .base import Evidence, Method

@@ -10,7 +10,8 @@ import numpy as np
 from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, global_order, take_in_order
 from .statistics import (

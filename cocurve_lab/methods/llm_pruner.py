@@ -37,10 +37,11 @@ from tqdm.auto import tqdm
 from ..architectures import KINDS, Architecture, Kind, describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
+from ..guards import Guards
 from ..loading import model_device
 from ..projections import is_transposed
 from ..runtime import measuring, require_measurable
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..units import Unit, UnitSet, require_units
 from .base import Evidence, Method, take_in_order, uniform_order
 from .statistics import layer_passes, provenance_of, require_passes

@@ -10,7 +10,8 @@ import torch
 
 from ..architectures import describe
 from ..calibration import CalibrationSet
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
 from .statistics import per_unit, present_blocks, provenance_of, weight_columns

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Allocation, Evidence, Method, global_order, take_in_order, uniform_order
 from .statistics import provenance_of

@@ -47,8 +47,9 @@ from torch import Tensor
 from ..architectures import Architecture, Kind, describe
 from ..calibration import CalibrationSet
 from ..errors import InputError, MismatchError, NumericalError
+from ..guards import Guards
 from ..pruner import prune
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..slicing import kept_columns
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_in_order, uniform_order

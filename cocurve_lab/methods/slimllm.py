@@ -45,8 +45,9 @@ from torch import Tensor
 from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
+from ..guards import Guards
 from ..runtime import exclusive
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
 from .slimllm_scores import ffn_scores, group_products, pearson_scores, swap_search, watching

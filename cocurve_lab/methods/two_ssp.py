@@ -36,9 +36,11 @@ from tqdm.auto import tqdm
 from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InfeasibleError, InputError
+from ..guards import Guards
 from ..risk import measure_plans
 from ..runtime import require_measurable
-from ..selection import Guards, Selection, require_ratio
+from ..selection import Selection
+from ..targets import require_ratio
 from ..units import UnitSet, require_units
 from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
 from .statistics import Block, collect_statistics, present_blocks, provenance_of

@@ -9,7 +9,8 @@ import numpy as np
 
 from ..architectures import describe
 from ..calibration import CalibrationSet
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..units import UnitSet, require_units
 from .base import Evidence, Method
 from .magnitude import fill_uniformly

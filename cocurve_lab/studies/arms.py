@@ -14,8 +14,10 @@ import numpy as np
 from ..curvature import Curvature
 from ..errors import InfeasibleError, InputError
 from ..graph import bridge_units
+from ..guards import Guards
 from ..matching import Fill, Matching, causal_arms, match_controls
-from ..selection import Guards, Selection, require_ratio
+from ..selection import Selection
+from ..targets import require_ratio
 from .tables import Row
 
 

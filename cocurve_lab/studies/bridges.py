@@ -16,7 +16,8 @@ from ..curvature import Curvature
 from ..errors import InputError
 from ..figures import COLORS, finish, graph_objects
 from ..graph import Bridges, bridge_units
-from ..solver import UnitsLike, solve_greedy
+from ..guards import UnitsLike
+from ..solver import solve_greedy
 from ..uncertainty import jackknife
 from .tables import Row, Table, cached_table, column, plain_table
 

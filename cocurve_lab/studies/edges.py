@@ -14,8 +14,9 @@ import numpy as np
 from ..curvature import Curvature
 from ..errors import InfeasibleError, InputError
 from ..figures import finish, graph_objects
+from ..guards import Guards
 from ..risk import PlanTable, measure_plans, standard_error
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..solver import solve_greedy
 from ..variants import structure_table
 from .fidelity import PALETTE, SYMBOLS, measured_on

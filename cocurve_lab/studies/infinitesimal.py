@@ -19,7 +19,8 @@ from ..calibration import CalibrationSet
 from ..curvature import Curvature
 from ..errors import InfeasibleError, InputError
 from ..figures import COLORS, finish, graph_objects
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
 from .tables import Row, Table, cached_table, pick, plans_file

@@ -19,10 +19,11 @@ from ..curvature import Curvature
 from ..errors import InputError
 from ..estimator import estimate_curvature, load_or_estimate
 from ..figures import COLORS, finish, graph_objects
+from ..guards import Guards
 from ..loading import fingerprint_model, model_dtype
 from ..masking import resolve
 from ..risk import PlanTable, measure_plans
-from ..selection import Guards, Selection
+from ..selection import Selection
 from ..solver import solve_greedy
 from ..units import UnitSet, enumerate_units
 from .tables import Folder, Row, Table, cached_table, column, pick, plans_file

@@ -18,9 +18,9 @@ from ..calibration import CalibrationSet
 from ..curvature import Curvature
 from ..errors import InputError
 from ..figures import COLORS, finish, graph_objects
+from ..guards import Guards
 from ..interaction import redundancy_gate
 from ..risk import PlanTable, measure_plans, standard_error
-from ..selection import Guards
 from ..solver import solve_greedy
 from ..uncertainty import jackknife
 from ..units import enumerate_units

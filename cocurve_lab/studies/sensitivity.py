@@ -17,8 +17,8 @@ from ..calibration import CalibrationSet
 from ..curvature import Curvature
 from ..errors import InputError
 from ..figures import COLORS, finish, graph_objects
+from ..guards import Guards
 from ..risk import measure_plans
-from ..selection import Guards
 from ..solver import solve_greedy
 from ..units import enumerate_units
 from .iterative import Recipe, compared, study_settings

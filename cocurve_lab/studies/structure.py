@@ -16,7 +16,8 @@ from ..architectures import KINDS
 from ..curvature import BLOCKS, Curvature
 from ..errors import InfeasibleError, InputError
 from ..figures import COLORS, LABELS, finish, graph_objects
-from ..selection import Guards, Selection
+from ..guards import Guards
+from ..selection import Selection
 from ..solver import solve_greedy
 from ..storage import fingerprint
 from ..uncertainty import Groups, jackknife

@@ -19,8 +19,8 @@ from collections.abc import Callable
 import numpy as np
 
 from cocurve_lab.curvature import Curvature
+from cocurve_lab.guards import Guards
 from cocurve_lab.interaction import lambda_path
-from cocurve_lab.selection import Guards
 from cocurve_lab.solver import solve_greedy
 from cocurve_lab.units import Unit, UnitSet
 

@@ -9,8 +9,8 @@ import anywidget
 from traitlets import Float, Int, List, Unicode
 
 from cocurve_lab import InputError, solve_greedy
-from cocurve_lab.selection import require_ratio
 from cocurve_lab.solver import require_strength
+from cocurve_lab.targets import require_ratio
 
 from .instrument import front
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from cocurve_lab import CalibrationSet, Curvature, Selection
 from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
-from cocurve_lab.selection import Guards
+from cocurve_lab.guards import Guards
 
 from .fidelity_figure import OTHER
 from .instrument import plan_code

@@ -23,8 +23,8 @@ from cocurve_lab import (
 )
 from cocurve_lab.architectures import KINDS
 from cocurve_lab.preview import TRUSTED_STRENGTH
-from cocurve_lab.selection import target_cost
 from cocurve_lab.solver import Greedy
+from cocurve_lab.targets import target_cost
 
 from .instrument import Instrument, front, guarded
 from .packing import curve, pack_problem
