@@ -55,7 +55,7 @@ export function renderBridge({ model, el }) {
   const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
   controls.append(
     labelled("threshold: smallest |ρ| of a shown edge",
-      h("span", { class: "cc-row", style: "color:inherit" }, slider, box)),
+      h("span", { class: "cc-row" }, slider, box)),
     labelled("sign of ρ", sign),
     h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
       h("legend", { style: "font-size:12px;color:var(--cc-muted);padding:0" }, "blocks"),
