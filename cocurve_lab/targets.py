@@ -196,6 +196,20 @@ class Budget:
         return f"leaves less than {words}", f"{words} or more"
 
 
+def require_ratio(ratio: float) -> None:
+    """Raise InputError unless ratio lies in [0, 1)."""
+    if isinstance(ratio, Target):
+        raise InputError(
+            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio; for one of "
+            "parameters or bytes it is the requested_ratio of the solved plan."
+        )
+    if not 0 <= ratio < 1:
+        raise InputError(
+            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "
+            "[0, 1)."
+        )
+
+
 def needed_cost(ratio: float, total: float) -> float:
     """Cost a plan of this ratio must reach, of costs that sum to `total`.
 
@@ -203,6 +217,11 @@ def needed_cost(ratio: float, total: float) -> float:
     reachable cost and would then demand one unit too many.
     """
     return ratio * total * (1 - 1e-12)
+
+
+def target_cost(units: UnitSet, ratio: float) -> float:
+    """Cost a plan of this ratio must reach, in parameters; see `needed_cost`."""
+    return needed_cost(ratio, units.total_cost)
 
 
 def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
@@ -287,22 +306,3 @@ _NOUNS = {
     "size": "of weights in {dtype}",
     "kv_cache": "of KV cache per token",
 }
-
-
-def require_ratio(ratio: float) -> None:
-    """Raise InputError unless ratio lies in [0, 1)."""
-    if isinstance(ratio, Target):
-        raise InputError(
-            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio; for one of "
-            "parameters or bytes it is the requested_ratio of the solved plan."
-        )
-    if not 0 <= ratio < 1:
-        raise InputError(
-            f"ratio is {ratio}; it is the share of removable parameters to remove and lies in "
-            "[0, 1)."
-        )
-
-
-def target_cost(units: UnitSet, ratio: float) -> float:
-    """Cost a plan of this ratio must reach, in parameters; see `targets.needed_cost`."""
-    return needed_cost(ratio, units.total_cost)

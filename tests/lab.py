@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from waiting import eventually
 
 CHROMIUM = Path("/usr/bin/chromium")
 NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
@@ -83,15 +84,6 @@ def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
         yield from zip(names, given, strict=True)
 
 
-def eventually(read: Callable[[], Any], right: Callable[[Any], bool], seconds: float = 20) -> Any:
-    """What `read` gives, as soon as it is right: page and kernel go on beside the test."""
-    end = time.monotonic() + seconds
-    while not right(found := read()):
-        assert time.monotonic() < end, f"after {seconds} s it still is {found!r}"
-        time.sleep(0.05)
-    return found
-
-
 @dataclass
 class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
@@ -142,8 +134,9 @@ class Visit:
     @contextmanager
     def slow_model(self, seconds: float) -> Iterator[None]:
         """Every pass of the notebook's model takes longer: a click may else come too late."""
-        hook = f"slow = model.model.register_forward_pre_hook(lambda *_: sleep({seconds}))"
-        assert self.ask(f"exec({f'from time import sleep; {hook}'!r}, globals())") == "None"
+        pause = f"lambda *_: __import__('time').sleep({seconds})"
+        hook = f"slow = model.model.register_forward_pre_hook({pause})"
+        assert self.ask(f"exec({hook!r})") == "None"
         yield
         assert self.ask("slow.remove()") == "None"
 

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from lab import CHROMIUM, FEW, NO_BROWSER, Lab, eventually
+from lab import CHROMIUM, FEW, NO_BROWSER, Lab
 from test_notebooks import NOTEBOOK, require_built, require_loaded
+from waiting import eventually
 
 pytestmark = [
     pytest.mark.browser,
@@ -24,9 +25,9 @@ def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page = visit.page
         page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=60_000)
         figures = page.locator(".js-plotly-plot")
-        shown = figures.locator(".gtitle")
         eventually(figures.count, lambda count: count == 3)
-        titles = eventually(shown.all_text_contents, lambda titles: len(titles) == 3)
+        all_titles = figures.locator(".gtitle").all_text_contents
+        titles = eventually(all_titles, lambda titles: len(titles) == 3)
         assert any("orrelation" in title for title in titles)
         buttons = page.locator(".modebar-btn").evaluate_all(
             "all => all.map(b => b.getAttribute('data-title') || '')"

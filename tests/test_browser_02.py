@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit, eventually
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from waiting import eventually
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "02_lambda.ipynb"
 

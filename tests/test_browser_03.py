@@ -16,19 +16,12 @@ import nbformat
 import networkx as nx
 import pytest
 from conftest import make_units, random_curvature
-from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit, eventually
+from lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from waiting import eventually
 
 from cocurve_widgets import BridgeExplorer, Session
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "03_bridges.ipynb"
-ASK = """async code => {
-  const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-  const future = kernel.requestExecute({ code });
-  let text = '';
-  future.onIOPub = m => { if (m.header.msg_type === 'stream') text += m.content.text; };
-  await future.done;
-  return text.trim();
-}"""
 FIRST_PICTURE = """async () => {
   const start = performance.now();
   jupyterapp.shell.currentWidget.content.activeCellIndex = 1;
@@ -97,15 +90,6 @@ class Instrument:
         )
         self.graph.wait_for(timeout=60_000)
 
-    def ask(self, expression: str) -> str:
-        """repr of an expression in the kernel."""
-        return str(self.page.evaluate(ASK, f"print(repr({expression}))"))
-
-    def becomes(self, expression: str, wanted: str | Callable[[str], bool]) -> str:
-        """Wait until the kernel has a value; traits travel behind the page."""
-        right = wanted if callable(wanted) else lambda text: text == wanted
-        return str(eventually(lambda: self.ask(expression), right))
-
     def edges(self) -> int:
         return int(self.graph.get_attribute("data-edges"))
 
@@ -140,9 +124,9 @@ def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None
     inside = it.root.bounding_box()
     assert plane["x"] + plane["width"] <= inside["x"] + inside["width"]
     # the same cell again closes what its first run made
-    count = "len([w for w in ipywidgets.Widget.widgets.values() if 'Bridge' in type(w).__name__])"
-    page.evaluate(ASK, "import ipywidgets, warnings; warnings.simplefilter('ignore')")
-    before = it.ask(count)
+    widgets = "__import__('ipywidgets').widgets.widget._instances.values()"
+    count = f"len([w for w in {widgets} if 'Bridge' in type(w).__name__])"
+    before = visit.ask(count)
     page.evaluate(
         """async () => {
           const notebook = jupyterapp.shell.currentWidget.content;
@@ -151,7 +135,7 @@ def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None
           await jupyterapp.commands.execute('notebook:run-cell');
         }"""
     )
-    it.becomes(count, before)
+    visit.becomes(count, before)
     page.wait_for_function(
         "() => document.querySelectorAll('.cocurve canvas[data-draws]').length >= 2"
     )
@@ -164,14 +148,14 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.run_all()
         page, it = visit.page, Instrument(visit)
         it.root.scroll_into_view_if_needed()
-        it.becomes("explorer.blocks", "['cross']")
+        visit.becomes("explorer.blocks", "['cross']")
         keyboard, root = page.keyboard, it.root
 
         # threshold: keyboard, mouse, typed
         slider, box = root.locator("input[type=range]"), root.locator("input[type=number]").first
         slider.focus()
         it.redrawn(it.graph, lambda: keyboard.press("ArrowRight"))
-        it.becomes("round(explorer.threshold, 6)", "0.105")
+        visit.becomes("round(explorer.threshold, 6)", "0.105")
         place = slider.bounding_box()
         page.mouse.move(place["x"] + 0.1 * place["width"], place["y"] + place["height"] / 2)
         page.mouse.down()
@@ -179,35 +163,35 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             x = place["x"] + (0.1 + 0.3 * step / 59) * place["width"]
             page.mouse.move(x, place["y"] + place["height"] / 2)
         page.mouse.up()
-        it.becomes("round(explorer.threshold, 6)", str(float(slider.input_value())))
+        visit.becomes("round(explorer.threshold, 6)", str(float(slider.input_value())))
         it.redrawn(it.graph, lambda: (box.fill("0.15"), box.press("Enter")))
-        it.becomes("explorer.threshold", "0.15")
-        assert it.ask("len(explorer.table())") == str(it.edges())
+        visit.becomes("explorer.threshold", "0.15")
+        assert visit.ask("len(explorer.table())") == str(it.edges())
         assert f"{it.edges():,} of" in root.locator("h4").first.text_content()
 
         # sign and blocks
         sign = root.get_by_label("sign of ρ")
         sign.focus()
         it.redrawn(it.graph, lambda: keyboard.press("ArrowDown"))
-        it.becomes("explorer.sign", "'positive'")
+        visit.becomes("explorer.sign", "'positive'")
         it.redrawn(it.graph, lambda: sign.select_option("both"))
         it.redrawn(it.graph, lambda: root.get_by_label("attention", exact=True).click())
-        it.becomes("explorer.blocks", "['attention', 'cross']")
+        visit.becomes("explorer.blocks", "['attention', 'cross']")
         ffn = root.get_by_label("FFN", exact=True)
         ffn.focus()
         it.redrawn(it.graph, lambda: keyboard.press("Space"))
-        it.becomes("explorer.blocks", "['attention', 'cross', 'ffn']")
+        visit.becomes("explorer.blocks", "['attention', 'cross', 'ffn']")
 
         # units: arrow keys, mouse, ego view, Escape
         it.graph.focus()
         it.redrawn(it.graph, lambda: keyboard.press("ArrowDown"))
-        it.becomes("explorer.session.selected_unit", "0")
+        visit.becomes("explorer.session.selected_unit", "0")
         for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
             keyboard.press(key)
-        it.becomes("explorer.selected_unit", "41")
+        visit.becomes("explorer.selected_unit", "41")
         root.locator(".cc-card", has_text="L2.attention[1]").wait_for()
         it.redrawn(it.plane, lambda: it.graph.click(position=it.at(66)))
-        it.becomes("explorer.selected_unit", "66")
+        visit.becomes("explorer.selected_unit", "66")
         it.graph.hover(position=it.at(85))
         card = root.locator(".cc-card", has_text="L4.ffn[1]")
         card.filter(has_text="strongest partners").wait_for()
@@ -216,12 +200,12 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         ego.focus()
         it.redrawn(it.graph, lambda: keyboard.press("Space"))
         assert it.edges() < everything
-        it.becomes("len(explorer.table())", str(it.edges()))
+        visit.becomes("len(explorer.table())", str(it.edges()))
         visit.picture("03_ego", root)
         ego.click()
         it.graph.focus()
         keyboard.press("Escape")
-        it.becomes("explorer.selected_unit", "None")
+        visit.becomes("explorer.selected_unit", "None")
 
         # the plane: rectangle, click, buttons, quantiles
         it.plane.scroll_into_view_if_needed()
@@ -231,11 +215,11 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page.mouse.move(frame["x"] + 150, frame["y"] + 90)
         page.mouse.move(frame["x"] + frame["width"] - 2, frame["y"] + frame["height"] - 30)
         it.redrawn(it.graph, page.mouse.up)
-        it.becomes("len(explorer.brushed)", "120")
+        visit.becomes("len(explorer.brushed)", "120")
         clear = root.get_by_role("button", name="Clear brush")
         clear.focus()
         it.redrawn(it.plane, lambda: keyboard.press("Enter"))
-        it.becomes("explorer.brushed", "[]")
+        visit.becomes("explorer.brushed", "[]")
         visit.page.mouse.move(0, 0)
         it.plane.scroll_into_view_if_needed()  # the focus may have scrolled it away
         frame = it.plane.bounding_box()
@@ -252,19 +236,17 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
                     break
         page.mouse.down()
         page.mouse.up()
-        it.becomes("units[explorer.selected_unit].name", repr(name))
+        visit.becomes("units[explorer.selected_unit].name", repr(name))
         listed = root.locator("table[data-table=bridges] tbody tr")
-        bridges = int(it.ask("len(explorer.bridges['indices'])"))
+        bridges = int(visit.ask("len(explorer.bridges['indices'])"))
         eventually(listed.count, lambda count: count == bridges)
         low = root.get_by_label("low saliency quantile")
         low.focus()
         keyboard.press("Control+a")
         keyboard.type("0.9")
         it.redrawn(it.plane, lambda: keyboard.press("Enter"))
-        rows = it.becomes(
-            "len(list(cl.bridge_units(curvature, 0.9, 0.5)))", lambda text: bool(text)
-        )
-        it.becomes("len(explorer.bridges['indices'])", rows)
+        rows = visit.ask("len(list(cl.bridge_units(curvature, 0.9, 0.5)))")
+        visit.becomes("len(explorer.bridges['indices'])", rows)
         page.wait_for_function(
             "n => document.querySelectorAll('table[data-table=bridges] tbody tr').length === n",
             arg=int(rows),
@@ -272,18 +254,20 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         region = root.get_by_role("button", name="Brush the bridge region")
         region.focus()
         it.redrawn(it.graph, lambda: keyboard.press("Enter"))
-        it.becomes("explorer.brushed == sorted(explorer.bridges['indices'])", "True")
+        visit.becomes("explorer.brushed == sorted(explorer.bridges['indices'])", "True")
         button = listed.nth(1).locator("button")
         button.focus()
         keyboard.press("Enter")
-        it.becomes("units[explorer.selected_unit].name", repr(button.text_content()))
+        visit.becomes("units[explorer.selected_unit].name", repr(button.text_content()))
         page.wait_for_timeout(200)
         assert button.evaluate("b => b === document.activeElement")  # the list was made anew
 
         # another plan, from another widget
         plan = page.get_by_role("button", name="lambda 1, ratio 0.4")
         it.redrawn(it.graph, plan.click)
-        it.becomes("explorer.plans['present'] == list(explorer.session.selection.pruned)", "True")
+        visit.becomes(
+            "explorer.plans['present'] == list(explorer.session.selection.pruned)", "True"
+        )
         root.get_by_text("Plans at ratio 0.4").first.wait_for()
         removed = root.locator("table[data-table=bridges]", has_text="present plan")
         removed.filter(has_text=re.compile(r"removed at step \d+|kept")).wait_for()
@@ -294,7 +278,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page.wait_for_function(
             "() => document.querySelectorAll('.cocurve details tbody tr').length === 120"
         )
-        it.becomes("explorer.table_of", "'units'")
+        visit.becomes("explorer.table_of", "'units'")
         for name in ("CSV", "GEXF", "PNG"):
             with page.expect_download() as download:
                 root.get_by_role("button", name=name).click()

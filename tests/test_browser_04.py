@@ -9,8 +9,9 @@ from typing import Any
 
 import nbformat
 import pytest
-from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit, eventually
+from lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit
 from test_notebooks import run, text_of
+from waiting import eventually
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "04_predicted_and_measured.ipynb"
 

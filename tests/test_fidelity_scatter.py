@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from conftest import make_units, random_curvature
 from ipywidgets.widgets.widget import _instances
 from models import naive_risk, tiny_model, tiny_text, units_by_hand
 from scipy.stats import spearmanr
+from waiting import eventually
 
 import cocurve_lab as cl
 from cocurve_widgets import FidelityScatter, Measured, Session
@@ -43,16 +44,9 @@ def scatter() -> Iterator[FidelityScatter]:
 def settle(scatter: FidelityScatter) -> None:
     """Until the worker is idle and the last redraw has come."""
     assert scatter.session.worker.join(60)
-    until(lambda: scatter._timer is None)
+    eventually(lambda: scatter._timer is None)
     with scatter.lock:  # held while it redraws
         pass
-
-
-def until(true: Callable[[], Any], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def press(scatter: FidelityScatter, name: str) -> None:
@@ -235,11 +229,11 @@ def test_points_appear_while_measuring_and_cancel_keeps_them(
     cancel = scatter.controls.buttons["Cancel"]
     assert cancel.disabled
     press(scatter, "Same-budget pool")
-    until(lambda: "0 of 26" in scatter.controls.moving.value)
+    eventually(lambda: "0 of 26" in scatter.controls.moving.value)
     assert not cancel.disabled
     slowly.release()
-    until(lambda: len(scatter.figure.plans.x) == 4)
-    until(lambda: "4 of 26 plans measured, about" in scatter.controls.moving.value)
+    eventually(lambda: len(scatter.figure.plans.x) == 4)
+    eventually(lambda: "4 of 26 plans measured, about" in scatter.controls.moving.value)
     assert scatter.controls.progress.value == 4
     press(scatter, "Cancel")
     slowly.release()
@@ -268,7 +262,7 @@ def test_cancel_at_once_then_measure_again(
     scatter: FidelityScatter, slowly: threading.Semaphore
 ) -> None:
     press(scatter, "Same-budget pool")
-    until(lambda: scatter.measurer.stage == "measuring")
+    eventually(lambda: scatter.measurer.stage == "measuring")
     press(scatter, "Cancel")
     scatter.measure_ratio_sweep(1.0, [0.3, 0.4, 0.5], wait=False)  # the old chunk still runs
     slowly.release(10)
@@ -572,7 +566,7 @@ def test_a_closed_scatter_is_collected_with_its_figure() -> None:
         gc.collect()
         return all(ghost() is None for ghost in ghosts)
 
-    until(gone)
+    eventually(gone)
     assert set(_instances) <= before  # no model of ours is left in the kernel
 
 
@@ -580,7 +574,7 @@ def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
     session = Session(CURVATURE)
     scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
     press(scatter, "Same-budget pool")
-    until(lambda: scatter.measurer.stage == "measuring")
+    eventually(lambda: scatter.measurer.stage == "measuring")
     scatter.close()
     slowly.release(30)
     assert session.worker.join(60)

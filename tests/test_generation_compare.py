@@ -8,7 +8,7 @@ import io
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import random_curvature
 from models import GROUPS, tiny_model, word_tokenizer
+from waiting import eventually
 
 import cocurve_lab as cl
 from cocurve_lab.generation import Question
@@ -60,13 +61,6 @@ def bench() -> Iterator[Bench]:
 def press(instrument: GenerationCompare, do: str, **values: Any) -> None:
     """What the page sends."""
     instrument._handle_custom_msg({"do": do, "set": values}, [])
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
 
 
 # Writing ----------------------------------------------------------------------------------------
@@ -161,7 +155,7 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
     g = bench.instrument(max_new_tokens=300)
     press(g, "generate")
     assert g.busy
-    wait_for(lambda: len(made) >= 5)
+    eventually(lambda: len(made) >= 5)
     press(g, "stop")
     at_stop = len(made)
     assert bench.session.worker.join(20)
@@ -204,7 +198,7 @@ def test_waiting_for_the_model_is_said_and_can_be_stopped(bench: Bench) -> None:
     lock = exclusive(bench.model)
     with lock:  # as a build in a cell does
         press(g, "generate")
-        wait_for(lambda: "waiting for the model" in g.status)
+        eventually(lambda: "waiting for the model" in g.status)
         time.sleep(0.15)
         assert g.dense_text == ""
         press(g, "stop")
@@ -259,7 +253,7 @@ def test_the_newest_request_wins(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     made = slowly(monkeypatch)
     g = bench.instrument(max_new_tokens=300)
     press(g, "generate")
-    wait_for(lambda: len(made) >= 2)
+    eventually(lambda: len(made) >= 2)
     press(g, "generate", prompt="w9", max_new_tokens=5)
     assert bench.session.worker.join(20)
     assert g.dense_text == bench.alone("w9", 5).dense
