@@ -71,7 +71,7 @@ _HOMES = {
     "saving": ["load_pruned", "save_pruned"],
     "export.card": ["CardFacts"],
     "export.gguf": ["GGUFFile", "export_gguf"],
-    "shards": ["merge_shards"],
+    "merging": ["merge_shards"],
     "distributed": ["RayExecutor", "ray_executor"],
     "generation": [
         "Question",

@@ -5,8 +5,6 @@ Numpy only: a stored matrix opens on a machine without torch, without a GPU and 
 
 from __future__ import annotations
 
-import io
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .errors import FileFormatError, InputError, MismatchError, NumericalError
-from .storage import dump_plain, fingerprint, load_plain, write_atomically
+from .storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, write_atomically
 from .units import UnitSet
 
 FORMAT, VERSION = "cocurve-curvature", 1
@@ -189,18 +187,8 @@ class Curvature:
         executing anything.
         """
         path = Path(path)
-        content = self._to_plain()
-        if path.suffix == ".npz":
-            buffer = io.BytesIO()
-            arrays: dict[str, Any] = {
-                name: value for name, value in content.items() if isinstance(value, np.ndarray)
-            }
-            header = {name: value for name, value in content.items() if name not in arrays}
-            arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-            np.savez(buffer, **arrays)
-            write_atomically(path, buffer.getvalue())
-        else:
-            write_atomically(path, dump_plain(content))
+        dump = dump_npz if path.suffix == ".npz" else dump_plain
+        write_atomically(path, dump(self._to_plain()))
         return path
 
     @classmethod
@@ -220,10 +208,8 @@ class Curvature:
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
         path = Path(path)
-        if path.suffix == ".npz":
-            content = _load_npz(path)
-        else:
-            content = load_plain(path, format_name=FORMAT, version=VERSION)
+        read = load_npz if path.suffix == ".npz" else load_plain
+        content = read(path, format_name=FORMAT, version=VERSION)
         try:
             curvature = cls(
                 content["matrix"],
@@ -281,57 +267,11 @@ class Curvature:
             MismatchError: units or settings differ (named), or a sequence occurs in two builds.
             InputError: nothing to merge, a part came without group Grams, or shards are missing.
         """
-        if not parts:
-            raise InputError("merge needs at least one curvature, got none.")
-        if any("shard" in part.provenance for part in parts):
-            from .shards import merge_shards  # it needs this class
+        from .merging import merge_builds, merge_shards  # they need this class
 
+        if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        first = parts[0]
-        rows: list[str] = []
-        for number, part in enumerate(parts):
-            if part.provenance.get("method", "ablation") != "ablation":
-                raise InputError(
-                    f"part {number} is of method {part.provenance['method']!r}; only builds by "
-                    "ablations are merged. A preview is made again in seconds."
-                )
-            if part.group_grams is None or part.group_positions is None or part.group_risks is None:
-                raise InputError(
-                    f"part {number} has no group Grams, so it cannot be merged. Merge curvatures "
-                    "from estimate_curvature."
-                )
-            first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
-            shared = {key: first.provenance.get(key) for key in _MERGE_KEYS}
-            require_settings(part.provenance, shared, f"part {number}")
-            if "row_fingerprints" not in part.provenance:
-                raise InputError(
-                    f"part {number} does not say which sequences it was built on, so a sequence "
-                    "counted twice could not be noticed. Merge curvatures from estimate_curvature."
-                )
-            rows += part.provenance["row_fingerprints"]
-        if len(set(rows)) != len(rows):
-            twice = next(row for row in rows if rows.count(row) > 1)
-            raise MismatchError(
-                f"a sequence (fingerprint {twice[:12]}) occurs twice in the parts: it would count "
-                "twice. Merge builds over disjoint sequences."
-            )
-        grams, positions, risks = (
-            _sum_groups([getattr(part, name) for part in parts])
-            for name in ("group_grams", "group_positions", "group_risks")
-        )
-        provenance = first.provenance | {
-            "row_fingerprints": rows,
-            "num_sequences": len(rows),
-            "sequences_done": len(rows),
-            "calibration_fingerprint": None,  # no one calibration set any more
-            "groups": len(grams),
-            "complete": all(part.provenance.get("complete", True) for part in parts),
-            "seconds": sum(part.provenance.get("seconds", 0.0) for part in parts),
-            "events": [event for part in parts for event in part.provenance.get("events", [])],
-            "device": sorted({str(part.provenance.get("device")) for part in parts}),
-            "merged_from": [part.fingerprint for part in parts],
-        }
-        return cls.from_groups(first.units, grams, positions, risks, provenance)
+        return merge_builds(parts)
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
@@ -363,25 +303,6 @@ class Curvature:
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
         )
-
-
-_MERGE_KEYS = (
-    "model_fingerprint",
-    "model_dtype",
-    "top_r",
-    "seq_len",
-    "positions_per_sequence",
-    "method",
-)
-
-
-def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum [G, ...] over parts, added in their order; missing groups count as empty."""
-    largest = max(arrays, key=len)
-    total = np.zeros_like(largest)
-    for array in arrays:
-        total[: len(array)] += array
-    return total
 
 
 def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
@@ -431,26 +352,3 @@ def _correlate(matrix: np.ndarray) -> np.ndarray:
 
 def _mean(values: np.ndarray, mask: np.ndarray) -> float:
     return float(values[mask].mean()) if mask.any() else float("nan")
-
-
-def _load_npz(path: Path) -> dict[str, Any]:
-    try:
-        # opened here, because np.load leaves a truncated archive open
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            content: dict[str, Any] = {
-                name: archive[name] for name in archive.files if name != "header"
-            }
-            content |= json.loads(archive["header"].tobytes())
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # zipfile, numpy and json each have their own
-        raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours. "
-            "Build it again."
-        ) from None
-    if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        raise FileFormatError(
-            f"{path} holds {content.get('format')!r} version {content.get('version')!r}; this code "
-            f"reads {FORMAT!r} version {VERSION}. Build it again."
-        )
-    return content

@@ -18,10 +18,11 @@ from .calibration import CalibrationSet
 from .curvature import Curvature
 from .errors import InputError
 from .loading import fingerprint_model, model_dtype, model_name
+from .merging import merge_shards
 from .probing import ProbeOptions, probe_curvature
 from .progress import Progress
 from .runtime import require_measurable
-from .shards import build_path, checkpoint_of, complete_shards, kept_at, merge_shards
+from .shards import build_path, checkpoint_of, complete_shards, kept_at
 from .storage import previous
 from .units import UnitSet, enumerate_units, require_units
 from .worker import Executor

@@ -9,7 +9,7 @@ import numpy as np
 
 from .architectures import KINDS, Kind
 from .errors import InputError
-from .targets import Budget, require_ratio, target_cost
+from .targets import Budget, ratio_budget
 from .units import Unit, UnitSet
 
 UnitsLike = Iterable[Unit | str | int]
@@ -107,7 +107,7 @@ class Rules:
         exclude: UnitsLike = (),
     ) -> None:
         self.units, self.guards = units, guards
-        self.budget = ratio if isinstance(ratio, Budget) else _plain_budget(units, ratio)
+        self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
         costs = self.budget.costs
         self.cap = guards.cap_at(self.budget.share)
         layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
@@ -205,8 +205,3 @@ def _largest_fractional_sum(costs: np.ndarray, room: float) -> float:
         halves.append(np.sort(sums[sums <= room]))
     one, other = halves
     return float((one + other[np.searchsorted(other, room - one, "right") - 1]).max())
-
-
-def _plain_budget(units: UnitSet, ratio: float) -> Budget:
-    require_ratio(ratio)
-    return Budget(units.costs, target_cost(units, ratio), float(ratio))

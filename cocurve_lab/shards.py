@@ -1,4 +1,4 @@
-"""Shards: one build done by several processes, and put together to the same bits.
+"""Shards: one build done by several processes; which sequences each has, and where its file lies.
 
 A build sums the Grams of its sequences into groups, each in the order of the sequences. A shard
 does whole groups, a contiguous range of them, so no sum is ever split: merging only assembles.
@@ -6,21 +6,18 @@ does whole groups, a contiguous range of them, so no sum is ever split: merging 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .curvature import Curvature, require_settings
-from .errors import InputError, MismatchError
+from .curvature import Curvature
+from .errors import InputError
 from .storage import fingerprint
 
-log = logging.getLogger(__name__)
 Shard = tuple[int, int]  # (number from 1, how many there are)
 
 # what decides which H a build gives: the keys of `estimator.build_settings`
@@ -36,7 +33,6 @@ SETTINGS = (
     "method",
     "groups",
 )
-_RUNTIME = ("device_kind", "num_threads", "units_per_batch")  # they decide the last bits
 _NAME = re.compile(r"_(?P<mark>[^_]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 
 
@@ -149,112 +145,3 @@ def settings_of(curvature: Curvature) -> dict[str, Any]:
 def whole_path(folder: str | os.PathLike[str], part: Curvature) -> Path:
     """Where the whole build that a shard belongs to is kept."""
     return build_path(folder, str(part.provenance.get("model_name", "model")), settings_of(part))
-
-
-# Merging ----------------------------------------------------------------------------------------
-
-
-def merge_shards(parts: Sequence[Curvature]) -> Curvature:
-    """All shards of one build, put together: to the bit what one process would have built.
-
-    That holds for shards of one kind of device, with one number of threads and one
-    `units_per_batch`; where these differ the result is as good, but its last digits are its own,
-    and an event in the provenance says so.
-
-    Args:
-        parts: curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
-
-    Raises:
-        InputError: a part is not a shard, is not finished, or shards are missing (which).
-        MismatchError: a setting differs (named), or a shard is there twice.
-    """
-    if not parts:
-        raise InputError("merging needs the shards of a build, got none.")
-    found: dict[int, Curvature] = {}
-    for number, part in enumerate(parts):
-        _require_shard(part, number)
-        index, count = part.provenance["shard"]
-        if count != parts[0].provenance["shard"][1]:
-            raise MismatchError(
-                f"part {number} is shard {index} of {count}, but part 0 is one of "
-                f"{parts[0].provenance['shard'][1]}. Merge the shards of one build."
-            )
-        what = f"part {number} (shard {index} of {count})"
-        parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        require_settings(part.provenance, settings_of(parts[0]), what)
-        if index in found:
-            raise MismatchError(
-                f"shard {index} of {count} is there twice; it would count double. Give each once."
-            )
-        found[index] = part
-    missing = [str(index) for index in range(1, count + 1) if index not in found]
-    if missing:
-        raise InputError(
-            f"of {count} shards, {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-            f"missing. Build with shard {missing[0]}/{count} first."
-        )
-    return _assemble([found[index] for index in sorted(found)])
-
-
-def _require_shard(part: Curvature, number: int) -> None:
-    shard = part.provenance.get("shard")
-    if shard is None:
-        raise InputError(
-            f"part {number} is not a shard but a build of its own. Merge the shards first, and "
-            "then the result with other builds."
-        )
-    done, mine = progress_of(part)
-    if done < mine:
-        raise InputError(
-            f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "
-            "again with the same checkpoint: it goes on from there."
-        )
-
-
-def _assemble(parts: list[Curvature]) -> Curvature:
-    """Each group from the shard that owns it."""
-    first = parts[0]
-    arrays = {
-        name: np.zeros_like(getattr(first, name))
-        for name in ("group_grams", "group_positions", "group_risks")
-    }
-    rows: dict[int, tuple[str, float]] = {}
-    for part in parts:
-        settings, shard = part.provenance, tuple(part.provenance["shard"])
-        mine = shard_groups(shard, settings["groups"])
-        for name, array in arrays.items():
-            array[mine] = getattr(part, name)[mine]
-        numbers = shard_sequences(shard, settings["groups"], settings["num_sequences"])
-        values = zip(settings["row_fingerprints"], settings["sequence_seconds"], strict=True)
-        rows |= dict(zip(numbers, values, strict=True))
-    ordered = [rows[number] for number in sorted(rows)]
-    provenance = {key: value for key, value in first.provenance.items() if key != "shard"}
-    provenance |= {
-        "complete": True,
-        "sequences_done": len(ordered),
-        "row_fingerprints": [row for row, _ in ordered],
-        "sequence_seconds": [seconds for _, seconds in ordered],
-        "seconds": sum(part.provenance["seconds"] for part in parts),
-        "device": sorted({str(part.provenance["device"]) for part in parts}),
-        "events": _events(parts),
-        "merged_from": [part.fingerprint for part in parts],
-    }
-    grams, positions, risks = arrays.values()
-    return Curvature.from_groups(first.units, grams, positions, risks, provenance)
-
-
-def _events(parts: list[Curvature]) -> list[str]:
-    events = [
-        f"shard {number}: {event}"
-        for number, part in enumerate(parts, start=1)
-        for event in part.provenance["events"]
-    ]
-    for name in _RUNTIME:
-        values = [part.provenance["runtime"][name] for part in parts]
-        if len(set(values)) > 1:
-            events.append(
-                f"the shards ran with {name} {', '.join(map(str, values))}: the last digits may "
-                "differ from those of one build"
-            )
-            log.warning(events[-1])
-    return events

@@ -202,6 +202,47 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
             f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one "
             "of our files. Delete it and build again, or use its .previous if there is one."
         ) from None
+    _require_format(value, path, format_name, version)
+    return value
+
+
+def dump_npz(value: dict[str, Any]) -> bytes:
+    """A dict of numpy arrays and JSON-able values as an `.npz` archive; the rest is its header."""
+    arrays: dict[str, Any] = {
+        name: item for name, item in value.items() if isinstance(item, np.ndarray)
+    }
+    header = {name: item for name, item in value.items() if name not in arrays}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def load_npz(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
+    """Read what `dump_npz` wrote, checking `format` and `version`; runs nothing from the file.
+
+    Raises: as `load_plain`.
+    """
+    path = Path(path)
+    try:
+        # opened here, because np.load leaves a truncated archive open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            value: dict[str, Any] = {
+                name: archive[name] for name in archive.files if name != "header"
+            }
+            value |= json.loads(archive["header"].tobytes())
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, numpy and json each have their own
+        raise FileFormatError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours. "
+            "Build it again."
+        ) from None
+    _require_format(value, path, format_name, version)
+    return value
+
+
+def _require_format(value: Any, path: Path, format_name: str, version: int) -> None:
     found = value.get("format") if isinstance(value, dict) else type(value).__name__
     if found != format_name:
         raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
@@ -210,7 +251,6 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
             f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
             f"{version}. Build it again, or read it with the release that wrote it."
         )
-    return value
 
 
 class _PlainUnpickler(pickle.Unpickler):

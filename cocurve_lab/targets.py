@@ -224,6 +224,16 @@ def target_cost(units: UnitSet, ratio: float) -> float:
     return needed_cost(ratio, units.total_cost)
 
 
+def ratio_budget(units: UnitSet, ratio: float) -> Budget:
+    """The budget of a plain ratio of removable parameters, as `Target.budget` is of a target.
+
+    Raises:
+        InputError: as `require_ratio`.
+    """
+    require_ratio(ratio)
+    return Budget(units.costs, target_cost(units, ratio), float(ratio))
+
+
 def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
     """Bytes of keys and values per token that go with each unit [M], int64; FFN groups have 0.
 

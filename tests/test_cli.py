@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from conftest import interrupt_at
 from models import CONTEXT, GROUPS, tiny_model, word_tokenizer
 from safetensors.torch import load_file, save_file
+from waiting import eventually
 
 import cocurve_lab as cl
 from cocurve_lab import build as build_module
@@ -614,9 +614,7 @@ def test_a_terminated_job_keeps_its_checkpoint_and_resumes_to_the_same_bits(
     job = subprocess.Popen(
         [sys.executable, "-c", TERMINATED, *command], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*.ckpt")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    eventually(lambda: list(tmp_path.glob("*.ckpt")) or job.poll() is not None, seconds=120)
     job.send_signal(signal.SIGTERM)
     _, said = job.communicate(timeout=60)
     assert job.returncode == INTERRUPTED, said

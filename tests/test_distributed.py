@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from models import GROUPS, tiny_model, tiny_text, word_tokenizer
 from transformers import PreTrainedModel
+from waiting import eventually
 
 import cocurve_lab as cl
 from cocurve_lab import distributed, progress, storage
@@ -27,9 +28,10 @@ from cocurve_lab.distributed import RayExecutor, Turns, ray_executor
 from cocurve_lab.errors import WorkerError
 from cocurve_lab.estimator import build_settings
 from cocurve_lab.loading import fingerprint_model
+from cocurve_lab.merging import merge_shards
 from cocurve_lab.remote import RemoteWorker, parcel, unpack
 from cocurve_lab.runtime import measuring
-from cocurve_lab.shards import SETTINGS, complete_shards, files_in, merge_shards, shard_sequences
+from cocurve_lab.shards import SETTINGS, complete_shards, files_in, shard_sequences
 from cocurve_lab.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
 
 ROWS = 7
@@ -582,7 +584,5 @@ def test_errors_of_a_worker_arrive_as_what_they_are_and_ctrl_c_keeps_what_is_don
         build(poisoned, executor=workers(1))
     partial = build(executor=workers(1), on_sequence=stop_after(3))
     assert partial.provenance["sequences_done"] == 3
-    deadline = time.monotonic() + 30  # the actors are ended: their CPUs come back
-    while cluster.available_resources().get("CPU", 0) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert cluster.available_resources()["CPU"] == 2
+    # the actors are ended: their CPUs come back
+    eventually(lambda: cluster.available_resources().get("CPU"), lambda free: free == 2, seconds=30)

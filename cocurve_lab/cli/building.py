@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..build import BuildOptions
 from ..errors import InputError
+from ..merging import merge_shards
 from ..shards import (
     checkpoint_of,
     files_in,
     kept_at,
-    merge_shards,
     progress_of,
     settings_of,
     shard_groups,
