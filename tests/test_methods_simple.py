@@ -16,8 +16,9 @@ import cocurve_lab as cl
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError, NumericalError
 from cocurve_lab.guards import Guards
 from cocurve_lab.methods import statistics
-from cocurve_lab.methods.base import Evidence, Method, uniform_order
+from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
+from cocurve_lab.methods.filling import uniform_order
 from cocurve_lab.methods.flap import _standardise
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.selection import Selection

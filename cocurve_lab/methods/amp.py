@@ -15,7 +15,8 @@ from ..guards import Guards
 from ..replay import widen
 from ..selection import Selection
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import blocks, take_counts, take_in_order, uniform_order
 from .statistics import Block, per_unit, provenance_of, watch_inputs, weight_columns
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from ..errors import InputError
 from ..guards import Guards
 from ..selection import Selection
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, global_order, take_in_order
+from .base import Evidence, Method
+from .filling import blocks, global_order, take_in_order
 from .statistics import (
     Block,
     InputStatistics,

@@ -43,7 +43,8 @@ from ..projections import is_transposed
 from ..runtime import measuring, require_measurable
 from ..selection import Selection
 from ..units import Unit, UnitSet, require_units
-from .base import Evidence, Method, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import take_in_order, uniform_order
 from .statistics import layer_passes, provenance_of, require_passes
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from ..calibration import CalibrationSet
 from ..guards import Guards
 from ..selection import Selection
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import blocks, take_counts, take_in_order, uniform_order
 from .statistics import per_unit, present_blocks, provenance_of, weight_columns
 
 if TYPE_CHECKING:

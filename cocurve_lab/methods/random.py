@@ -12,7 +12,8 @@ from ..errors import InputError
 from ..guards import Guards
 from ..selection import Selection
 from ..units import UnitSet, require_units
-from .base import Allocation, Evidence, Method, global_order, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import Allocation, global_order, take_in_order, uniform_order
 from .statistics import provenance_of
 
 if TYPE_CHECKING:

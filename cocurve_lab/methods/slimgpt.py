@@ -52,7 +52,8 @@ from ..pruner import prune
 from ..selection import Selection
 from ..slicing import kept_columns
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import blocks, take_in_order, uniform_order
 from .statistics import (
     Block,
     collect_statistics,

@@ -49,7 +49,8 @@ from ..guards import Guards
 from ..runtime import exclusive
 from ..selection import Selection
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import blocks, take_counts, take_in_order, uniform_order
 from .slimllm_scores import ffn_scores, group_products, pearson_scores, swap_search, watching
 from .statistics import Block, collect_statistics, layer_passes, provenance_of, require_passes
 

@@ -42,7 +42,8 @@ from ..runtime import require_measurable
 from ..selection import Selection
 from ..targets import require_ratio
 from ..units import UnitSet, require_units
-from .base import Evidence, Method, blocks, take_counts, take_in_order, uniform_order
+from .base import Evidence, Method
+from .filling import blocks, take_counts, take_in_order, uniform_order
 from .statistics import Block, collect_statistics, present_blocks, provenance_of
 
 if TYPE_CHECKING:
