@@ -13,10 +13,13 @@ SECONDS_APART = 30.0
 
 
 def open_bar(progress: Progress, **settings: Any) -> Any:
-    """A tqdm bar (True), a hidden one (False), or `Lines`; `settings` are those of tqdm."""
-    if progress == "lines":
+    """A tqdm bar (True), a hidden one (False), or `Lines`; `settings` are those of tqdm.
+
+    Where nothing is left to do (total 0), nothing is shown.
+    """
+    if progress == "lines" and settings["total"]:
         return Lines(**settings)
-    return tqdm(**settings, disable=not progress)
+    return tqdm(**settings, disable=not (progress and settings["total"]))
 
 
 class Lines:

@@ -207,17 +207,17 @@ def measure_plans(
     missing = memory.absent(plans, slice(None))
     batch = plans_per_batch or max(1, min(len(missing), _BATCH_TOKENS // held_out.seq_len))
     engine = _Engine(architecture, held_out, batch)
+    label = f"KL of {len(missing)} plan{'' if len(missing) == 1 else 's'}"
     missing.append(DENSE)
     scales[DENSE] = {}
     numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
-    with measuring(model, torch.get_num_threads()):
-        label = f"KL of {len(missing)} plans"
-        with open_bar(progress, total=len(numbers), desc=label, unit="sequence") as bar:
-            for number in numbers:
-                absent = memory.absent(missing, number)
-                found = engine.measure(number, [scales[mark] for mark in absent])
-                memory.add(absent, number, found)
-                bar.update()
+    bar = open_bar(progress, total=len(numbers), desc=label, unit="sequence")
+    with measuring(model, torch.get_num_threads()), bar:
+        for number in numbers:
+            absent = memory.absent(missing, number)
+            found = engine.measure(number, [scales[mark] for mark in absent])
+            memory.add(absent, number, found)
+            bar.update()
     table = np.array([memory.values[selection.fingerprint] for selection in selections])
     dense = memory.values[DENSE][:, 1]
     return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)

@@ -217,6 +217,19 @@ def test_adding_plans_measures_only_the_new_ones(
     assert rows == []
 
 
+@pytest.mark.parametrize("progress", [True, "lines"])
+def test_progress_counts_the_plans_that_are_measured(
+    progress: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+    said = {"KL of 2 plans:": [[0], [3]], "KL of 1 plan:": [[3], [5]], "": [[5]]}
+    for words, plans in said.items():
+        cl.measure_plans(model, plans_of(model, plans), text, checkpoint=path, progress=progress)
+        shown = capsys.readouterr().err
+        assert words in shown
+        assert bool(shown) == bool(words)
+
+
 def test_half_measured_plans_are_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
