@@ -187,7 +187,9 @@ def lambda_path(
     (a_v - a_w) / (b_w - b_v), where b_v < b_w. The first such event over all steps ends the order;
     only the steps from there on are solved again.
 
-    Equal to `solve_greedy` at every lambda farther than rounding (about 1e-9) from a breakpoint.
+    Equal to `solve_greedy` at every lambda farther than rounding (about 1e-9) from a breakpoint,
+    unless two units score alike at every lambda (one the copy of the other): which of them goes is
+    then up to rounding, at each lambda anew in a solve, once for an interval on the path.
 
     Args:
         curvature, ratio, guards, include, exclude: as for `solve_greedy`.
@@ -235,14 +237,16 @@ class _Sweep:
 
         Rounding can put an event a hair before the lambda at which floating-point scores really
         change places. Then the step is looked at again after 1e-13, 2e-13, 4e-13, ... (relative),
-        but no later than its next event, so the sweep always moves and skips nothing.
+        but no later than its next event, after which this begins anew: the sweep always moves and
+        skips nothing.
         """
         self.now = max(self.now, event)
         step = int(self.events.argmin())
         if self._winner(step) == self.greedy.order[step]:
             times = self._crossings(step, step + 1)[0]
+            again = self.patience[step] * 2  # of units tied for good: they never change places
+            self.patience[step] = self._hair() if (times == event).any() else again
             later = times[times > self.now].min(initial=np.inf)
-            self.patience[step] *= 2
             self.events[step] = min(self.now + self.patience[step], later)
         else:
             self.close(self.now)
@@ -282,10 +286,14 @@ class _Sweep:
             self.may_stall = True
         if stop == len(greedy.order):
             self.events[start:] = np.inf
-        self.patience[start:stop] = 1e-13 * max(self.now, 1e-3)
+        self.patience[start:stop] = self._hair()
         start = max(start, len(greedy.rules.forced))  # forced steps have no rivals
         if start < stop:
             self.events[start:stop] = self._crossings(start, stop).min(axis=1)
+
+    def _hair(self) -> float:
+        """How far after an event a step is looked at again for the first time."""
+        return 1e-13 * max(self.now, 1e-3)
 
     def _winner(self, step: int) -> int:
         """What greedy would remove at this step at the current lambda; the very sum of its loop."""

@@ -83,6 +83,16 @@ def test_the_path_survives_exact_ties(seed: int, ratio: float) -> None:
         assert set(plan.pruned) == set(solve_greedy(curvature, ratio, strength).pruned)
 
 
+def test_units_tied_for_good_hide_no_crossing() -> None:
+    """Units 1 and 2 differ by less than rounding at every lambda; unit 3 passes both at 1/2."""
+    units = make_units(1, 0, 4, ffn_cost=4)
+    matrix = np.diag([0.02, 2.0, 2.0, 2.5])
+    matrix[0, 1:] = matrix[1:, 0] = 1.0, np.nextafter(1.0, 0.0), 0.5
+    path = lambda_path(Curvature(matrix, units), 0.5)
+    assert path.breakpoints == pytest.approx([0.5], abs=1e-9)
+    assert [segment.selection.pruned for segment in path if segment.selection] == [(0, 1), (0, 3)]
+
+
 def test_a_segments_plan_is_the_solve_at_its_own_lambda() -> None:
     curvature = random_curvature(UNITS, 1, shared=1.0)
     path = lambda_path(curvature, 0.4)
