@@ -131,11 +131,13 @@ class Curvature:
 
     @cached_property
     def ffn_redundancy_noise_floor(self) -> float | None:
-        """What `ffn_redundancy` would read on this many positions if every true rho were 0.
+        """What sampling alone puts into `ffn_redundancy`: mean |error| of its rho.
 
-        From two halves of the groups: (rho_a - rho_b) / 2 has the sampling error of the whole, and
-        mean |error| is the floor. None without at least two groups. Where rho is 0 this is the
-        sqrt(2 / (pi n)) of independent positions, without assuming they are independent.
+        From two halves of the groups: (rho_a - rho_b) / 2 has the sampling error of the whole where
+        the halves are equally long (it is too large where they are not). None without at least two
+        groups. Where every true rho is 0 it is what `ffn_redundancy` reads, the sqrt(2 / (pi n)) of
+        independent positions, without assuming they are independent; as |rho| grows it falls
+        below that, by about 1 - rho^2.
         """
         halves = self._halves()
         if halves is None:

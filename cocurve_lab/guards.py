@@ -70,10 +70,10 @@ def reachable_ratio(
     """The largest share of removable cost any plan can remove under the guards, in [0, 1].
 
     Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
-    dearest set of its admissible units within the layer cap. Exact, except for a layer whose cap is
-    more than 2^24 times the common divisor of its costs (not met in real models, where costs are
-    multiples of a width): there the cap itself stands in, an upper bound. Costs of one's own that
-    are not whole are exact up to 40 units per layer.
+    dearest set of its admissible units within the layer cap. Exact up to 40 units per layer, and
+    for more wherever the cap is at most 2^24 times the common divisor of whole costs (so in all
+    real models, where costs are multiples of a width); else the cap itself stands in, an upper
+    bound.
 
     Args:
         units: the UnitSet.
@@ -84,7 +84,7 @@ def reachable_ratio(
     Raises:
         InputError: as for `solve_greedy`.
     """
-    return Rules(units, guards, ratio, include, exclude).reachable() / units.total_cost
+    return Rules(units, guards, ratio, include, exclude).reachable()[0] / units.total_cost
 
 
 class Rules:
@@ -135,15 +135,19 @@ class Rules:
             room[self.units[u].layer] -= self.budget.costs[u].item()
         return room
 
-    def reachable(self) -> float:
-        """The most that any plan removes, in the budget's costs: see `reachable_ratio`."""
+    def reachable(self) -> tuple[float, bool]:
+        """The most that any plan removes, in the budget's costs, and whether that is exact.
+
+        Where it is not, it is an upper bound: see `reachable_ratio`.
+        """
         costs = self.budget.costs
-        reachable = costs[list(self.forced)].sum().item()
+        reachable, exact = costs[list(self.forced)].sum().item(), True
         free = self.admissible.copy()
         free[list(self.forced)] = False
         for layer, room in enumerate(self.room_after(self.forced)):
-            reachable += _largest_sum(costs[free & (self.units.layers == layer)], room)
-        return reachable
+            largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
+            reachable, exact = reachable + largest, exact and sure
+        return reachable, exact
 
     def _require_forced(self) -> None:
         for count, u in enumerate(self.forced, start=1):
@@ -177,31 +181,30 @@ class Rules:
         return "; ".join(part for part in parts if part) or "no guards"
 
 
-def _largest_sum(costs: np.ndarray, room: float) -> float:
-    """The largest sum of a subset of `costs` that is at most `room`."""
+def _largest_sum(costs: np.ndarray, room: float) -> tuple[float, bool]:
+    """The largest sum of a subset of `costs` that is at most `room`, and whether it is exact."""
     if costs.sum() <= room:
-        return costs.sum().item()
-    if costs.dtype != np.int64:
-        return _largest_fractional_sum(costs, room)
+        return costs.sum().item(), True
+    whole = costs.dtype == np.int64
+    step = int(np.gcd.reduce(costs)) if whole else 0
+    # a bit per possible sum of whole costs: 2 MB and milliseconds per cost up to here
+    if not whole or room // step > 1 << 24:
+        few = len(costs) <= 40  # 2^20 sums per half up to here
+        return (_largest_of_halves(costs, room) if few else room), few
     room = int(room)
-    step = int(np.gcd.reduce(costs))
-    if room // step > 1 << 24:  # a bit per possible sum: 2 MB and milliseconds per cost up to here
-        return room
     sums, within = 1, (1 << room // step + 1) - 1  # bit k: some subset sums to k steps
     for cost in costs.tolist():
         sums |= sums << cost // step & within
-    return (sums.bit_length() - 1) * step
+    return (sums.bit_length() - 1) * step, True
 
 
-def _largest_fractional_sum(costs: np.ndarray, room: float) -> float:
-    """The same for costs that are not whole: every sum of one half, met by one of the other."""
-    if len(costs) > 40:  # 2^20 sums per half up to here
-        return room
+def _largest_of_halves(costs: np.ndarray, room: float) -> float:
+    """The largest sum within `room`: every sum of one half, met by the best of the other."""
     halves = []
     for half in (costs[::2], costs[1::2]):
-        sums = np.zeros(1)
+        sums = np.zeros(1, dtype=costs.dtype)
         for cost in half:
             sums = np.concatenate([sums, sums + cost])
         halves.append(np.sort(sums[sums <= room]))
     one, other = halves
-    return float((one + other[np.searchsorted(other, room - one, "right") - 1]).max())
+    return (one + other[np.searchsorted(other, room - one, "right") - 1]).max().item()

@@ -34,7 +34,7 @@ class Gate:
 
     Attributes:
         redundancy: mean |rho_uv| over FFN pairs; NaN without such pairs.
-        noise_floor: what `redundancy` would read if every true rho were 0; None without groups.
+        noise_floor: what sampling alone puts into `redundancy`; None without groups.
         corrected: `redundancy` without its upward bias; None without groups.
         diagonal_cv: kind -> std / mean of the saliency H_uu (population std); NaN where undefined.
         edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
@@ -363,7 +363,7 @@ def _reason(redundancy: float, floor: float | None, band: str, strength: float |
         )
     bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
     bound = bounds.get(band, f"at least {HIGH:.2f}")
-    noise = "" if floor is None else f" (pure noise would read {floor:.3f})"
+    noise = "" if floor is None else f" (sampling alone reads {floor:.3f})"
     advice = "take the edges in full" if strength else "damp the edges away"
     return (
         f"The FFN redundancy is {redundancy:.3f}{noise}, {bound}, "

@@ -25,7 +25,7 @@ from .masking import Scales, column_scales, resolve, scaled, stack_rows
 from .replay import widen
 from .runtime import measuring, require_measurable
 from .selection import Selection
-from .units import Unit
+from .units import Unit, UnitSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -107,6 +107,8 @@ def compare_text(
     prompt: str,
     selection: Selection | Iterable[Unit | str | int],
     sampling: Sampling = GREEDY,
+    *,
+    unit_set: UnitSet | None = None,
 ) -> TextPair:
     """Continue a prompt with the dense model and under a plan, in lockstep.
 
@@ -114,7 +116,8 @@ def compare_text(
     """
     prompt_ids = encode_prompt(model, tokenizer, prompt)
     texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
-    for pair in generate_lockstep(model, tokenizer, prompt, selection, sampling):
+    pairs = generate_lockstep(model, tokenizer, prompt, selection, sampling, unit_set=unit_set)
+    for pair in pairs:
         for text, token in zip(texts, pair, strict=True):
             if token is not None:
                 text.add(token)
@@ -128,6 +131,8 @@ def generate_lockstep(
     prompt: str,
     selection: Selection | Iterable[Unit | str | int],
     sampling: Sampling = GREEDY,
+    *,
+    unit_set: UnitSet | None = None,
 ) -> Iterator[TokenPair]:
     """Yield the next token of both texts until both have ended.
 
@@ -142,6 +147,7 @@ def generate_lockstep(
         prompt: the text to continue.
         selection: a Selection (its gains are honoured), or units, names or indices.
         sampling: length, temperature and seed.
+        unit_set: what names and indices refer to; by default the model's own 16-group units.
 
     Raises:
         InputError: an empty prompt, or one that leaves no room in the model's context; raised
@@ -150,7 +156,7 @@ def generate_lockstep(
         NumericalError: NaN logits.
     """
     architecture = describe(model)
-    scales = column_scales(architecture, *resolve(model, selection))
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
     prompt_ids = encode_prompt(model, tokenizer, prompt)
     return _steps(architecture, prompt_ids, scales, sampling)
 
@@ -180,6 +186,8 @@ def forced_kl(
     model: PreTrainedModel,
     selection: Selection | Iterable[Unit | str | int],
     input_ids: Sequence[int] | Tensor,
+    *,
+    unit_set: UnitSet | None = None,
 ) -> np.ndarray:
     """KL(dense || pruned) at every position of one given text (teacher-forced).
 
@@ -190,6 +198,7 @@ def forced_kl(
         model: the dense model.
         selection: a Selection (its gains are honoured), or units, names or indices.
         input_ids: the text [T], at least two tokens.
+        unit_set: what names and indices refer to; by default the model's own 16-group units.
 
     Returns:
         [T - 1] float64, nats per token over the full vocabulary; entry t is about token t + 1.
@@ -206,7 +215,7 @@ def forced_kl(
             f"the text has shape {tuple(row.shape)}; a KL needs one row of at least two tokens."
         )
     require_measurable(model, CalibrationSet(row[None]))
-    scales = column_scales(architecture, *resolve(model, selection))
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
     ids = row.to(model_device(model)).expand(2, -1)
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, [{}, scales])):

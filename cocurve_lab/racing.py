@@ -101,7 +101,7 @@ class Candidate:
     """One distinct pruned set and how it fared.
 
     Attributes:
-        selection: the plan, as made at its smallest lambda or loosest guards.
+        selection: the plan, as the path of the loosest guards that make it has it (`Segment`).
         intervals: all lambda that make it: [start, stop) of path segments, (x, x) for points.
         guards: all guards that make it, loosest first.
         kl: held-out KL over the rows measured, nats per token.

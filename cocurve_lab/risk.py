@@ -28,7 +28,7 @@ from .progress import Progress, open_bar
 from .replay import widen
 from .runtime import is_out_of_memory, measuring, require_measurable
 from .selection import Selection
-from .units import Unit
+from .units import Unit, UnitSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -134,6 +134,8 @@ def pruning_risk(
     model: PreTrainedModel,
     selection: Selection | Iterable[Unit | str | int],
     calibration: CalibrationSet,
+    *,
+    unit_set: UnitSet | None = None,
 ) -> float:
     """KL(teacher || masked model) of one plan (eq. risk).
 
@@ -141,17 +143,19 @@ def pruning_risk(
         model: the dense model.
         selection: a Selection, or units, names or indices.
         calibration: rows and scored positions to average over.
+        unit_set: what names and indices refer to; by default the model's own 16-group units.
 
     Returns:
         Nats per token over the full vocabulary; logits shifts and KL in float32 or better.
 
     Raises:
         MismatchError: the selection is for other units.
+        InputError: an unknown unit, or one named twice.
         NumericalError: NaN or infinite logits.
     """
     architecture = describe(model)
     require_measurable(model, calibration)
-    scales = column_scales(architecture, *resolve(model, selection))
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
     engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
         risks = [engine.measure(number, [scales])[0, 0] for number in range(len(calibration))]

@@ -61,8 +61,9 @@ def solve_greedy(
         InputError: the ratio or lambda is out of range, a unit is unknown, or an included unit
             breaks a guard.
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
-            some plan does but greedy runs out of admissible units at this lambda. Its ratios are
-            shares of what the target counts.
+            some plan does but greedy runs out of admissible units at this lambda (where
+            `reachable_ratio` is only a bound, some plan may). Its ratios are shares of what the
+            target counts.
     """
     require_strength(interaction_strength)
     if costs is not None:
@@ -230,21 +231,31 @@ class Greedy:
 
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
-        most = self.rules.reachable()
+        most, exact = self.rules.reachable()
         stalled = self.realized_ratio if most >= self.target else None
         if stalled is None:
             beyond, ask = self.budget.bounds(most)
-            fact = f"no plan {beyond} under {self.rules}"
-            remedy = f"Ask for {ask}, or loosen the guards."
+            fact, remedy = f"no plan {beyond} under {self.rules}", self.remedy(ask)
         else:
             shown = self.budget.shown
+            there = f"{'a plan of' if exact else 'room for'} {shown(most)} exists"
             fact = (
                 f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} "
-                f"under {self.rules}, though a plan of {shown(most)} exists"
+                f"under {self.rules}, though {there}"
             )
             less = "a smaller ratio" if self.budget.target is None else "a milder target"
             remedy = f"Try another interaction_strength, {less}, or looser guards."
         return self.out_of_reach(f"{fact}. {remedy}", most, stalled)
+
+    def remedy(self, ask: str) -> str:
+        """What to do where no plan reaches the target; `ask` is the most there is."""
+        factor = self.guards.layer_cap_factor
+        if factor is None:
+            return f"Ask for {ask}, or loosen the guards."
+        return (
+            f"Loosen the guards: the layer cap is {factor:g} x the ratio, so a smaller ratio has a "
+            "tighter one."
+        )
 
     def out_of_reach(
         self, message: str, most: float, stalled: float | None = None

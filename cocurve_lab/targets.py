@@ -183,7 +183,7 @@ class Budget:
         return left * ITEM_BYTES[self.target.dtype] if self.target.size is not None else left
 
     def shown(self, removed: float) -> str:
-        """`value` in words, rounded so that asking for the printed value works."""
+        """`value` in words, rounded so that asking for the printed value asks for no more."""
         if self.target is None or self.target.ratio is not None:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
         return self.target.shown(self.value(removed))

@@ -25,7 +25,7 @@ Counts = tuple[int, ...]  # units that go per layer, of each shape
 
 
 def solve_uniform(greedy: Greedy, strength: float) -> Selection:
-    """The plan of least R_lambda among those that `solve_greedy(..., uniform=True)` describes.
+    """The plan `solve_greedy(..., uniform=True)` describes: the best of one greedy fill per counts.
 
     Every layer keeps at least one unit of each kind: no stock class has layers without. Layer caps,
     kinds, include and exclude bind as ever.
@@ -41,8 +41,8 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
         most = max((slices.removed(counts) for counts in slices.allowed()), default=0)
         beyond, ask = greedy.budget.bounds(most)
         raise greedy.out_of_reach(
-            f"with the same counts in every layer no plan {beyond}. Ask for {ask}, loosen the "
-            "guards, or leave uniform away.",
+            f"with the same counts in every layer no plan {beyond}. {greedy.remedy(ask)} Or leave "
+            "uniform away.",
             most,
         )
     plans = []

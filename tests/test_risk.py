@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab import plan_memory, risk
 from cocurve_lab.fisher import kl_divergence, whiten
+from cocurve_lab.lockstep import forced_kl
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
 
@@ -55,6 +56,20 @@ def test_float64_models_are_measured_in_float64() -> None:
     for plan in plans_of(model):
         expected = naive_risk(model, [plan.units.units[i] for i in plan.pruned], text).mean()
         assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=1e-10, abs=1e-15)
+
+
+def test_names_and_indices_are_those_of_the_unit_set() -> None:
+    """By default they are those of 16 FFN groups; here there are 4."""
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    units = cl.enumerate_units(model, GROUPS)
+    place = units.index("L0.ffn[3]")
+    wanted = cl.pruning_risk(model, [units[place]], text)
+    row = text.input_ids[0]
+    for said in (place, "L0.ffn[3]"):
+        assert cl.pruning_risk(model, [said], text, unit_set=units) == wanted
+        assert np.array_equal(
+            forced_kl(model, [said], row, unit_set=units), forced_kl(model, [units[place]], row)
+        )
 
 
 def test_an_empty_plan_costs_nothing() -> None:

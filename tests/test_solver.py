@@ -409,15 +409,37 @@ def test_a_stall_of_greedy_is_told_from_an_impossible_ratio() -> None:
     assert solve_greedy(curvature, 0.5, guards=guards, exclude=[0]).pruned == (1, 2)
 
 
-@pytest.mark.parametrize(("scale", "exact"), [(1, True), (10**6, True), (10**6 + 1, False)])
-def test_the_knapsack_is_exact_until_it_would_be_huge(scale: int, exact: bool) -> None:
-    """7, 11 and 13 (of 31) under half: 13 fits, 15 would be the cap."""
-    costs = [7 * scale, 11 * scale, 13 * scale + (0 if exact else 1)]
-    if not exact:
-        costs = [cost * 10**3 + 1 for cost in costs]  # no common divisor, a cap of 1.5e10
+@pytest.mark.parametrize("scale", [1, 10**6, 10**9])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_knapsack_of_a_few_units_is_exact(scale: int, odd: int) -> None:
+    """7, 11 and 13 (of 31) under half: 13 fits, 15 would be the cap; also without a divisor."""
+    costs = [7 * scale, 11 * scale + odd, 13 * scale]
     units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, cost) for i, cost in enumerate(costs)))
-    found = reachable_ratio(units, Guards(layer_cap=0.5), 0.1)
-    assert found == (13 / 31 if exact else int(sum(costs) * 0.5) / sum(costs))
+    assert reachable_ratio(units, Guards(layer_cap=0.5), 0.1) == costs[2] / sum(costs)
+    with pytest.raises(InfeasibleError, match=r"no plan removes more than 4[01]\."):
+        solve_greedy(Curvature(np.eye(3), units), 0.45, guards=Guards(layer_cap=0.5))
+
+
+@pytest.mark.parametrize(("count", "exact"), [(40, True), (42, False)])
+def test_where_only_a_bound_is_known_no_plan_is_promised(count: int, exact: bool) -> None:
+    """Half of 1.5 each: 0.475 and 20 / 42 of them fit under 0.49."""
+    units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 4) for i in range(count)))
+    curvature, guards = Curvature(np.eye(count), units), Guards(layer_cap=0.49)
+    with pytest.raises(InfeasibleError) as caught:
+        solve_greedy(curvature, 0.48, guards=guards, costs=[1.5] * count)
+    assert ("no plan removes more than 47.50%" in str(caught.value)) == exact
+    assert ("stalls at 47.61%" in str(caught.value)) != exact
+    assert ("though room for 49.00% exists" in str(caught.value)) != exact
+
+
+def test_a_cap_that_moves_with_the_ratio_is_not_met_by_asking_for_less() -> None:
+    guards = Guards(layer_cap_factor=1.1, protect_first=2, protect_last=2)
+    curvature = random_curvature(llama_8b_units())
+    for ratio in (0.3, 0.286, 0.265):
+        with pytest.raises(InfeasibleError, match=r"the layer cap is 1\.1 x the ratio") as caught:
+            solve_greedy(curvature, ratio, guards=guards)
+        assert caught.value.stalled_ratio is None
+        assert "Ask for" not in str(caught.value)
 
 
 # Bad input ----------------------------------------------------------------------------------------

@@ -96,10 +96,11 @@ def uniform_order(
     """Units in the order that empties all blocks evenly, the lowest score of a block first.
 
     A block is the units of one kind in one layer. A unit's turn is the share of its block's cost
-    that is gone before it, divided by the block's weight, so that any prefix takes about the same
-    share (times the weight) of every block, in parameters and not in counts. Where a round is left
-    unfinished, it is done in the blocks whose unit holds the smallest share of its block's score:
-    raw scores of different blocks do not compare, and the order of layers should decide nothing.
+    that is gone with half of the unit, divided by the block's weight, so that any prefix takes
+    about the same share (times the weight) of every block, in parameters and not in counts. Where a
+    round is left unfinished, it is done in the blocks whose unit holds the smallest share of its
+    block's score: raw scores of different blocks do not compare, and the order of layers should
+    decide nothing.
 
     Args:
         units: the UnitSet.

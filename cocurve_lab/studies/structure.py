@@ -73,9 +73,9 @@ def block_table(curvature: Curvature, cache: Folder = None) -> Table:
     Returns:
         One row per block (BLOCKS) and reach (REACHES) that has a pair: pairs (unordered),
         mean_absolute |rho| and mean_signed rho, each with its jackknife standard error,
-        positive_share of rho > 0, noise_floor (what mean_absolute would read if every true rho were
-        0, from two halves of the groups), corrected (mean_absolute without that upward bias), and
-        paper (its 8B, for the whole blocks).
+        positive_share of rho > 0, noise_floor (what sampling alone puts into mean_absolute, from
+        two halves of the groups), corrected (mean_absolute without that upward bias), and paper
+        (its 8B, for the whole blocks).
     """
     return cached_table(cache, "blocks", settings_of(curvature), lambda: _blocks(curvature))
 
