@@ -6,18 +6,18 @@ position t scores the distribution of token t + 1, so positions lie in [0, T - 2
 
 from __future__ import annotations
 
-import json
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from .documents import read_documents, stream_hub
 from .errors import InputError, MismatchError
 from .loading import demo_folder, is_demo
 from .storage import fingerprint
@@ -129,9 +129,10 @@ class CalibrationSet:
     def from_file(
         cls, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> CalibrationSet:
-        """Read documents from a file: `.jsonl` with a "text" field, else text split at blank lines.
+        """Read documents from a file: `.jsonl` with a "text" field, else plain text (UTF-8).
 
-        `options` are those of `from_texts`.
+        Plain text is split at blank lines, or at line ends where it has none. `options` are those
+        of `from_texts`.
 
         Raises:
             FileNotFoundError: no such file.
@@ -261,20 +262,48 @@ def default_calibration(
         InputError: offline and no text file given, or too little text.
         MismatchError: the parts share a row.
     """
+    calibration, rest = _default_rows(model_id, tokenizer, text_file, options)
+    built = calibration(num_sequences)
+    try:
+        judge = rest(held_out)
+    except InputError as error:
+        raise InputError(
+            f"{built.source} has enough text for the {num_sequences} rows to build on, but not for "
+            f"{held_out} held-out rows, which share no document with them: of what is left, {error}"
+        ) from None
+    judge.require_disjoint(built)
+    return built, judge
+
+
+def default_rows(
+    model_id: str,
+    tokenizer: PreTrainedTokenizerBase,
+    num_sequences: int = 128,
+    text_file: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> CalibrationSet:
+    """The calibration rows of `default_calibration` alone, where nothing need be held out.
+
+    Raises: as `default_calibration`.
+    """
+    return _default_rows(model_id, tokenizer, text_file, options)[0](num_sequences)
+
+
+def _default_rows(
+    model_id: str,
+    tokenizer: PreTrainedTokenizerBase,
+    text_file: str | os.PathLike[str] | None,
+    options: dict[str, Any],
+) -> tuple[Callable[[int], CalibrationSet], Callable[[int], CalibrationSet]]:
+    """What draws so many calibration rows, and then what draws held-out ones."""
     if text_file is None and is_demo(model_id):
         folder = demo_folder().parent / "texts"
-        parts = tuple(
-            CalibrationSet.from_file(
-                folder / f"{name}.jsonl",
-                tokenizer,
-                num_sequences=n,
-                source=f"demo {name}",
-                **options,
-            )
-            for name, n in (("calibration", num_sequences), ("held_out", held_out))
-        )
-        parts[1].require_disjoint(parts[0])
-        return parts[0], parts[1]
+
+        def own(name: str, count: int) -> CalibrationSet:
+            named = {"source": f"demo {name}", "num_sequences": count}
+            return CalibrationSet.from_file(folder / f"{name}.jsonl", tokenizer, **options, **named)
+
+        return partial(own, "calibration"), partial(own, "held_out")
     if text_file is not None:
         documents = read_documents(text_file)
         random.Random(options.get("seed", 0)).shuffle(documents)
@@ -282,15 +311,12 @@ def default_calibration(
     else:
         stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
         source = "allenai/c4 en"
-    # one stream, read on: no document is in both sets
-    calibration, rest = (
-        CalibrationSet.from_texts(
-            stream, tokenizer, **{"source": source} | options | {"num_sequences": count}
-        )
-        for count in (num_sequences, held_out)
-    )
-    rest.require_disjoint(calibration)
-    return calibration, rest
+
+    def read_on(count: int) -> CalibrationSet:  # one stream: no document is in two sets
+        named = {"source": source} | options | {"num_sequences": count}
+        return CalibrationSet.from_texts(stream, tokenizer, **named)
+
+    return read_on, read_on
 
 
 def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: int) -> Tensor:
@@ -305,52 +331,6 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(length - 1, generator=generator)[:per_row] for _ in range(rows)]
     return torch.stack(draws).sort(dim=1).values
-
-
-def read_documents(path: str | os.PathLike[str]) -> list[str]:
-    """Documents of a text file: the "text" fields of a `.jsonl`, else paragraphs."""
-    path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}). Convert it first.") from None
-    if path.suffix != ".jsonl":
-        return [part.strip() for part in content.split("\n\n") if part.strip()]
-    documents = []
-    # not splitlines: a JSON string may hold other line separators (U+2028) as they are
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
-            document = None
-        if not isinstance(document, str):
-            raise InputError(
-                f'{path}, line {number} is not a JSON object with a "text" field that is a string. '
-                "Correct the line, or remove it."
-            )
-        documents.append(document)
-    return documents
-
-
-def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -> Iterator[str]:
-    """Yield the text field of a hub dataset, streamed; `datasets` is imported only here."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            f"reading {dataset} needs the `datasets` package. Run `pip install cocurve-lab[hub]`, "
-            "or give a text file: CalibrationSet.from_file(path, tokenizer)."
-        ) from None
-    try:
-        rows = load_dataset(dataset, name, split=split, streaming=True)
-        yield from (row[field_name] for row in rows)
-    except Exception as error:  # each hub client release raises its own network errors
-        raise InputError(
-            f"{dataset} cannot be read ({type(error).__name__}: {error}). Offline? Give a text "
-            "file: CalibrationSet.from_file(path, tokenizer)."
-        ) from None
 
 
 def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:

@@ -13,7 +13,8 @@ import torch
 from models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 import cocurve_lab as cl
-from cocurve_lab.calibration import read_documents
+from cocurve_lab.calibration import default_rows
+from cocurve_lab.documents import read_documents
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
 
@@ -186,6 +187,29 @@ def test_files(tmp_path: Path) -> None:
         cl.CalibrationSet.from_file(tmp_path / "none.txt", word_tokenizer())
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.txt"])
+def test_a_byte_order_mark_is_no_text_and_line_ends_do_not_matter(
+    tmp_path: Path, name: str
+) -> None:
+    json_lines = name.lower().endswith("jsonl")
+    lines = [json.dumps({"text": text}) if json_lines else text for text in TEXTS]
+    content = ("\n" if json_lines else "\n \n").join(lines)
+    for encoding, text in (("utf-8", content), ("utf-8-sig", content.replace("\n", "\r\n"))):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        assert read_documents(tmp_path / name) == TEXTS
+
+
+def test_text_without_blank_lines_is_a_document_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for content, expected in (
+        ("w1 w2\nw3 \n", ["w1 w2", "w3"]),
+        ("w1 w2\n", ["w1 w2"]),
+        ("\n \n", []),
+    ):
+        path.write_text(content)
+        assert read_documents(path) == expected
+
+
 def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     text = "w1 \u2028 w2 \x85 w3"
@@ -272,3 +296,24 @@ def test_default_calibration_from_a_text_file(tmp_path: Path) -> None:
     )
     assert (len(built), len(held_out)) == (4, 2)
     assert built.source == "own.txt"
+
+
+def test_where_only_the_held_out_rows_lack_text_the_error_says_so(tmp_path: Path) -> None:
+    path, cut = tmp_path / "one.txt", {"seq_len": 8, "positions_per_sequence": 4}
+    path.write_text(" ".join(f"w{number % 90}" for number in range(100)))
+    ours = {"text_file": path} | cut
+    with pytest.raises(
+        cl.InputError,
+        match=r"one\.txt has enough text for the 4 rows to build on, but not for 2 held-out rows.*"
+        r"of what is left, the text has 0 tokens, but 2 rows of 8 need 16",
+    ):
+        cl.default_calibration("some/model", word_tokenizer(), 4, 2, **ours)
+    with pytest.raises(cl.InputError, match=r"^the text has 101 tokens, but 20 rows of 8 need 160"):
+        cl.default_calibration("some/model", word_tokenizer(), 20, 2, **ours)
+    alone = default_rows("some/model", word_tokenizer(), 4, **ours)
+    path.write_text(path.read_text() + "\n\n" + path.read_text()[4:])
+    several, _ = cl.default_calibration("some/model", word_tokenizer(), 4, 2, **ours)
+    assert len(alone) == len(several) == 4
+    assert (
+        default_rows("some/model", word_tokenizer(), 4, **ours).fingerprint == several.fingerprint
+    )

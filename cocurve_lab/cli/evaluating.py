@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..calibration import read_documents
+from ..documents import read_documents
 from ..errors import InputError
 from ..loading import demo_folder, is_demo
 from .common import add_model, add_verb, progress, read_any_model, require_new, write_new

@@ -85,7 +85,7 @@ def _read_plan(path: Path) -> Selection:
     if not path.is_file():
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:
-        return Selection.from_json(path.read_text(encoding="utf-8"))
+        return Selection.from_json(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise FileFormatError(
             f"{path} is no plan: it is not UTF-8 text. Give what `cocurve solve` wrote."

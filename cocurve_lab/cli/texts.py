@@ -23,8 +23,9 @@ def add_text(
         dest="text",
         metavar="FILE",
         type=Path,
-        help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
-        f"the demo model's own texts; for any other model {otherwise}",
+        help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines (at line '
+        "ends where it has none). Default: the demo model's own texts; for any other model "
+        f"{otherwise}",
     )
     parser.add_argument("--sequences", type=int, default=sequences, help="rows (%(default)s)")
     parser.add_argument("--length", type=int, help="tokens per row; default: the most, up to 2048")
@@ -53,17 +54,11 @@ def calibration_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> CalibrationSet:
     """The rows H is built on: those of `default_calibration`, so that notebooks find the result."""
-    from ..calibration import default_calibration
+    from ..calibration import default_rows
 
-    rows, _ = default_calibration(
-        options.model,
-        tokenizer,
-        num_sequences=options.sequences,
-        held_out=1,
-        text_file=options.text,
-        **_cut(options),
+    return default_rows(
+        options.model, tokenizer, options.sequences, text_file=options.text, **_cut(options)
     )
-    return rows
 
 
 def held_out_rows(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..calibration import read_documents
+from ..documents import read_documents
 from ..errors import InputError
 from ..loading import demo_folder
 from .local_tasks import humaneval, mbpp, read_records

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..calibration import CalibrationSet, read_documents, stream_hub
+from ..calibration import CalibrationSet
+from ..documents import read_documents, stream_hub
 from ..errors import InputError
 from ..loading import demo_folder, is_demo
 
