@@ -46,6 +46,7 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
     """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
     source, earlier = str(architecture.model.config._name_or_path), origin.manifest
     base = Path(source).name if Path(source).exists() else source
+    left = architecture.model.num_parameters()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -63,7 +64,7 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
         "target": None if selection.target is None else str(selection.target),
         "uniform": selection.uniform,
         "realized_ratio": selection.realized_ratio,
-        "params_removed_fraction": selection.params_removed_fraction,
+        "params_removed_fraction": selection.pruned_cost / (left + selection.pruned_cost),
         "interaction_strength": selection.interaction_strength,
         "predicted_risk": selection.predicted_risk,
         "pruned_units": [selection.units.units[i].name for i in selection.pruned],

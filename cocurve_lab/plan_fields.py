@@ -2,36 +2,92 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import FileFormatError
 from .families import KINDS
 
+if TYPE_CHECKING:
+    from .selection import Selection
+
+FORMAT, VERSION = "cocurve-selection", 1
 Checks = dict[str, tuple[str, Callable[[Any], bool]]]
 
 
-def require_fields(content: dict[str, Any]) -> None:
-    """Raise FileFormatError, naming the field, where one of `to_json` holds what it cannot."""
-    units, guards = content["units"], content["guards"]
-    for whole, parts, checks in (
-        ("", content, _FIELDS),
-        ("units.", units, _UNIT_FIELDS),
-        ("guards.", guards, _GUARD_FIELDS),
+def read_fields(text: str) -> dict[str, Any]:
+    """The fields of a plan in JSON, without format and version, each of its own type.
+
+    Raises:
+        FileFormatError: not JSON, no object, another format or version, or a field that is missing,
+            unknown, or holds what it cannot (named).
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise no_plan(f"it is no JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise no_plan(f"it is {_shown(content)}, not an object with fields")
+    found = (content.pop("format", None), content.pop("version", None))
+    if found != (FORMAT, VERSION):
+        raise no_plan(f"its format is {_shown(found[0])} version {_shown(found[1])}")
+    for whole, checks, optional in (
+        ("", _FIELDS, ("target", "uniform", "forced")),
+        ("units.", _UNIT_FIELDS, ()),
+        ("guards.", _GUARD_FIELDS, tuple(_GUARD_FIELDS)),
     ):
-        for name, (words, fits) in checks.items():
+        parts = content[whole[:-1]] if whole else content
+        for name in (*checks, *parts):
+            if name not in checks:
+                raise no_plan(f"no field is called {_shown(whole + name)}")
+            if name not in parts and name not in optional:
+                raise no_plan(f"{whole}{name} is missing")
+            words, fits = checks[name]
             if name in parts and not fits(parts[name]):
-                raise FileFormatError(
-                    f"not a selection: {whole}{name} is {_shown(parts[name])}, not {words}. Give "
-                    "what Selection.to_json wrote."
-                )
+                raise no_plan(f"{whole}{name} is {_shown(parts[name])}, not {words}")
     for name in ("node_terms", "edge_terms"):
         if content[name] is not None and len(content[name]) != len(content["pruned"]):
-            raise FileFormatError(
-                f"not a selection: {name} has {len(content[name])} numbers for "
-                f"{len(content['pruned'])} pruned units. Give what Selection.to_json wrote."
+            raise no_plan(
+                f"{name} has {len(content[name])} numbers for {len(content['pruned'])} pruned units"
             )
+    return content
+
+
+def require_consistent(plan: Selection) -> None:
+    """Raise FileFormatError where fields of a plan contradict one another; names both."""
+    units, target = plan.units, plan.target
+    last = max((unit.layer for unit in units), default=0)
+    if units.model_layers is not None and units.model_layers <= last:
+        raise no_plan(f"units.model_layers is {units.model_layers}, but units lie in layer {last}")
+    if units.total_parameters is not None and units.total_parameters < units.total_cost:
+        raise no_plan(
+            f"units.total_parameters is {units.total_parameters:,}, below the "
+            f"{units.total_cost:,} that its units hold"
+        )
+    if plan.forced > len(plan):
+        raise no_plan(f"forced is {plan.forced}, but {len(plan)} units are pruned")
+    if target is not None:
+        budget = target.budget(units)
+        removed = budget.costs[list(plan.pruned)].sum().item()
+        if removed < budget.needed:
+            raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
+    if plan.uniform and len({str(_counts(plan, layer)) for layer in range(units.num_layers)}) > 1:
+        raise no_plan("uniform is true, but its layers lose different counts")
+
+
+def _counts(plan: Selection, layer: int) -> list[tuple[str, int, int]]:
+    """How many units of each kind and width a layer loses."""
+    gone = (plan.units[index] for index in plan.pruned)
+    counts = Counter((u.kind, u.stop - u.start) for u in gone if u.layer == layer)
+    return sorted((*shape, count) for shape, count in counts.items())
+
+
+def no_plan(fact: str) -> FileFormatError:
+    """The error that a file holds no plan."""
+    return FileFormatError(f"not a selection: {fact}. Give what Selection.to_json wrote.")
 
 
 def _shown(value: Any) -> str:
@@ -64,6 +120,10 @@ def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
 _BOOL = ("true or false", lambda value: isinstance(value, bool))
 _INTEGER = ("a whole number from 0", _is_integer)
 _INTEGER_OR_NULL = ("a whole number from 0, or null", _or_null(_is_integer))
@@ -74,17 +134,23 @@ _TERMS = (
 )
 _FIELDS: Checks = {
     "pruned": ("a list of unit indices", lambda value: _is_list(value, _is_integer)),
-    "requested_ratio": ("a finite number", _is_number),
+    "units": ("an object", lambda value: isinstance(value, dict)),
+    "requested_ratio": ("a share from 0 to 1", _is_share),
     "ordered": _BOOL,
     "node_terms": _TERMS,
     "edge_terms": _TERMS,
-    "interaction_strength": _NUMBER_OR_NULL,
+    "interaction_strength": (
+        "a finite number from 0, or null",
+        _or_null(lambda value: _is_number(value) and value >= 0),
+    ),
+    "guards": ("an object", lambda value: isinstance(value, dict)),
     "gains": (
         "finite numbers by unit index",
         lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
     ),
     "curvature_fingerprint": ("text, or null", _or_null(lambda value: isinstance(value, str))),
     "forced": _INTEGER,
+    "target": ("an object", lambda value: isinstance(value, dict)),
     "uniform": _BOOL,
 }
 _UNIT_FIELDS: Checks = {
@@ -98,4 +164,5 @@ _GUARD_FIELDS: Checks = {
     "layer_cap_factor": _NUMBER_OR_NULL,
     "protect_first": _INTEGER,
     "protect_last": _INTEGER,
+    "kinds": ("a list of kinds", lambda value: _is_list(value, lambda kind: kind in KINDS)),
 }

@@ -13,9 +13,9 @@ import numpy as np
 
 from .architectures import KINDS
 from .curvature import Curvature
-from .errors import FileFormatError, InputError
+from .errors import InputError
 from .guards import Guards
-from .plan_fields import require_fields
+from .plan_fields import FORMAT, VERSION, no_plan, read_fields, require_consistent
 from .storage import fingerprint
 from .targets import Target, require_ratio, target_cost
 from .units import Unit, UnitSet
@@ -251,8 +251,8 @@ class Selection:
         """The plan as JSON text; `from_json` reads it back."""
         guards = {name: getattr(self.guards, name) for name in Guards.__dataclass_fields__}
         content = {
-            "format": "cocurve-selection",
-            "version": 1,
+            "format": FORMAT,
+            "version": VERSION,
             "units": self.units.to_plain(),
             "pruned": list(self.pruned),
             "requested_ratio": self.requested_ratio,
@@ -276,36 +276,26 @@ class Selection:
         """Read `to_json` output.
 
         Raises:
-            FileFormatError: not JSON, another format or version, or a field is missing or holds
-                what it cannot (named).
+            FileFormatError: not JSON, another format or version, or a field is missing, holds what
+                it cannot, or contradicts another (named).
         """
+        content = read_fields(text)
         try:
-            content = json.loads(text)
-            found = (content.pop("format"), content.pop("version"))
-            if found != ("cocurve-selection", 1):
-                raise FileFormatError(
-                    f"this JSON is {found[0]!r} version {found[1]!r}, not a selection of version "
-                    "1. Give what Selection.to_json wrote."
-                )
-            require_fields(content)
-            content["units"] = UnitSet.from_plain(content["units"])
-            content["pruned"] = content["units"].indices(content["pruned"])
+            units = content["units"] = UnitSet.from_plain(content["units"])
+            content["pruned"] = units.indices(content["pruned"])
             content["guards"] = Guards(**content["guards"])
-            content["gains"] = {
-                content["units"].index(int(index)): gain for index, gain in content["gains"].items()
-            }
             if "target" in content:
                 content["target"] = Target(**content["target"])
             for name in ("node_terms", "edge_terms"):
                 content[name] = (
                     None if content[name] is None else np.array(content[name], np.float64)
                 )
-            return cls(**content)
-        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise FileFormatError(
-                f"not a selection: {type(error).__name__} {error}. Give what Selection.to_json "
-                "wrote."
-            ) from None
+            gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
+            plan = cls(**content).with_gains(gains)
+            require_consistent(plan)
+        except (LookupError, TypeError, ValueError) as error:
+            raise no_plan(str(error).rstrip(".")) from None
+        return plan
 
     def require_units(self, units: UnitSet) -> None:
         """Raise MismatchError if a model's units are not this selection's, naming the first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from itertools import combinations
@@ -269,26 +270,55 @@ def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"pruned": [99]}, {"pruned": [1, 1]}, {"gains": {"99": 1.0}}, {"gains": {"a": 1.0}},
-     {"guards": []}, {"guards": {"kinds": 3}}, {"units": []}, {"target": {"ratio": "x"}},
-     {"unknown": 1}],
+    ("change", "said"),
+    [({"pruned": [99]}, "there is no unit 99"),
+     ({"pruned": [1, 1]}, "named twice"),
+     ({"gains": {"99": 1.0}}, "there is no unit 99"),
+     ({"gains": {"a": 1.0}}, "'a'"),
+     ({"gains": {"0": 1.5}}, "gains are finite and on kept FFN units"),  # attention
+     ({"gains": {"7": 1.5}}, "gains are finite and on kept FFN units"),  # pruned
+     ({"guards": []}, "guards is [], not an object"),
+     ({"guards": {"kinds": 3}}, "guards.kinds is 3"),
+     ({"guards": {"zzz": 3}}, "no field is called 'guards.zzz'"),
+     ({"units": []}, "units is [], not an object"),
+     ({"target": {"ratio": "x"}}, "not a selection"),
+     ({"target": {"parameters": "1k"}}, "its target is at most 1k parameters, but it comes to"),
+     ({"unknown": 1}, "no field is called 'unknown'"),
+     ({"requested_ratio": 5}, "requested_ratio is 5, not a share"),
+     ({"requested_ratio": -0.1}, "requested_ratio is -0.1, not a share"),
+     ({"interaction_strength": -2}, "interaction_strength is -2, not a finite number from 0"),
+     ({"forced": 99}, "forced is 99, but 5 units are pruned"),
+     ({"uniform": True}, "layers lose different counts"),
+     ({"units.total_parameters": 10}, "units.total_parameters is 10, below the 129"),
+     ({"units.model_layers": 1}, "units.model_layers is 1, but units lie in layer 2")],
     ids=str,
 )  # fmt: skip
-def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any]) -> None:
-    content = json.loads(solve_greedy(random_curvature(SMALL), 0.3).to_json()) | change
+def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any], said: str) -> None:
+    units = dataclasses.replace(SMALL, total_parameters=5000)
+    curvature = Curvature(random_curvature(SMALL).matrix, units)
+    content = json.loads(solve_greedy(curvature, 0.3).to_json())
+    for name, value in change.items():
+        *whole, name = name.split(".")
+        (content[whole[0]] if whole else content)[name] = value
     if "pruned" in change:
         content |= {"node_terms": None, "edge_terms": None}
-    with pytest.raises(FileFormatError, match="not a selection"):
+    with pytest.raises(FileFormatError, match="not a selection") as caught:
         Selection.from_json(json.dumps(content))
+    assert said in str(caught.value)
+    assert ".." not in str(caught.value).replace("...", "")
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 200_000, "[]", "7", "null", "{", "{}"], ids=lambda text: text[:9]
-)
-def test_json_that_is_no_plan_is_a_file_format_error(text: str) -> None:
-    with pytest.raises(FileFormatError, match="not a selection"):
+    ("text", "said"),
+    [("[" * 200_000, "it is no JSON"), ("[]", "it is [], not an object"), ("7", "it is 7"),
+     ("null", "it is None"), ("{", "it is no JSON"), ("{}", "its format is None"),
+     ('{"format": "cocurve-selection", "version": 1}', "is missing")],
+    ids=lambda text: text[:9],
+)  # fmt: skip
+def test_json_that_is_no_plan_is_a_file_format_error(text: str, said: str) -> None:
+    with pytest.raises(FileFormatError, match="not a selection") as caught:
         Selection.from_json(text)
+    assert said in str(caught.value)
 
 
 # Guards -------------------------------------------------------------------------------------------
