@@ -274,8 +274,11 @@ class Build:
     # Checkpoints --------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint; where that fails it is reported and does not stop the build."""
-        if self.checkpoint is None:
+        """Write the checkpoint of what is done, if anything is.
+
+        Where that fails it is reported, and does not stop the build.
+        """
+        if self.checkpoint is None or self.done == 0:
             return
         content = {
             "format": CHECKPOINT_FORMAT,

@@ -59,10 +59,19 @@ def is_demo(model_id: str | os.PathLike[str]) -> bool:
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """The device to use: the given one, else CUDA where torch can use it, else CPU."""
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device to use: the given one, else CUDA where torch can use it, else CPU.
+
+    Raises:
+        InputError: torch knows no such device, or cannot use it.
+    """
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(best if device is None else device)
+        torch.empty(0, device=found)  # only now torch says whether it can use it
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(f"device {str(device)!r} cannot be used ({why}). Use {best!r}.") from None
+    return found
 
 
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:

@@ -578,7 +578,16 @@ def test_an_interrupt_before_anything_is_done_says_so(
 ) -> None:
     interrupt_at(monkeypatch, 0, signal.SIGINT)
     assert main(build_command(place, tmp_path)) == INTERRUPTED
-    assert "interrupted before anything was done" in capsys.readouterr().err
+    assert "interrupted before anything was done; nothing is left" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "foo"])
+def test_a_device_that_cannot_be_used_is_named(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    assert main(build_command(place, tmp_path, "--device", device)) == FAILED
+    assert f"device '{device}' cannot be used (" in capsys.readouterr().err
 
 
 def test_a_log_file_gets_lines_and_no_carriage_returns(

@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # --help, or a command line that cannot be read
         return int(stop.code or 0)
     options.again = shlex.join(["cocurve", *arguments])
-    _quieten()
     try:
+        _quieten()
         with _terminated_like_interrupted(), warnings.catch_warnings():
             warnings.showwarning = _say_warning
             return int(options.run(options))
