@@ -78,16 +78,20 @@ def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """A dtype by its name, "bfloat16" and so on, or as it is.
 
     Raises:
-        InputError: it is no dtype of torch.
+        InputError: it is none that models run in.
     """
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype):
+    if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
     return found
 
 
-def report_device(device: str | torch.device | None = None) -> str:
+def report_device(
+    device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
+) -> str:
     """One line on where a model would run: device, dtype, free memory, versions.
+
+    Device and dtype are those to be given to `load_model`.
 
     Warns loudly (a RuntimeWarning) if the machine has an NVIDIA GPU that this torch cannot use,
     because everything then still works, only a hundred times slower.
@@ -97,10 +101,10 @@ def report_device(device: str | torch.device | None = None) -> str:
     target = pick_device(device)
     if target.type == "cuda":
         name, free = torch.cuda.get_device_name(target), torch.cuda.mem_get_info(target)[0]
-        dtype = "float32 for the demo model, else the checkpoint's dtype"
+        default = "float32 for the demo model, else the checkpoint's dtype"
     else:
         name, free = f"CPU, {torch.get_num_threads()} threads", psutil.virtual_memory().available
-        dtype = "float32"
+        default = "float32"
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
             warnings.warn(
                 f"THIS MACHINE HAS AN NVIDIA DRIVER, BUT TORCH {torch.__version__} CANNOT USE A "
@@ -108,7 +112,8 @@ def report_device(device: str | torch.device | None = None) -> str:
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return f"{name}; {dtype}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
+    used = default if dtype is None else str(read_dtype(dtype)).removeprefix("torch.")
+    return f"{name}; {used}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
 
 
 def load_model(

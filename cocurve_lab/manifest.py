@@ -125,6 +125,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         FileFormatError: there is none, it is damaged, or of another format or version.
     """
     path = folder / MANIFEST
+    if not folder.is_dir():
+        raise FileFormatError(f"there is no folder {folder}. Give one that save_pruned wrote.")
     if not path.exists():
         raise FileFormatError(
             f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model "

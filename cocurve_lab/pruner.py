@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .architectures import describe
 from .calibration import CalibrationSet
 from .equivalence import Reference
+from .errors import InputError
 from .loading import fingerprint_model, weight_marks
 from .manifest import Origin, manifest_of, weights_now
 from .runtime import require_one_device
@@ -61,6 +62,11 @@ def prune(
 
 def require_prunable(model: PreTrainedModel, selection: Selection) -> None:
     """Raise, as `prune` does, where this plan cannot be cut out of this model."""
+    if not isinstance(selection, Selection):
+        raise InputError(
+            f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
+            "Selection.from_pruned(units, [0, 1])."
+        )
     architecture = describe(model)
     require_one_device(model)
     architecture.require_unpacked()

@@ -21,16 +21,22 @@ _NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d{1,2})?)\s*([a
 
 
 class Quantity(NamedTuple):
-    """An amount, whole, and the unit it was written in: its factor and its spelling."""
+    """An amount, whole, and the unit it was written in: its factor and its spelling.
+
+    `whole` is the spelling of the unit of factor 1: " B", or none for things that are counted.
+    """
 
     amount: int
     factor: int
     suffix: str
+    whole: str
 
     def shown(self, amount: float) -> str:
-        """Another amount in this unit, rounded up to three decimals."""
+        """Another amount in this unit, rounded up to three decimals; far below it, whole."""
+        if 100 * amount < self.factor:
+            return f"{math.ceil(amount):,}{self.whole}"
         number = math.ceil(Fraction(amount) / self.factor * 1000) / 1000
-        return f"{number:,.3f}".rstrip("0").rstrip(".") + self.suffix
+        return f"{number:,.3f}".rstrip("0").rstrip(".") + (self.suffix or self.whole)
 
 
 def read_count(value: Any, what: str) -> Quantity:
@@ -77,4 +83,4 @@ def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) ->
             f"{units}."
         )
     suffix = text[len(text) - len(found[2]) :] if found[2] else ""
-    return Quantity(amount, factor, gap + suffix if suffix else "")
+    return Quantity(amount, factor, gap + suffix if suffix else "", " B" if gap else "")

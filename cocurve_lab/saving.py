@@ -66,7 +66,8 @@ def save_pruned(
         raise InputError(
             "this model carries no manifest: it was not made by prune. Prune it, then save."
         )
-    place = Path(folder).resolve()  # a link stays, the folder it leads to is replaced
+    folder = Path(folder).expanduser()
+    place = folder.resolve()  # a link stays, the folder it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
         pruned.save_pretrained(temporary)
@@ -84,7 +85,7 @@ def save_pruned(
         _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
         card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
         _write(temporary / "README.md", card)
-    return Path(folder)
+    return folder
 
 
 def load_pruned(
@@ -108,7 +109,7 @@ def load_pruned(
     """
     from transformers import GenerationConfig
 
-    folder, wanted = Path(folder), None if dtype is None else read_dtype(dtype)
+    folder, wanted = Path(folder).expanduser(), None if dtype is None else read_dtype(dtype)
     manifest = read_manifest(folder)
     model: Any = empty_pruned(folder)
     weights = _module_names(describe(model), _read_weights(folder))
@@ -136,7 +137,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     manifest = read_manifest(folder)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -151,8 +152,10 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
         raise InputError(
             f"{folder} is the working directory, which a save would replace. Give a folder in it."
         )
+    if folder.is_file():
+        raise InputError(f"{folder} is a file. Choose another folder, or move it away.")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if (names or folder.is_file()) and not (overwrite and MANIFEST in names):
+    if names and not (overwrite and MANIFEST in names):
         raise InputError(
             f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
             "replace an earlier pruned model there."

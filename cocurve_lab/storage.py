@@ -200,7 +200,7 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
     except Exception as error:  # a broken pickle can raise nearly anything
         raise FileFormatError(
             f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one "
-            "of our files. Delete it and build again, or use its .previous if there is one."
+            "of our files. Check the path; else build again, or use its .previous if there is one."
         ) from None
     _require_format(value, path, format_name, version)
     return value

@@ -217,7 +217,7 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
     """
     architecture = describe(model)
     widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
-    if widest and not 1 <= ffn_groups <= widest:
+    if widest and not (isinstance(ffn_groups, (int, np.integer)) and 1 <= ffn_groups <= widest):
         raise InputError(
             f"ffn_groups is {ffn_groups}, but the widest FFN has {widest} channels. "
             f"Choose between 1 and {widest} (the paper uses 16)."

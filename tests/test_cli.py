@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -300,6 +301,14 @@ def test_what_exists_is_never_overwritten(
         (["merge", "."], FAILED, "holds no finished shards"),
         (["solve", ".", "--ratio", "0.2", "--out", "p"], FAILED, "holds no H"),
         (["evaluate", "demo", "--report", "r"], FAILED, "--report keeps what --suite measures"),
+        (["evaluate", "demo", "--tasks", "x.jsonl"], FAILED, "--tasks names the files of --suite"),
+        (["evaluate", "demo", "--suite", "local"], FAILED, "Give both, or neither"),
+        (
+            ["evaluate", "demo", "--suite", "local", "--tasks", "no.jsonl"],
+            FAILED,
+            "there is no task file no.jsonl",
+        ),
+        (["export", "nowhere", "--gguf", "g"], FAILED, "there is no folder nowhere"),
         (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
     ],
     ids=lambda value: " ".join(value).replace("/", "|") if isinstance(value, list) else "",
@@ -494,6 +503,35 @@ def test_a_folder_without_a_tokenizer_asks_for_one(
     assert main([*evaluate, "--device", "cpu"]) == FAILED
     assert "smaller holds no tokenizer. Give --tokenizer" in capsys.readouterr().err
     assert main([*evaluate, "--device", "cpu", "--tokenizer", str(place / "model")]) == DONE
+
+
+def test_a_folder_with_a_tokenizer_keeps_to_it(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ["--text", str(place / "held_out.jsonl"), "--device", "cpu", "--json"]
+    found = []
+    for more in ([], ["--tokenizer", "demo"]):
+        assert main(["evaluate", str(tmp_path / "smaller"), *text, *more]) == DONE
+        found.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert found[0] == found[1]
+    assert not any(name.startswith("window") for name in found[0])
+
+
+def test_the_home_folder_is_found_in_every_option(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell expands ~/H, but not --out=~/H."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(built)
+    shutil.copytree(built, tmp_path / "H")
+    assert main(["solve", "~/H", "--ratio", "0.3", "--out=~/plans/plan.json"]) == DONE
+    assert (tmp_path / "plans" / "plan.json").exists()
+    model = tiny_model()
+    plan = cl.Selection.from_json((tmp_path / "plans" / "plan.json").read_text())
+    cl.save_pruned(cl.prune(model, plan), "~/smaller")
+    assert cl.load_pruned("~/smaller").num_parameters() < model.num_parameters()
+    assert (tmp_path / "smaller").is_dir()
+    assert not (built / "~").exists()
 
 
 @pytest.mark.parametrize(

@@ -197,3 +197,8 @@ def test_device_report_warns_of_an_unusable_gpu(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
     with pytest.warns(RuntimeWarning, match="CANNOT USE A GPU"):
         assert "CPU" in cl.report_device()
+
+
+def test_device_report_names_the_dtype_asked_for() -> None:
+    assert "; float32; " in cl.report_device("cpu")
+    assert "; bfloat16; " in cl.report_device("cpu", "bfloat16")

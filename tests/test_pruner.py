@@ -511,3 +511,8 @@ def test_pruned_models_can_be_measured_and_copied() -> None:
     assert len(curvature.units) == len(units) - len(plan)
     with cl.ablate(again, [curvature.units["L1.ffn[0]"]]):
         assert torch.isfinite(full_logits(again, text.input_ids)).all()
+
+
+def test_a_list_of_units_is_no_plan() -> None:
+    with pytest.raises(cl.InputError, match=r"the plan is list \[0, 1\], not a Selection"):
+        cl.prune(tiny_model(), [0, 1])  # type: ignore[arg-type]

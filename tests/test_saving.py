@@ -616,3 +616,20 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> N
         os.umask(earlier)
     assert folder.stat().st_mode & 0o777 == 0o777 & ~mask
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~mask}
+
+
+def test_a_file_in_the_way_is_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("precious")
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, [0]))
+    with pytest.raises(cl.InputError, match=r"kept\.txt is a file\. Choose another folder"):
+        cl.save_pruned(pruned, tmp_path / "kept.txt", overwrite=True)
+    assert (tmp_path / "kept.txt").read_text() == "precious"
+
+
+def test_integers_are_no_dtype_of_weights(tmp_path: Path) -> None:
+    model = tiny_model()
+    cl.save_pruned(cl.prune(model, plan_of(model, [0])), tmp_path / "smaller")
+    for dtype in ("int8", torch.int64, "float8_e4m3fn"):
+        with pytest.raises(cl.InputError, match="use float32, bfloat16, float16 or float64"):
+            cl.load_pruned(tmp_path / "smaller", dtype=dtype)

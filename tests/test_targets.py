@@ -158,6 +158,19 @@ def test_llama_8b_at_six_billion() -> None:
     assert "at most 12 GB of weights in bfloat16 asked, 11.9" in repr(same)
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target(parameters="1T"), "at most 1T parameters asked, 200 parameters realised"),
+        (Target(size="1 GB", dtype="bf16"), "1 GB of weights in bfloat16 asked, 400 B of weights"),
+        (Target(size="300", dtype="bf16"), "at most 300 B of weights in bfloat16 asked"),
+        (Target(size="0.3 kB", dtype="bf16"), "at most 0.3 kB of weights in bfloat16 asked, 0."),
+    ],
+)
+def test_what_is_realised_is_shown_in_a_unit_that_can_show_it(target: Target, words: str) -> None:
+    assert words in repr(solve_greedy(random_curvature(WHOLE), target))
+
+
 def test_the_smallest_reachable_value_is_named_in_the_unit_asked_for() -> None:
     curvature = random_curvature(WHOLE)
     with pytest.raises(InfeasibleError, match=r"at most 0\.07k parameters is out of") as caught:

@@ -19,7 +19,7 @@ from ..shards import (
     shard_groups,
     whole_path,
 )
-from .common import add_model, add_verb, progress, require_writable
+from .common import add_model, add_verb, as_path, progress, require_writable
 from .texts import add_text, calibration_rows, require_text
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def add_to(verbs: Any) -> None:
     parser = add_verb(verbs, "build", build, BUILD, BUILD_EXAMPLE)
     add_model(parser)
     add_text(parser, "calibration", 128, "text to calibrate on", "C4, from the hub")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="where H is kept")
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=as_path, required=True, help="where H is kept"
+    )
     parser.add_argument("--top-r", type=int, default=256, help="size of the shared support (256)")
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument(
@@ -74,7 +76,9 @@ def add_to(verbs: Any) -> None:
         help="folder or hub id workers read the model from themselves; default: it is sent to them",
     )
     parser = add_verb(verbs, "merge", merge, MERGE, MERGE_EXAMPLE)
-    parser.add_argument("files", metavar="FOLDER or FILE", type=Path, nargs="+", help="the shards")
+    parser.add_argument(
+        "files", metavar="FOLDER or FILE", type=as_path, nargs="+", help="the shards"
+    )
 
 
 def shard(text: str) -> Shard:
@@ -105,7 +109,7 @@ def build(options: argparse.Namespace) -> int:
     require_writable(options.out)
     require_text(options)
     executor = _executor(options)
-    print(report_device(options.device), flush=True)
+    print(report_device(options.device, options.dtype), flush=True)
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
     units = enumerate_units(model, options.ffn_groups)
     calibration = calibration_rows(options, tokenizer)

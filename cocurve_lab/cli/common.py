@@ -40,6 +40,11 @@ def add_verb(
     return parser
 
 
+def as_path(text: str) -> Path:
+    """A path of the command line; the shell leaves the ~ of --out=~/H to us."""
+    return Path(text).expanduser()
+
+
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
     parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
     add_device(parser)
@@ -58,19 +63,19 @@ def read_any_model(
     place: str, options: argparse.Namespace, tokenizer: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A dense model, or a pruned one from its folder; with its tokenizer where there is one."""
-    if not (Path(place) / MANIFEST).exists():
+    if not (Path(place_of(place)) / MANIFEST).exists():
         return load_model(place, device=options.device, dtype=options.dtype)
     from ..saving import load_pruned
 
     pruned = load_pruned(place, device=options.device, dtype=options.dtype)
-    return pruned, read_tokenizer(tokenizer or place)
+    return pruned, read_tokenizer(place, tokenizer)
 
 
-def read_tokenizer(place: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or of a hub id; None where a folder has none."""
+def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a folder or of a hub id, `otherwise` where the folder has none; or None."""
     folder = Path(place_of(place))
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
-        return None
+        return None if otherwise is None else read_tokenizer(otherwise)
     return load_tokenizer(place)
 
 
@@ -83,22 +88,22 @@ def read_curvature(place: str) -> Curvature:
     from ..curvature import Curvature
     from ..shards import files_in
 
-    path = Path(place)
-    if not path.is_dir():
-        if not path.exists():
-            raise InputError(f"there is no {path}. Build H: cocurve build MODEL --out FOLDER.")
-        return Curvature.load(path)
-    files = files_in(path)
+    there = as_path(place)
+    if not there.is_dir():
+        if not there.exists():
+            raise InputError(f"there is no {there}. Build H: cocurve build MODEL --out FOLDER.")
+        return Curvature.load(there)
+    files = files_in(there)
     if len(files.whole) != 1:
         names = ", ".join(file.name for file in files.whole) or "no H"
         advice = "Give the file of one."
         if not files.whole:
             advice = "Build one: cocurve build MODEL --out FOLDER."
             if files.shards:
-                advice = f"Merge its shards: cocurve merge {path}."
+                advice = f"Merge its shards: cocurve merge {there}."
             elif files.checkpoints:
                 advice = "An unfinished build lies there: give its command again to go on with it."
-        raise InputError(f"{path} holds {names}. {advice}")
+        raise InputError(f"{there} holds {names}. {advice}")
     return Curvature.load(files.whole[0])
 
 

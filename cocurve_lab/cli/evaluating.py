@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..documents import read_documents
 from ..errors import InputError
 from ..loading import demo_folder, is_demo
-from .common import add_model, add_verb, progress, read_any_model, require_new, write_new
+from .common import add_model, add_verb, as_path, progress, read_any_model, require_new, write_new
 from .texts import add_text, held_out_rows, require_text
 
 if TYPE_CHECKING:
@@ -32,18 +32,25 @@ def add_to(verbs: Any) -> None:
     add_model(parser)
     parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
     add_text(parser, "text", 16, "text to measure on", "it must be given")
-    parser.add_argument("--tokenizer", metavar="MODEL", help="where the folder has none")
+    parser.add_argument("--tokenizer", metavar="MODEL", help="for a pruned folder that has none")
     parser.add_argument("--suite", choices=("demo", "paper", "local"), help="tasks to run too")
-    parser.add_argument("--tasks", metavar="FILE", nargs="+", default=[], help="of suite local")
+    parser.add_argument(
+        "--tasks", metavar="FILE", type=as_path, nargs="+", default=[], help="of --suite local"
+    )
+    parser.add_argument(
+        "--allow-code-execution",
+        action="store_true",
+        help="let programs that a suite has the model write run, confined",
+    )
     parser.add_argument("--limit", type=int, help="questions per task; default: all")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="keep the suite's report")
+    parser.add_argument("--report", metavar="FILE", type=as_path, help="keep the suite's report")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     from ..evaluation.perplexity import PerplexityOptions, perplexity
 
-    _require_report(options)
+    _require_suite(options)
     require_text(options)
     place = options.tokenizer or options.against
     model, tokenizer = read_any_model(options.model, options, place)
@@ -54,7 +61,8 @@ def run(options: argparse.Namespace) -> int:
     if documents is not None:
         settings = PerplexityOptions(progress=progress())
         measured = perplexity(model, tokenizer, documents, options=settings)
-        found["perplexity"] = asdict(measured) | {"standard_error": measured.standard_error}
+        whole = asdict(measured) | {"standard_error": measured.standard_error}
+        found["perplexity"] = {k: v for k, v in whole.items() if not k.startswith("window_")}
         if not options.json:
             print(measured, flush=True)
     if options.against is not None:
@@ -73,8 +81,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _require_report(options: argparse.Namespace) -> None:
-    """Refuse, before hours of measuring, a report that could not be written after them."""
+def _require_suite(options: argparse.Namespace) -> None:
+    """Refuse, before hours of measuring, what has no part in it or could not be kept after it."""
+    if (options.suite == "local") != bool(options.tasks):
+        raise InputError("--tasks names the files of --suite local. Give both, or neither.")
+    missing = next((file for file in options.tasks if not Path(file).exists()), None)
+    if missing is not None:
+        raise InputError(f"there is no task file {missing}.")
     if options.report is None:
         return
     if options.suite is None:
@@ -125,4 +138,11 @@ def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> Evaluatio
 
     bars = progress() is True  # the harness has bars only, which do not belong in a log file
     settings = TaskOptions(files=tuple(options.tasks), progress=bars)
-    return evaluate_tasks(model, tokenizer, options.suite, options.limit, options=settings)
+    return evaluate_tasks(
+        model,
+        tokenizer,
+        options.suite,
+        options.limit,
+        options.allow_code_execution,
+        options=settings,
+    )

@@ -13,7 +13,7 @@ import numpy as np
 from ..architectures import KINDS
 from ..errors import InputError
 from ..units import UnitSet, enumerate_units
-from .common import add_verb
+from .common import add_verb, as_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +35,7 @@ def add_to(verbs: Any) -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("model", metavar="MODEL", nargs="?", help='"demo", a folder, or a hub id')
     place.add_argument("--paper", action="store_true", help="a table of every model of the paper")
-    place.add_argument("--config", metavar="FILE", type=Path, help="a config.json instead")
+    place.add_argument("--config", metavar="FILE", type=as_path, help="a config.json instead")
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .common import DTYPES, add_verb, read_curvature, write_new
+from .common import DTYPES, add_verb, as_path, read_curvature, write_new
 
 DESCRIPTION = """\
 Choose the units to remove under a budget, from H alone: no model is needed and it takes
@@ -41,7 +41,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--layer-cap", type=float, help="largest share of a layer that may go")
     parser.add_argument("--protect-first", type=int, default=0, help="first layers kept whole (0)")
     parser.add_argument("--protect-last", type=int, default=0, help="last layers kept whole (0)")
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the plan, JSON")
+    parser.add_argument("--out", metavar="FILE", type=as_path, required=True, help="the plan, JSON")
 
 
 def run(options: argparse.Namespace) -> int:

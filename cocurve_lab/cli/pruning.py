@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, InputError
 from ..loading import MANIFEST
-from .common import add_model, add_verb, read_tokenizer, require_new, require_writable
+from .common import add_model, add_verb, as_path, read_tokenizer, require_new, require_writable
 from .texts import add_text, held_out_rows, require_text
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ EXPORT_EXAMPLE = """\
 def add_to(verbs: Any) -> None:
     parser = add_verb(verbs, "prune", prune, PRUNE, PRUNE_EXAMPLE)
     add_model(parser)
-    parser.add_argument("plan", metavar="PLAN", type=Path, help="what `cocurve solve` wrote")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="a new folder")
+    parser.add_argument("plan", metavar="PLAN", type=as_path, help="what `cocurve solve` wrote")
+    parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser.add_argument("--verify", action="store_true", help="compare with the masked model")
     add_text(parser, "text", 2, "text to verify on", "it must be given")
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="what `cocurve prune` wrote")
-    parser.add_argument("--gguf", metavar="FILE", type=Path, required=True, help="a new file")
+    parser.add_argument("folder", metavar="FOLDER", type=as_path, help="what `cocurve prune` wrote")
+    parser.add_argument("--gguf", metavar="FILE", type=as_path, required=True, help="a new file")
     parser.add_argument("--dtype", default="f16", choices=("f32", "f16", "q8_0"), help="(f16)")
     parser.add_argument(
         "--pretokenizer", help="llama.cpp's name for how text is split; default: recognised"
@@ -56,7 +56,7 @@ def prune(options: argparse.Namespace) -> int:
     selection = _read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
-        require_writable(options.out.parent)
+        require_writable(options.out if options.out.is_dir() else options.out.parent)
     if options.verify:
         require_text(options)
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
@@ -145,12 +145,14 @@ def _verified(
 
 def export(options: argparse.Namespace) -> int:
     from ..export.gguf import export_gguf
+    from ..manifest import read_manifest
     from ..saving import load_pruned
 
     require_new(options.gguf)
-    place = options.tokenizer or str(options.folder)
-    tokenizer = read_tokenizer(place)
+    read_manifest(options.folder)  # a mistyped folder is no hub id
+    tokenizer = read_tokenizer(str(options.folder), options.tokenizer)
     if tokenizer is None:
+        place = options.tokenizer or options.folder
         raise InputError(f"{place} holds no tokenizer. Give --tokenizer with the dense model.")
     pruned = load_pruned(options.folder, device="cpu")
     with warnings.catch_warnings():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .common import as_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +22,7 @@ def add_text(
         f"--{name}",
         dest="text",
         metavar="FILE",
-        type=Path,
+        type=as_path,
         help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines (at line '
         "ends where it has none). Default: the demo model's own texts; for any other model "
         f"{otherwise}",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MismatchError
+from ..loading import DEMO
 
 if TYPE_CHECKING:
     from ..evaluation.perplexity import Perplexity
@@ -267,6 +268,8 @@ def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
     curvature = "No curvature is recorded." if mark is None else f"Curvature: `{mark}`."
     after = "" if _as_pruned(manifest) else " This does not repeat what came after the pruning."
     load = f"model, tokenizer = cl.load_model({json.dumps(base or 'the dense model')})"
+    if base not in (None, DEMO) and not _is_hub_id(base):
+        load += "  # or the path of its folder"
     if manifest.get("earlier_rounds"):
         load = 'model = cl.load_pruned("the folder of the model before this round")'
         after += " The rounds before are listed in the manifest, under `earlier_rounds`."
