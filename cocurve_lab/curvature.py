@@ -299,7 +299,8 @@ class Curvature:
         partial = "" if self.provenance.get("complete", True) else " (interrupted)"
         if "shard" in self.provenance:
             partial = " (shard {} of {})".format(*self.provenance["shard"])
-        blocks = ", ".join(f"{key} {value:.3f}" for key, value in self.block_means().items())
+        means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
+        blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
         return (
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "

@@ -22,7 +22,7 @@ from .merging import merge_shards
 from .probing import ProbeOptions, probe_curvature
 from .progress import Progress
 from .runtime import require_measurable
-from .shards import build_path, checkpoint_of, complete_shards, kept_at
+from .shards import build_path, checkpoint_of, complete_shards, files_in, kept_at
 from .storage import previous
 from .units import UnitSet, enumerate_units, require_units
 from .worker import Executor
@@ -145,6 +145,8 @@ def load_or_estimate(
             print(f"Loaded H from {path} (nothing was rebuilt).")
         return curvature
     checkpoint = checkpoint_of(path)
+    if progress and not checkpoint.exists():
+        _tell_of_others(folder, whole)
     build = Build.start(
         settings, model_name(model), units, calibration, options, checkpoint, executor
     )
@@ -162,6 +164,17 @@ def load_or_estimate(
     if progress:
         print(f"Saved H to {path}.")
     return curvature
+
+
+def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
+    """Say which unfinished builds this one does not go on with: a setting may be mistyped."""
+    files = files_in(folder).checkpoints
+    others = [file.name for file in files if not file.name.startswith(whole.stem)]
+    if others:
+        print(
+            f"Unfinished in {folder}, of another model, text or setting, and left as it is: "
+            f"{', '.join(others)}."
+        )
 
 
 def _merge_beside(path: Path, progress: Progress) -> None:

@@ -80,8 +80,8 @@ def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> N
     context = getattr(model.config, "max_position_embeddings", None)
     if context is not None and calibration.seq_len > context:
         raise InputError(
-            f"rows have {calibration.seq_len} tokens, the model's context is {context}. Use "
-            f"seq_len={context} or less."
+            f"rows have {calibration.seq_len} tokens, the model's context is {context}. Cut "
+            f"rows of at most {context} tokens."
         )
     require_known_head(model, calibration.input_ids[:1, :8])
 

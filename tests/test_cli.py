@@ -620,6 +620,24 @@ def test_an_interrupt_before_anything_is_done_says_so(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_build_with_another_setting_tells_of_the_unfinished_one(
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, signal.SIGINT)
+        assert main(build_command(place, tmp_path)) == INTERRUPTED
+    (unfinished,) = tmp_path.glob("*.ckpt")
+    assert "Unfinished" not in capsys.readouterr().out
+    assert main(build_command(place, tmp_path, "--top-r", "31")) == DONE
+    assert f"left as it is: {unfinished.name}." in capsys.readouterr().out
+    assert main(build_command(place, tmp_path)) == DONE
+    assert "left as it is" not in capsys.readouterr().out
+    assert not unfinished.exists()
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "foo"])
 def test_a_device_that_cannot_be_used_is_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
