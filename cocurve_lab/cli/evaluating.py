@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..documents import read_documents
@@ -85,7 +84,7 @@ def _require_suite(options: argparse.Namespace) -> None:
     """Refuse, before hours of measuring, what has no part in it or could not be kept after it."""
     if (options.suite == "local") != bool(options.tasks):
         raise InputError("--tasks names the files of --suite local. Give both, or neither.")
-    missing = next((file for file in options.tasks if not Path(file).exists()), None)
+    missing = next((file for file in options.tasks if not file.exists()), None)
     if missing is not None:
         raise InputError(f"there is no task file {missing}.")
     if options.report is None:
