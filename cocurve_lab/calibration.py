@@ -129,10 +129,9 @@ class CalibrationSet:
     def from_file(
         cls, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> CalibrationSet:
-        """Read documents from a file: `.jsonl` with a "text" field, else plain text (UTF-8).
+        """Read documents from a file: `.jsonl` with a "text" field, else text split at blank lines.
 
-        Plain text is split at blank lines, or at line ends where it has none. `options` are those
-        of `from_texts`.
+        `options` are those of `from_texts`.
 
         Raises:
             FileNotFoundError: no such file.
@@ -266,10 +265,13 @@ def default_calibration(
     built = calibration(num_sequences)
     try:
         judge = rest(held_out)
-    except InputError as error:
+    except _TooLittle as error:
+        if rest is not calibration:  # a text of its own
+            raise
         raise InputError(
             f"{built.source} has enough text for the {num_sequences} rows to build on, but not for "
-            f"{held_out} held-out rows, which share no document with them: of what is left, {error}"
+            f"{held_out} held-out rows, which share no document with them (plain text has one "
+            f"between blank lines): of what is left, {error}"
         ) from None
     judge.require_disjoint(built)
     return built, judge
@@ -333,6 +335,10 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
     return torch.stack(draws).sort(dim=1).values
 
 
+class _TooLittle(InputError):
+    """A text ended before the rows were full."""
+
+
 def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
     if seq_len is None:
         return int(min(LONGEST_ROW, tokenizer.model_max_length))
@@ -357,7 +363,7 @@ def _pack(
     while len(tokens) < needed:
         text = next(stream, None)
         if text is None:
-            raise InputError(
+            raise _TooLittle(
                 f"the text has {len(tokens)} tokens, but {rows} rows of {length} need {needed}. "
                 "Give more text, fewer rows, or shorter ones."
             )

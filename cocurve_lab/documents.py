@@ -12,15 +12,14 @@ from .errors import InputError
 
 
 def read_documents(path: str | os.PathLike[str]) -> list[str]:
-    """Documents of a text file: the "text" fields of a `.jsonl`, else paragraphs, else lines."""
+    """Documents of a text file: the "text" fields of a `.jsonl`, else paragraphs."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no text
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}). Convert it first.") from None
     if path.suffix.lower() != ".jsonl":
-        parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
-        return parts if len(parts) != 1 else [line.strip() for line in parts[0].split("\n")]
+        return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     documents = []
     # not splitlines: a JSON string may hold other line separators (U+2028) as they are
     for number, line in enumerate(content.split("\n"), start=1):

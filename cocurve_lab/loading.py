@@ -68,7 +68,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     try:
         found = torch.device(best if device is None else device)
         torch.empty(0, device=found)  # only now torch says whether it can use it
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         why = str(error).strip().partition("\n")[0]
         raise InputError(f"device {str(device)!r} cannot be used ({why}). Use {best!r}.") from None
     return found

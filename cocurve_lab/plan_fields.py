@@ -74,15 +74,17 @@ def require_consistent(plan: Selection) -> None:
         removed = budget.costs[list(plan.pruned)].sum().item()
         if removed < budget.needed:
             raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
-    if plan.uniform and len({str(_counts(plan, layer)) for layer in range(units.num_layers)}) > 1:
+    if plan.uniform and not _is_uniform(plan):
         raise no_plan("uniform is true, but its layers lose different counts")
 
 
-def _counts(plan: Selection, layer: int) -> list[tuple[str, int, int]]:
-    """How many units of each kind and width a layer loses."""
-    gone = (plan.units[index] for index in plan.pruned)
-    counts = Counter((u.kind, u.stop - u.start) for u in gone if u.layer == layer)
-    return sorted((*shape, count) for shape, count in counts.items())
+def _is_uniform(plan: Selection) -> bool:
+    """Whether every layer loses the same counts of each kind and width."""
+    layers: dict[int, Counter[tuple[str, int]]] = {}
+    for unit in (plan.units[index] for index in plan.pruned):
+        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
+    first, *others = layers.values() or [Counter()]
+    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 
 
 def no_plan(fact: str) -> FileFormatError:

@@ -66,7 +66,7 @@ def save_pruned(
         raise InputError(
             "this model carries no manifest: it was not made by prune. Prune it, then save."
         )
-    folder = Path(folder).expanduser()
+    folder = Path(os.path.expanduser(folder))
     place = folder.resolve()  # a link stays, the folder it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
@@ -109,7 +109,7 @@ def load_pruned(
     """
     from transformers import GenerationConfig
 
-    folder, wanted = Path(folder).expanduser(), None if dtype is None else read_dtype(dtype)
+    folder, wanted = Path(os.path.expanduser(folder)), None if dtype is None else read_dtype(dtype)
     manifest = read_manifest(folder)
     model: Any = empty_pruned(folder)
     weights = _module_names(describe(model), _read_weights(folder))
@@ -137,7 +137,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    folder = Path(folder).expanduser()
+    folder = Path(os.path.expanduser(folder))
     manifest = read_manifest(folder)
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

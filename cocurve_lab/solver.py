@@ -250,7 +250,7 @@ class Greedy:
     def remedy(self, ask: str) -> str:
         """What to do where no plan reaches the target; `ask` is the most there is."""
         factor = self.guards.layer_cap_factor
-        if factor is None:
+        if factor is None or self.rules.cap == 1:
             return f"Ask for {ask}, or loosen the guards."
         return (
             f"Loosen the guards: the layer cap is {factor:g} x the ratio, so a smaller ratio has a "

@@ -199,17 +199,6 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_do_not_matter(
         assert read_documents(tmp_path / name) == TEXTS
 
 
-def test_text_without_blank_lines_is_a_document_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    for content, expected in (
-        ("w1 w2\nw3 \n", ["w1 w2", "w3"]),
-        ("w1 w2\n", ["w1 w2"]),
-        ("\n \n", []),
-    ):
-        path.write_text(content)
-        assert read_documents(path) == expected
-
-
 def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     text = "w1 \u2028 w2 \x85 w3"
@@ -284,6 +273,9 @@ def test_default_calibration_of_the_embedded_model() -> None:
     assert (built.source, held_out.source) == ("demo calibration", "demo held_out")
     assert (len(built), len(held_out)) == (6, 3)
     built.require_disjoint(held_out)
+    assert default_rows("demo", tokenizer, 6, seq_len=80).fingerprint == built.fingerprint
+    with pytest.raises(cl.InputError, match=r"^the text has \d+ tokens"):  # it is a file of its own
+        cl.default_calibration("demo", tokenizer, 6, 10**5, seq_len=80)
     folder = cl.default_calibration(str(cl.demo_folder()), tokenizer, 6, 3, seq_len=80)
     assert folder[0].fingerprint == built.fingerprint
 
@@ -310,6 +302,8 @@ def test_where_only_the_held_out_rows_lack_text_the_error_says_so(tmp_path: Path
         cl.default_calibration("some/model", word_tokenizer(), 4, 2, **ours)
     with pytest.raises(cl.InputError, match=r"^the text has 101 tokens, but 20 rows of 8 need 160"):
         cl.default_calibration("some/model", word_tokenizer(), 20, 2, **ours)
+    with pytest.raises(cl.InputError, match=r"^num_sequences is 0"):
+        cl.default_calibration("some/model", word_tokenizer(), 4, 0, **ours)
     alone = default_rows("some/model", word_tokenizer(), 4, **ours)
     path.write_text(path.read_text() + "\n\n" + path.read_text()[4:])
     several, _ = cl.default_calibration("some/model", word_tokenizer(), 4, 2, **ours)

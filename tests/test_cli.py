@@ -309,6 +309,8 @@ def test_what_exists_is_never_overwritten(
             "there is no task file no.jsonl",
         ),
         (["export", "nowhere", "--gguf", "g"], FAILED, "there is no folder nowhere"),
+        (["merge", "~no-such-user/x"], FAILED, "there is no ~no-such-user/x"),
+        (["evaluate", "demo", "--allow-code-execution"], FAILED, "is for programs of a --suite"),
         (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
     ],
     ids=lambda value: " ".join(value).replace("/", "|") if isinstance(value, list) else "",
@@ -633,12 +635,13 @@ def test_a_build_with_another_setting_tells_of_the_unfinished_one(
     assert "Unfinished" not in capsys.readouterr().out
     assert main(build_command(place, tmp_path, "--top-r", "31")) == DONE
     assert f"left as it is: {unfinished.name}." in capsys.readouterr().out
-    assert main(build_command(place, tmp_path)) == DONE
+    (tmp_path / "H_model_0123456789.ckpt").touch()
+    assert main(build_command(place, tmp_path)) == DONE  # goes on, and need not tell
     assert "left as it is" not in capsys.readouterr().out
     assert not unfinished.exists()
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "foo"])
+@pytest.mark.parametrize("device", ["cuda:99", "hpu", "foo"])
 def test_a_device_that_cannot_be_used_is_named(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
 ) -> None:

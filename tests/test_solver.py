@@ -462,6 +462,14 @@ def test_where_only_a_bound_is_known_no_plan_is_promised(count: int, exact: bool
     assert ("though room for 49.00% exists" in str(caught.value)) != exact
 
 
+def test_a_cap_that_moves_with_the_ratio_but_is_no_cap_is_met_by_asking_for_less() -> None:
+    guards = Guards(layer_cap_factor=10, protect_first=1)
+    curvature = random_curvature(make_units(4, 0, 8))
+    with pytest.raises(InfeasibleError, match=r"Ask for at most 75\.00%"):
+        solve_greedy(curvature, 0.9, guards=guards)
+    assert len(solve_greedy(curvature, 0.75, guards=guards)) == 24
+
+
 def test_a_cap_that_moves_with_the_ratio_is_not_met_by_asking_for_less() -> None:
     guards = Guards(layer_cap_factor=1.1, protect_first=2, protect_last=2)
     curvature = random_curvature(llama_8b_units())

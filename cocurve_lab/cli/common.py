@@ -42,7 +42,7 @@ def add_verb(
 
 def as_path(text: str) -> Path:
     """A path of the command line; the shell leaves the ~ of --out=~/H to us."""
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:

@@ -87,6 +87,8 @@ def _require_suite(options: argparse.Namespace) -> None:
     missing = next((file for file in options.tasks if not file.exists()), None)
     if missing is not None:
         raise InputError(f"there is no task file {missing}.")
+    if options.allow_code_execution and options.suite is None:
+        raise InputError("--allow-code-execution is for programs of a --suite. Give one.")
     if options.report is None:
         return
     if options.suite is None:

@@ -56,7 +56,8 @@ def prune(options: argparse.Namespace) -> int:
     selection = _read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
-        require_writable(options.out if options.out.is_dir() else options.out.parent)
+        require_writable(options.out.resolve().parent)  # where it is made, and then renamed
+        require_writable(options.out)
     if options.verify:
         require_text(options)
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)

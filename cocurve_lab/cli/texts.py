@@ -23,9 +23,8 @@ def add_text(
         dest="text",
         metavar="FILE",
         type=as_path,
-        help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines (at line '
-        "ends where it has none). Default: the demo model's own texts; for any other model "
-        f"{otherwise}",
+        help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
+        f"the demo model's own texts; for any other model {otherwise}",
     )
     parser.add_argument("--sequences", type=int, default=sequences, help="rows (%(default)s)")
     parser.add_argument("--length", type=int, help="tokens per row; default: the most, up to 2048")

@@ -103,7 +103,7 @@ def export_gguf(
 
 def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
     """The file to write, checked before any work is done."""
-    target = Path(path).expanduser()
+    target = Path(os.path.expanduser(path))
     if dtype not in get_args(GGUFDtype):
         raise InputError(f"dtype is {dtype!r}; use one of {', '.join(get_args(GGUFDtype))}.")
     if target.is_dir():
