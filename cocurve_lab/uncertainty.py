@@ -106,7 +106,7 @@ class Jackknife:
             low, high = self.interval
             fact = (
                 f"{self.estimate:.4g} +- {self.standard_error:.2g}, bias {self.bias:.2g}, "
-                f"{self.confidence:.0%} interval {low:.4g} to {high:.4g}"
+                f"{self.confidence:.0%} interval, less the bias, {low:.4g} to {high:.4g}"
             )
         return f"Jackknife of {self.name}: {fact}. {self.note}"
 

@@ -240,7 +240,8 @@ def test_points_appear_while_measuring_and_cancel_keeps_them(
     settle(scatter)
     assert len(plans(scatter)) == len(scatter.figure.plans.x) == 8  # those in the model still count
     assert cancel.disabled
-    assert "8 of 8 plans measured" in scatter.status
+    assert "8 of 26 plans measured" in scatter.status
+    assert "then stopped" in scatter.status
     slowly.release(100)
     press(scatter, "Same-budget pool")  # and goes on where it stopped
     settle(scatter)
@@ -256,6 +257,31 @@ def test_plans_added_while_measuring_are_measured_too(
     slowly.release(10)
     settle(scatter)
     assert len(plans(scatter)) == 4
+
+
+def test_a_button_pressed_twice_asks_for_its_plans_once(
+    scatter: FidelityScatter, slowly: threading.Semaphore
+) -> None:
+    press(scatter, "Same-budget pool")
+    eventually(lambda: scatter.measurer.stage == "measuring")
+    press(scatter, "Same-budget pool")
+    assert scatter.measurer.total == 26
+    slowly.release(100)
+    settle(scatter)
+    assert len(plans(scatter)) == 26
+    assert "26 of 26 plans measured" in scatter.status
+    assert "stopped" not in scatter.status
+
+
+def test_a_plan_whose_point_is_hidden_is_still_measured(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.2)
+    scatter.measure(plan)
+    scatter.session.selection = plan
+    settle(scatter)
+    assert "nats (measured)" in scatter.status
+    scatter.methods = []
+    settle(scatter)
+    assert "nats (measured)" in scatter.status
 
 
 def test_cancel_at_once_then_measure_again(

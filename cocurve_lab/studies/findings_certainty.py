@@ -83,7 +83,8 @@ def stability_finding(stability: Stability) -> Finding:
         where=SENSITIVITY,
         ours=(
             f"overlap {stability.mean_overlap:.0%} (95 % of draws: {low:.0%} to {high:.0%}), "
-            f"{len(stability.contested())} units contested of {len(stability.selection)} pruned"
+            f"{len(stability.contested())} units contested; the plan prunes "
+            f"{len(stability.selection)}"
         ),
         agrees=verdict if stability.trustworthy else None,
     )

@@ -20,7 +20,7 @@ class Measurer:
     """Adds measured plans to a session.
 
     Attributes:
-        done, total: plans of the present work; both 0 when idle.
+        done, total: plans of the present work, less those that were cancelled; 0 when idle.
         stage: what it is doing, for a status line.
         took: how long the last finished work took, in words; empty before the first.
     """
@@ -29,6 +29,8 @@ class Measurer:
         self.session, self._moved = session, moved
         self._lock = threading.RLock()
         self._todo: deque[Waiting] = deque()
+        self._running: list[Waiting] = []  # taken from `_todo`, in the model now
+        self._dropped = 0  # of the present work, by `cancel`
         self._tokens: list[CancelToken] = []  # of the work that is going on
         self._job: CancelToken | None = None  # of the job that takes from `_todo`
         self._began = 0.0
@@ -81,8 +83,11 @@ class Measurer:
         if not plans:
             return
         with self._lock:
-            self._expect(len(plans))
-            self._todo.extend((plan, held_out) for plan in plans)
+            pending = (*self._running, *self._todo)
+            known = {plan.fingerprint for plan, text in pending if text is held_out}
+            fresh = [plan for plan in plans if plan.fingerprint not in known]
+            self._expect(len(fresh))
+            self._todo.extend((plan, held_out) for plan in fresh)
             if self._job is None or self._job.cancelled:
                 self._job = self.session.worker.submit("measure", self._work, failed)
         self._moved()
@@ -91,6 +96,7 @@ class Measurer:
         """Stop after the plans that are in the model now; they still count."""
         with self._lock:
             self.total -= len(self._todo)
+            self._dropped += len(self._todo)
             self._todo.clear()
             if self._tokens:
                 self.stage = "stopping after the plans being measured"
@@ -106,6 +112,7 @@ class Measurer:
                 self._measure([plan for plan, _ in chunk], chunk[0][1], token)
         finally:
             with self._lock:
+                self._running = []
                 if self._job is token:  # else a newer job owns what waits
                     self._job = None
                     self._todo.clear()
@@ -120,6 +127,7 @@ class Measurer:
                 if chunk and self._todo[0][1] is not chunk[0][1]:
                     break
                 chunk.append(self._todo.popleft())
+            self._running = chunk
             if not chunk:
                 self._job = None  # plans that come from here on need a new job
             return chunk
@@ -143,7 +151,7 @@ class Measurer:
     def _expect(self, plans: int) -> None:
         with self._lock:
             if not self.active:
-                self.done = self.total = 0
+                self.done = self.total = self._dropped = 0
                 self._began = time.monotonic()
             self.total += plans
 
@@ -156,7 +164,9 @@ class Measurer:
             self._tokens.remove(token)
             if not self.active:
                 seconds = time.monotonic() - self._began
-                self.took = f"{self.done} of {self.total} plans measured in {seconds:.1f} s"
+                asked = self.total + self._dropped
+                stopped = ", then stopped" if self._dropped else ""
+                self.took = f"{self.done} of {asked} plans measured in {seconds:.1f} s{stopped}"
                 self.done = self.total = 0
         self._moved()
 

@@ -271,7 +271,8 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         plan = self.session.selection
         if plan is None:
             return ""
-        measured = any(r.selection.fingerprint == plan.fingerprint for r in self._records())
+        known = (record.selection.fingerprint for record in self.session.measured)
+        measured = plan.fingerprint in known  # also where the filters hide its point
         how = "measured" if measured else "only predicted so far"
         predicted = predicted_risk(self.curvature, plan)
         return f"chosen: {self.book.name(plan)[1]}, predicted {predicted:.3g} nats ({how})"

@@ -1,7 +1,7 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, the list of bridges.
 
 import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
- receiveFiles, show, typed, watch } from "./kit.js";
+ receiveFiles, show, typed, unitCount, watch } from "./kit.js";
 import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
  readEdges, shareBelow, signColors, stepUnit, strokeEdges, tickText, unitsInside,
  visibleEdges } from "./bridge_parts.js";
@@ -312,8 +312,8 @@ export function renderBridge({ model, el }) {
       .map((name) => model.get(name));
     const { indices, ranked, note, correlation } = bridges;
     listTitle.textContent = !ranked ? `${indices.length} bridge units` : indices.length
-      ? `No bridges by the thresholds: the ${indices.length} most connected for their saliency`
-      : "No bridges by the thresholds, and no unit more connected than its saliency says";
+      ? `Too few bridges by the thresholds: the ${indices.length} most connected for their saliency`
+      : "Too few bridges by the thresholds, and no unit more connected than its saliency says";
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
@@ -333,7 +333,7 @@ export function renderBridge({ model, el }) {
       h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, c)))),
       h("tbody", {}, ...rows)));
     refill(brushList,
-      h("span", { class: "cc-muted" }, brushed.length ? `${brushed.length} units brushed:`
+      h("span", { class: "cc-muted" }, brushed.length ? `${unitCount(brushed.length)} brushed:`
         : "Drag a rectangle in the plane to brush units."),
       ...brushed.slice(0, 40).map(unitButton),
       brushed.length > 40 ? `and ${brushed.length - 40} more` : "");

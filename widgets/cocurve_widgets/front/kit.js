@@ -56,6 +56,11 @@ export function count(x) {
   return x.toLocaleString("en-US");
 }
 
+/** "1 unit", "12 units". */
+export function unitCount(x) {
+  return `${count(x)} ${x === 1 ? "unit" : "units"}`;
+}
+
 /** Functions to call when a view goes away; render() returns `cleaner.run`. */
 export class Cleaner {
   constructor() {

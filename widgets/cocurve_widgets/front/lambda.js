@@ -1,7 +1,7 @@
 // The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
 
 import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
-  receiveFiles, show, typed, watch } from "./kit.js";
+  receiveFiles, show, typed, unitCount, watch } from "./kit.js";
 import { MOST, capAt, flips, ledger, nameOf, placeOf, strengthAt, symmetricDifference, unpack,
   viewOf } from "./solver.js";
 import { KINDS, layerLabels, paintBudget, paintCurves, paintReach, paintStrip,
@@ -131,7 +131,7 @@ export function renderLambda({ model, el }) {
     if (event.target === capMode && capMode.value !== "none") {
       capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
     }
-    const size = Math.max(0.01, Number(capBox.value) || 0.4);
+    const size = Math.min(100, Math.max(0.01, Number(capBox.value) || 0.4));
     put({ layer_cap: capMode.value === "share" ? Math.min(1, size) : null,
       layer_cap_factor: capMode.value === "factor" ? size : null });
   }
@@ -227,8 +227,9 @@ export function renderLambda({ model, el }) {
     const both = view.stalled === null ? "" : ` and greedy stops at ${share(view.stalled)}`;
     model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
       `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio or loosen the guards.`);
-    model.set("status", `Predicted risk ${show(view.node + view.edge)} nats per token (from H, not ` +
-      `measured); solved in ${milliseconds.toFixed(1)} ms by this page.` +
+    const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token (from H, not ` +
+      "measured)" : "No plan";
+    model.set("status", `${risk}; solved in ${milliseconds.toFixed(1)} ms by this page.` +
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
     model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
@@ -364,10 +365,10 @@ export function renderLambda({ model, el }) {
     const share = problem.parameters ? `, ${percent(view.removed / problem.parameters)} of all` : "";
     facts.replaceChildren(...[...(view.feasible ? [
       fact("realised ratio", percent(view.realized, 2)),
-      fact("removed", `${count(view.removed)} parameters in ${view.order.length} units${share}`),
+      fact("removed", `${count(view.removed)} parameters in ${unitCount(view.order.length)}${share}`),
       fact("predicted risk", `${show(view.node + view.edge)} nats per token`),
       fact("of which", `node ${show(view.node)}, edge ${show(view.edge)}`),
-      fact("differs from the diagonal plan (lambda 0) in", `${view.differs} units`),
+      fact("differs from the diagonal plan (lambda 0) in", unitCount(view.differs)),
       fact("plans over lambda", flip.stale ? "being computed" : String(flip.breaks.length + 1)),
     ] : [fact("no plan", `${percent(model.get("ratio"))} asked, at most ${percent(view.reachable, 2)} ` +
       `reachable${view.stalled === null ? "" : `, greedy stops at ${percent(view.stalled, 2)}`}`)]),
