@@ -102,8 +102,20 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             arg=root.element_handle(),
         )
         root.locator(".cc-facts", has_text="at most").wait_for()
+        by_label("layer cap", exact=True).select_option("factor")
+        by_label("size of the cap").fill("1e99")
+        by_label("size of the cap").press("Enter")
+        visit.becomes("explorer.layer_cap_factor", "100.0")  # page and kernel take the same
         by_label("layer cap", exact=True).select_option("none")
         visit.becomes("explorer.layer_cap is None and explorer.selection is not None", "True")
+
+        # what is out of bounds is brought in, what is no number changes nothing; both are shown
+        percent = by_label("ratio in percent, typed")
+        for text, shown in (("25", "25"), ("", "25"), ("99", "60"), ("20", "20")):
+            percent.fill(text)
+            percent.press("Enter")
+            eventually(percent.input_value, lambda value, shown=shown: value == shown)
+            visit.becomes("round(100 * explorer.ratio, 6)", f"{shown}.0")
 
         # a unit by keyboard and by mouse, its ledger, and its table twin
         unit_map = root.locator("canvas[role=img]").first

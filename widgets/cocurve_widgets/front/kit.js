@@ -212,7 +212,8 @@ export function toCsv({ columns, rows }) {
 }
 
 function tableElement({ columns, rows }) {
-  const cell = (tag) => (value) => h(tag, {}, typeof value === "number" ? show(value) : value ?? "");
+  const shown = (number) => (Number.isInteger(number) ? count(number) : show(number));
+  const cell = (tag) => (value) => h(tag, {}, typeof value === "number" ? shown(value) : value ?? "");
   return h("table", {},
     h("thead", {}, h("tr", {}, ...columns.map(cell("th")))),
     h("tbody", {}, ...rows.map((row) => h("tr", {}, ...row.map(cell("td"))))));

@@ -65,20 +65,20 @@ export function renderLambda({ model, el }) {
     oninput: () => put({ interaction_strength: strengthAt(lambda.value / STEPS) }),
     onkeydown: turnPage });
   const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
-    onchange: () => put({ interaction_strength: clamp(lambdaBox.value, 0, 1) }) });
+    onchange: () => take(lambdaBox, 0, 1, (value) => put({ interaction_strength: value })) });
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
     oninput: () => put({ ratio: Number(ratio.value) }) });
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
-    onchange: () => put({ ratio: clamp(ratioBox.value, 0, 60) / 100 }) });
+    onchange: () => take(ratioBox, 0, 60, (value) => put({ ratio: value / 100 })) });
   const capMode = h("select", { "aria-label": "layer cap", onchange: setCap },
     h("option", { value: "none" }, "none"),
     h("option", { value: "share" }, "share of a layer"),
     h("option", { value: "factor" }, "x ratio"));
   const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });
   const first = number({ min: 0, max: problem.numLayers, step: 1,
-    onchange: () => put({ protect_first: whole(first.value) }) });
+    onchange: () => takeWhole(first, (value) => put({ protect_first: value })) });
   const last = number({ min: 0, max: problem.numLayers, step: 1,
-    onchange: () => put({ protect_last: whole(last.value) }) });
+    onchange: () => takeWhole(last, (value) => put({ protect_last: value })) });
   const kinds = h("select", { "aria-label": "kinds of units", onchange: () => put({ kinds: kinds.value.split("+") }) },
     h("option", { value: "attention+ffn" }, "joint"),
     h("option", { value: "attention" }, "attention only"),
@@ -120,20 +120,28 @@ export function renderLambda({ model, el }) {
     assign(model, values);
     refresh();
   }
-  function clamp(text, low, high) {
-    const value = Number(text);
-    return Number.isFinite(value) ? Math.min(high, Math.max(low, value)) : low;
+  /** Use what was typed, within the bounds, and show that; letters (read as "") change nothing. */
+  function take(field, low, high, use, round = (x) => x) {
+    if (field.value === "") {
+      field.value = field.dataset.now;
+      return;
+    }
+    field.value = round(Math.min(high, Math.max(low, Number(field.value))));
+    use(Number(field.value));
   }
-  function whole(text) {
-    return Math.round(clamp(text, 0, problem.numLayers));
+  function takeWhole(field, use) {
+    take(field, 0, problem.numLayers, use, Math.round);
   }
   function setCap(event) {
     if (event.target === capMode && capMode.value !== "none") {
       capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
     }
-    const size = Math.min(100, Math.max(0.01, Number(capBox.value) || 0.4));
-    put({ layer_cap: capMode.value === "share" ? Math.min(1, size) : null,
-      layer_cap_factor: capMode.value === "factor" ? size : null });
+    const mode = capMode.value;
+    if (mode === "none") put({ layer_cap: null, layer_cap_factor: null });
+    else {
+      take(capBox, 0.01, mode === "share" ? 1 : 100, (size) => put({
+        layer_cap: mode === "share" ? size : null, layer_cap_factor: mode === "factor" ? size : null }));
+    }
   }
   function turnPage(event) {
     const step = { PageUp: 1, PageDown: -1 }[event.key];
@@ -158,6 +166,7 @@ export function renderLambda({ model, el }) {
   function showControls() {
     const now = controls();
     const put1 = (input, value) => {
+      input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
     };
     lambda.value = Math.round(placeOf(now.strength) * STEPS);
