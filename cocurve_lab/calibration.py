@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -261,18 +261,20 @@ def default_calibration(
         InputError: offline and no text file given, or too little text.
         MismatchError: the parts share a row.
     """
-    calibration, rest = _default_rows(model_id, tokenizer, text_file, options)
-    built = calibration(num_sequences)
-    try:
-        judge = rest(held_out)
-    except _TooLittle as error:
-        if rest is not calibration:  # a text of its own
-            raise
-        raise InputError(
-            f"{built.source} has enough text for the {num_sequences} rows to build on, but not for "
-            f"{held_out} held-out rows, which share no document with them (plain text has one "
-            f"between blank lines): of what is left, {error}"
-        ) from None
+    if _has_own_text(model_id, text_file):
+        built = _own_rows("calibration", tokenizer, num_sequences, options)
+        judge = _own_rows("held_out", tokenizer, held_out, options)
+    else:  # one stream, read on: no document is in both sets
+        stream, source = _default_text(text_file, options)
+        built = _next_rows(stream, source, tokenizer, num_sequences, options)
+        try:
+            judge = _next_rows(stream, source, tokenizer, held_out, options)
+        except _TooLittle as error:
+            raise InputError(
+                f"{built.source} has enough text for the {num_sequences} rows to build on, but not "
+                f"for {held_out} held-out rows, which share no document with them (plain text has "
+                f"one between blank lines): of what is left, {error}"
+            ) from None
     judge.require_disjoint(built)
     return built, judge
 
@@ -288,37 +290,46 @@ def default_rows(
 
     Raises: as `default_calibration`.
     """
-    return _default_rows(model_id, tokenizer, text_file, options)[0](num_sequences)
+    if _has_own_text(model_id, text_file):
+        return _own_rows("calibration", tokenizer, num_sequences, options)
+    return _next_rows(*_default_text(text_file, options), tokenizer, num_sequences, options)
 
 
-def _default_rows(
-    model_id: str,
-    tokenizer: PreTrainedTokenizerBase,
-    text_file: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-) -> tuple[Callable[[int], CalibrationSet], Callable[[int], CalibrationSet]]:
-    """What draws so many calibration rows, and then what draws held-out ones."""
-    if text_file is None and is_demo(model_id):
-        folder = demo_folder().parent / "texts"
+def _has_own_text(model_id: str, text_file: str | os.PathLike[str] | None) -> bool:
+    return text_file is None and is_demo(model_id)
 
-        def own(name: str, count: int) -> CalibrationSet:
-            named = {"source": f"demo {name}", "num_sequences": count}
-            return CalibrationSet.from_file(folder / f"{name}.jsonl", tokenizer, **options, **named)
 
-        return partial(own, "calibration"), partial(own, "held_out")
-    if text_file is not None:
-        documents = read_documents(text_file)
-        random.Random(options.get("seed", 0)).shuffle(documents)
-        stream, source = iter(documents), Path(text_file).name
-    else:
+def _own_rows(
+    name: str, tokenizer: PreTrainedTokenizerBase, count: int, options: dict[str, Any]
+) -> CalibrationSet:
+    """Rows of a split of the embedded model's texts."""
+    file = demo_folder().parent / "texts" / f"{name}.jsonl"
+    named = {"source": f"demo {name}", "num_sequences": count}
+    return CalibrationSet.from_file(file, tokenizer, **options, **named)
+
+
+def _default_text(
+    text_file: str | os.PathLike[str] | None, options: dict[str, Any]
+) -> tuple[Iterator[str], str]:
+    """The documents of a file, shuffled by the seed, or of C4 as they come; and their source."""
+    if text_file is None:
         stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
-        source = "allenai/c4 en"
+        return stream, "allenai/c4 en"
+    documents = read_documents(text_file)
+    random.Random(options.get("seed", 0)).shuffle(documents)
+    return iter(documents), Path(text_file).name
 
-    def read_on(count: int) -> CalibrationSet:  # one stream: no document is in two sets
-        named = {"source": source} | options | {"num_sequences": count}
-        return CalibrationSet.from_texts(stream, tokenizer, **named)
 
-    return read_on, read_on
+def _next_rows(
+    stream: Iterator[str],
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    options: dict[str, Any],
+) -> CalibrationSet:
+    """Rows of the next documents of a stream."""
+    named = {"source": source} | options | {"num_sequences": count}
+    return CalibrationSet.from_texts(stream, tokenizer, **named)
 
 
 def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: int) -> Tensor:

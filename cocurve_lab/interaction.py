@@ -244,8 +244,8 @@ class _Sweep:
         step = int(self.events.argmin())
         if self._winner(step) == self.greedy.order[step]:
             times = self._crossings(step, step + 1)[0]
-            again = self.patience[step] * 2  # of units tied for good: they never change places
-            self.patience[step] = self._hair() if (times == event).any() else again
+            crossing = (times == event).any()  # else one more look after the last
+            self.patience[step] = self._hair() if crossing else 2 * self.patience[step]
             later = times[times > self.now].min(initial=np.inf)
             self.events[step] = min(self.now + self.patience[step], later)
         else:

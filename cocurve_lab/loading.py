@@ -64,13 +64,15 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     Raises:
         InputError: torch knows no such device, or cannot use it.
     """
-    best = "cuda" if torch.cuda.is_available() else "cpu"
+    best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        return best
     try:
-        found = torch.device(best if device is None else device)
+        found = torch.device(device)
         torch.empty(0, device=found)  # only now torch says whether it can use it
     except (RuntimeError, AssertionError, ImportError) as error:
         why = str(error).strip().partition("\n")[0]
-        raise InputError(f"device {str(device)!r} cannot be used ({why}). Use {best!r}.") from None
+        raise InputError(f"device {str(device)!r} cannot be used ({why}). Use '{best}'.") from None
     return found
 
 
