@@ -32,7 +32,7 @@ lab: $(INSTALLED) ## open JupyterLab on the first notebook (over SSH: print how 
 	@sh .ci/lab $(VENV) $(PORT) $(NOTEBOOK)
 
 demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in the terminal
-	@$(RUN) cocurve_lab.demo $(ARGS)
+	@$(RUN) cocurve_lab.cli.demo $(ARGS)
 
 # One more process than the two cores of the smallest machine, as browser tests mostly wait; one thread
 # each, which waits asleep, so that kernels and browsers beside them are not starved.

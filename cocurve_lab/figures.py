@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .architectures import KINDS
-from .curvature import Curvature
+from .curvature.graph import Bridges, bridge_units
+from .curvature.matrix import Curvature, preview_note
 from .errors import CocurveError
-from .graph import Bridges, bridge_units
-from .preview import preview_note
-from .selection import Selection
+from .models.families import KINDS
+from .solver.selection import Selection
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+
 COLORS = {"attention": "#0072B2", "ffn": "#E69F00", "bridge": "#D55E00"}
+
+
 LABELS = {"attention": "attention", "ffn": "FFN"}
+
+
 _QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
+
+
 _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
 
 

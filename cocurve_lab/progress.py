@@ -9,6 +9,8 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 Progress = bool | Literal["lines"]
+
+
 SECONDS_APART = 30.0
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 import cocurve_lab as cl
-from cocurve_lab.calibration import default_rows
-from cocurve_lab.documents import read_documents
+from cocurve_lab.calibration import default_rows, read_documents
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
 

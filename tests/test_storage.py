@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_units, random_curvature
 
-from cocurve_lab.curvature import Curvature
+from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.errors import FileFormatError
 from cocurve_lab.storage import (
     dump_plain,
@@ -28,6 +27,7 @@ from cocurve_lab.storage import (
     replacing_folder,
     write_atomically,
 )
+from helpers.problems import make_units, random_curvature
 
 FORMAT = {"format": "test", "version": 1}
 

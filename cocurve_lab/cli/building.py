@@ -7,24 +7,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..build import BuildOptions
+from ..curvature.merging import merge_shards, progress_of, settings_of, shard_groups
 from ..errors import InputError
-from ..merging import merge_shards
-from ..shards import (
-    checkpoint_of,
-    files_in,
-    kept_at,
-    progress_of,
-    settings_of,
-    shard_groups,
-    whole_path,
+from ..estimator.build import BuildOptions
+from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
+from .common import (
+    add_model,
+    add_text,
+    add_verb,
+    as_path,
+    calibration_rows,
+    progress,
+    require_text,
+    require_writable,
 )
-from .common import add_model, add_verb, as_path, progress, require_writable
-from .texts import add_text, calibration_rows, require_text
 
 if TYPE_CHECKING:
-    from ..shards import Shard
-    from ..worker import Executor
+    from ..curvature.merging import Shard
+    from ..estimator.worker import Executor
+
 
 BUILD = """\
 Estimate H of a model: every unit is ablated alone on every row of the calibration text. This is the
@@ -33,6 +34,8 @@ the SIGTERM of a batch queue) and give it again to go on. The result is named by
 settings, so `load_or_estimate(folder, ...)` in a notebook loads it instead of building. On several
 GPUs or nodes, give each --shard i/n with the same settings and folder, then `cocurve merge` it: the
 sum has the bits of one build."""
+
+
 BUILD_EXAMPLE = """\
   cocurve build demo --sequences 64 --out H
   cocurve build meta-llama/Llama-3.1-8B-Instruct --calibration c4.jsonl --out H
@@ -40,9 +43,13 @@ BUILD_EXAMPLE = """\
   CUDA_VISIBLE_DEVICES=1 cocurve build MODEL --calibration c4.jsonl --out H --shard 2/2 &
   wait; cocurve merge H
   cocurve build MODEL --calibration c4.jsonl --out H --ray 8 --ray-address auto"""
+
+
 MERGE = """\
 Put the shards of a build together. The result is written beside them, under the name of the whole
 build; the shards stay. Missing, unfinished, repeated and foreign shards are refused by name."""
+
+
 MERGE_EXAMPLE = """\
   cocurve merge H
   cocurve merge H/H_demo_0123456789.shard-*.pkl"""
@@ -93,9 +100,9 @@ def shard(text: str) -> Shard:
 
 
 def build(options: argparse.Namespace) -> int:
-    from ..estimator import load_or_estimate
-    from ..loading import load_model, report_device
-    from ..units import enumerate_units
+    from ..estimator.estimate import load_or_estimate
+    from ..models.loading import load_model, report_device
+    from ..models.units import enumerate_units
 
     settings = BuildOptions(  # all this before minutes of loading
         units_per_batch=options.units_per_batch,
@@ -154,7 +161,7 @@ def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
 def _executor(options: argparse.Namespace) -> Executor | None:
     if options.ray is None:
         return None
-    from ..distributed import ray_executor
+    from ..estimator.cluster import ray_executor
 
     return ray_executor(
         options.ray,
@@ -165,7 +172,7 @@ def _executor(options: argparse.Namespace) -> Executor | None:
 
 
 def merge(options: argparse.Namespace) -> int:
-    from ..curvature import Curvature
+    from ..curvature.matrix import Curvature
 
     files = _shards_in(options.files)
     parts = [Curvature.load(file) for file in files]

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..loading import MANIFEST, load_model, load_tokenizer, place_of
+from ..models.identity import MANIFEST
+from ..models.loading import load_model, load_tokenizer, place_of
 from ..progress import Progress
 from ..storage import write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..curvature import Curvature
+    from ..calibration import CalibrationSet
+    from ..curvature.matrix import Curvature
+
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -65,7 +70,7 @@ def read_any_model(
     """A dense model, or a pruned one from its folder; with its tokenizer where there is one."""
     if not (Path(place_of(place)) / MANIFEST).exists():
         return load_model(place, device=options.device, dtype=options.dtype)
-    from ..saving import load_pruned
+    from ..pruner.saving import load_pruned
 
     pruned = load_pruned(place, device=options.device, dtype=options.dtype)
     return pruned, read_tokenizer(place, tokenizer)
@@ -85,8 +90,8 @@ def read_curvature(place: str) -> Curvature:
     Raises:
         InputError: there is none, or there are several (named).
     """
-    from ..curvature import Curvature
-    from ..shards import files_in
+    from ..curvature.matrix import Curvature
+    from ..estimator.files import files_in
 
     there = as_path(place)
     if not there.is_dir():
@@ -157,3 +162,91 @@ def require_writable(folder: Path) -> None:
 def progress() -> Progress:
     """A bar on a terminal, lines in a log file."""
     return True if sys.stderr.isatty() else "lines"
+
+
+def add_text(
+    parser: argparse.ArgumentParser, name: str, sequences: int, what: str, otherwise: str
+) -> None:
+    """Where rows come from, --calibration FILE or --text FILE, and how they are cut."""
+    parser.add_argument(
+        f"--{name}",
+        dest="text",
+        metavar="FILE",
+        type=as_path,
+        help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
+        f"the demo model's own texts; for any other model {otherwise}",
+    )
+    parser.add_argument("--sequences", type=int, default=sequences, help="rows (%(default)s)")
+    parser.add_argument("--length", type=int, help="tokens per row; default: the most, up to 2048")
+    parser.add_argument(
+        "--positions",
+        type=_positions,
+        default="all",
+        help='scored positions per row, or "all" (%(default)s), which costs almost nothing more',
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the rows and positions (0)")
+
+
+def require_text(options: argparse.Namespace) -> None:
+    """Refuse a text that is not there, before a model is loaded.
+
+    Raises:
+        InputError: names the file.
+    """
+    file = options.text
+    if file is not None and (file.is_dir() or not file.exists()):
+        fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
+        raise InputError(f'{fact}. Give a .jsonl file with a "text" field, or plain text.')
+
+
+def calibration_rows(
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
+) -> CalibrationSet:
+    """The rows H is built on: those of `default_calibration`, so that notebooks find the result."""
+    from ..calibration import default_rows
+
+    return default_rows(
+        options.model, tokenizer, options.sequences, text_file=options.text, **_cut(options)
+    )
+
+
+def held_out_rows(
+    options: argparse.Namespace, model: str, tokenizer: PreTrainedTokenizerBase
+) -> CalibrationSet:
+    """The rows something is measured on.
+
+    Raises:
+        InputError: no text is given, and the model is not the embedded one.
+    """
+    from ..calibration import CalibrationSet, default_calibration
+    from ..models.loading import is_demo
+
+    count = options.sequences
+    if options.text is not None:
+        return CalibrationSet.from_file(
+            options.text, tokenizer, num_sequences=count, **_cut(options)
+        )
+    if not is_demo(model):
+        raise InputError(f"there is no text for {model!r}. Give --text FILE.")
+    _, rows = default_calibration(
+        model, tokenizer, num_sequences=1, held_out=count, **_cut(options)
+    )
+    return rows
+
+
+def _cut(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "seq_len": options.length,
+        "positions_per_sequence": options.positions,
+        "seed": options.seed,
+    }
+
+
+def _positions(text: str) -> int | str:
+    """Read "all" or a number."""
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all") from None

@@ -7,19 +7,32 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..documents import read_documents
+from ..calibration import read_documents
 from ..errors import InputError
-from ..loading import demo_folder, is_demo
-from .common import add_model, add_verb, as_path, progress, read_any_model, require_new, write_new
-from .texts import add_text, held_out_rows, require_text
+from ..models.loading import demo_folder, is_demo
+from .common import (
+    add_model,
+    add_text,
+    add_verb,
+    as_path,
+    held_out_rows,
+    progress,
+    read_any_model,
+    require_new,
+    require_text,
+    write_new,
+)
 
 if TYPE_CHECKING:
     from ..evaluation.report import EvaluationReport
+
 
 DESCRIPTION = """\
 Measure a model, dense or pruned: perplexity on a text; with --against its dense model the KL
 divergence from it, in nats per token, with the standard error over rows; with --suite tasks through
 lm_eval. The text should be one H was not built on."""
+
+
 EXAMPLE = """\
   cocurve evaluate smaller --against demo
   cocurve evaluate smaller --against MODEL --text held_out.jsonl --json
@@ -47,7 +60,7 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..evaluation.perplexity import PerplexityOptions, perplexity
+    from ..measuring.perplexity import PerplexityOptions, perplexity
 
     _require_suite(options)
     require_text(options)
@@ -109,7 +122,7 @@ def _documents(options: argparse.Namespace) -> list[str] | None:
 
 def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     """KL(dense || model) on rows of the text."""
-    from ..risk import model_risk, standard_error
+    from ..measuring.risk import model_risk, standard_error
 
     dense, tokenizer = read_any_model(options.against, options)
     if tokenizer is None:

@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..architectures import KINDS
 from ..errors import InputError
-from ..units import UnitSet, enumerate_units
+from ..models.families import KINDS
+from ..models.units import UnitSet, enumerate_units
 from .common import add_verb, as_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 DESCRIPTION = """\
 List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
 channels, with the parameters that go with each. Reads the configuration only: no weights are
 downloaded or loaded, so it tells in seconds whether a model is supported and how large H gets
 (M x M)."""
+
+
 EXAMPLE = """\
   cocurve inventory demo
   cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
@@ -53,9 +56,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
     """The model on the meta device: shapes without numbers."""
-    from ..hub import explain, require_place
-    from ..loading import MANIFEST, place_of, shapes_only
-    from ..saving import empty_pruned
+    from ..models.hub import explain, require_place
+    from ..models.identity import MANIFEST
+    from ..models.loading import place_of, shapes_only
+    from ..pruner.saving import empty_pruned
 
     if options.config is not None and not options.config.exists():  # else it is sought on the hub
         raise InputError(f"there is no {options.config}. Give a config.json, or a hub id as MODEL.")
@@ -76,7 +80,7 @@ def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
     """Every model the paper names, on the meta device, from data/paper_models.json."""
     from transformers import CONFIG_MAPPING
 
-    from ..loading import demo_folder, shapes_only
+    from ..models.loading import demo_folder, shapes_only
 
     for name, values in json.loads(
         (demo_folder().parent / "paper_models.json").read_text(encoding="utf-8")

@@ -15,6 +15,8 @@ milliseconds. The budget is a share of the removable parameters (--ratio), or wh
 the model: --parameters, --size in bytes of weights, --kv-cache in bytes per token. --lambda weighs
 the edges of H: 1 takes them in full, 0 ignores them; --gate lets the FFN redundancy of H decide.
 The plan is a JSON file that `cocurve prune`, the notebooks and Selection.from_json read."""
+
+
 EXAMPLE = """\
   cocurve solve H --ratio 0.2 --out plan.json
   cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json
@@ -45,8 +47,8 @@ def add_to(verbs: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ..guards import Guards
-    from ..solver import solve_greedy
+    from ..solver.guards import Guards
+    from ..solver.solve import solve_greedy
 
     budget = _budget(options)
     curvature = read_curvature(options.curvature)
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _budget(options: argparse.Namespace) -> Any:
     """The ratio, or a Target of what may be left."""
-    from ..targets import Target
+    from ..solver.targets import Target
 
     goal = "size" if options.size is not None else "kv_cache"
     in_bytes = getattr(options, goal) is not None
@@ -90,7 +92,7 @@ def _budget(options: argparse.Namespace) -> Any:
 
 
 def _by_gate(curvature: Any) -> float:
-    from ..interaction import redundancy_gate
+    from ..solver.interaction import redundancy_gate
 
     gate = redundancy_gate(curvature)
     print(gate.reason)

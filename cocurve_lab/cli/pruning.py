@@ -8,25 +8,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FileFormatError, InputError
-from ..loading import MANIFEST
-from .common import add_model, add_verb, as_path, read_tokenizer, require_new, require_writable
-from .texts import add_text, held_out_rows, require_text
+from ..models.identity import MANIFEST
+from .common import (
+    add_model,
+    add_text,
+    add_verb,
+    as_path,
+    held_out_rows,
+    read_tokenizer,
+    require_new,
+    require_text,
+    require_writable,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..calibration import CalibrationSet
-    from ..selection import Selection
+    from ..solver.selection import Selection
+
 
 PRUNE = """\
 Remove the units of a plan from a model and save the smaller one as a folder with its tokenizer. The
 weights that stay are the model's own, bit for bit. --verify compares two rows of text with the
 masked model before anything is saved, or with what the folder holds already."""
+
+
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""
+
+
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library."""
+
+
 EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --dtype f16"""
 
@@ -49,9 +65,9 @@ def add_to(verbs: Any) -> None:
 
 
 def prune(options: argparse.Namespace) -> int:
-    from .. import pruner
-    from ..loading import load_model
-    from ..saving import save_pruned
+    from ..models.loading import load_model
+    from ..pruner import cutting as pruner
+    from ..pruner.saving import save_pruned
 
     selection = _read_plan(options.plan)
     there = _manifest_there(options.out, selection)
@@ -81,7 +97,7 @@ def prune(options: argparse.Namespace) -> int:
 
 def _read_plan(path: Path) -> Selection:
     """The plan in a file; errors name the file."""
-    from ..selection import Selection
+    from ..solver.selection import Selection
 
     if not path.is_file():
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
@@ -102,7 +118,7 @@ def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None
         InputError: the folder holds anything else.
         FileFormatError: a manifest is there that cannot be read.
     """
-    from ..manifest import read_manifest
+    from ..pruner.manifest import read_manifest
 
     if folder.is_dir() and (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
@@ -115,7 +131,7 @@ def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None
 
 def _require_result(folder: Path, manifest: dict[str, Any], model: PreTrainedModel) -> None:
     """Raise InputError unless a folder of this plan was made from this model, in its dtype."""
-    from ..loading import fingerprint_model, model_dtype
+    from ..models.identity import fingerprint_model, model_dtype
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
@@ -136,8 +152,8 @@ def _verified(
     options: argparse.Namespace, model: PreTrainedModel, selection: Selection, text: CalibrationSet
 ) -> str:
     """Compare the folder with the masked model, as if it had just been made."""
-    from ..equivalence import check_equivalence
-    from ..saving import load_pruned
+    from ..pruner.equivalence import check_equivalence
+    from ..pruner.saving import load_pruned
 
     pruned = load_pruned(options.out, device=options.device)
     check_equivalence(model, pruned, selection, text)
@@ -146,8 +162,8 @@ def _verified(
 
 def export(options: argparse.Namespace) -> int:
     from ..export.gguf import export_gguf
-    from ..manifest import read_manifest
-    from ..saving import load_pruned
+    from ..pruner.manifest import read_manifest
+    from ..pruner.saving import load_pruned
 
     require_new(options.gguf)
     read_manifest(options.folder)  # a mistyped folder is no hub id

@@ -23,7 +23,11 @@ from typing import Any, Literal
 from ..errors import CocurveError, InputError
 
 Status = Literal["passed", "failed", "stopped"]
+
+
 _GRACE = 5.0  # seconds the supervisor may take beyond the program's own
+
+
 _VERDICT_BYTES = 1 << 16
 
 

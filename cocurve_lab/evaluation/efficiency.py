@@ -7,19 +7,22 @@ within each repeat. Absolute numbers are there too; on a CPU they say little.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InputError, MismatchError
-from ..loading import embedding_weight, model_device
-from ..runtime import device_name, measuring
-from .memory import most_held
-from .verdict import speed_verdict
+from ..models.identity import embedding_weight, model_device
+from ..models.runtime import device_name, measuring
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -164,8 +167,6 @@ def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:
 
 
 # Speed ------------------------------------------------------------------------------------------
-
-
 def _timed(
     dense: PreTrainedModel,
     pruned: PreTrainedModel,
@@ -225,8 +226,6 @@ def _now(device: torch.device) -> float:
 
 
 # Size -------------------------------------------------------------------------------------------
-
-
 def _size(
     quantity: str,
     unit: str,
@@ -265,3 +264,106 @@ def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
     with most_held(prompt.device) as held:
         _run(model, prompt, new_tokens)
     return _weight_bytes(model) + held[0]
+
+
+@contextmanager
+def most_held(device: torch.device) -> Iterator[list[int]]:
+    """One number: the most bytes allocated at a time inside, beyond what was there before."""
+    held = [0]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield held
+        held[0] = torch.cuda.max_memory_allocated(device) - before
+        return
+    with _Allocations() as record:
+        yield held
+    held[0] = record.most
+
+
+class _Allocations(TorchDispatchMode):
+    """Counts the bytes of tensors that operations return, while they live; not their scratch space.
+
+    Attributes:
+        most: the largest sum so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._held = 0
+        self._known = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for given in tree_leaves((args, kwargs)):  # weights and views of them are not new
+            if isinstance(given, Tensor):
+                self._known.setdefault(given.untyped_storage(), True)
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor) and made.untyped_storage() not in self._known:
+                storage = made.untyped_storage()
+                self._known[storage] = True
+                self._held += storage.nbytes()
+                weakref.finalize(storage, self._release, storage.nbytes())
+        self.most = max(self.most, self._held)
+        return result
+
+    def _release(self, size: int) -> None:
+        self._held -= size
+
+
+FASTER = 1.02  # a median ratio below it is no speed-up worth the word
+
+
+def speed_verdict(rows: list[dict[str, Any]]) -> str:
+    """Whether it is faster, in words; where it is not, what stands against it."""
+    parameters = next(row["ratio"] for row in rows if row["quantity"] == "parameters")
+    bound = 1 / parameters
+    timed = [row for row in rows if row["quantity"] in ("prefill", "decode")]
+    fast = [row for row in timed if row["ratio"] >= FASTER and row["low"] > 1]
+    slow = [row for row in timed if row not in fast]
+    sentences = []
+    if fast:
+        best = "; ".join(f"{_named(row)} {_spread(row)}" for row in fast)
+        sentences.append(f"Faster than dense: {best}.")
+    if slow:
+        worst = "; ".join(f"{_named(row)} {_spread(row)}" for row in slow)
+        sentences.append(f"No clear speed-up: {worst}.")
+        sentences.append(_reason(slow, timed, parameters, bound))
+    return " ".join(sentences)
+
+
+def _reason(
+    slow: list[dict[str, Any]], timed: list[dict[str, Any]], parameters: float, bound: float
+) -> str:
+    """Why some rows are not faster, from what was measured beside them."""
+    removed = 1 - parameters
+    if bound < FASTER:
+        return (
+            f"Only {removed:.1%} of the parameters are gone, so time spent on weights can shrink "
+            f"by {bound:.2f}x at most."
+        )
+    reason = (
+        f"{removed:.1%} of the parameters are gone, but the pruned model has the same number of "
+        "layers and runs the same number of operations, each only narrower"
+    )
+    single = [row for row in timed if row["quantity"] == "decode"]
+    if any(row["quantity"] == "decode" for row in slow) and len(single) > 1:
+        first, last = single[0], single[-1]
+        growth = last["dense"] / first["dense"]
+        more = last["batch_size"] / first["batch_size"]
+        if growth > 0.5 * more:
+            return (
+                f"{reason}. A decoding step of {last['batch_size']} prompts takes the dense model "
+                f"{more / growth:.1f}x as long as one of {first['batch_size']}: its time goes into "
+                "starting operations, not into their width."
+            )
+    return f"{reason}; narrower ones need not fill the processor as well."
+
+
+def _named(row: dict[str, Any]) -> str:
+    return f"{row['quantity']} at batch {row['batch_size']}"
+
+
+def _spread(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f}x ({row['low']:.2f} to {row['high']:.2f})"

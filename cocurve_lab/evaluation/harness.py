@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InputError
-from ..runtime import measuring
+from ..models.runtime import measuring
 from .suites import unreachable
 from .task_files import TaskFile, write_task_files
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from .tasks import TaskOptions
+
 
 _SEED = 1234  # of few-shot examples, the harness's own default
 

@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..documents import read_documents
+from ..calibration import read_documents
 from ..errors import InputError
-from ..loading import demo_folder
-from .local_tasks import humaneval, mbpp, read_records
-from .task_files import TaskFile, generation, multiple_choice, rolling_text
+from ..models.loading import demo_folder
+from .task_files import (
+    TaskFile,
+    generation,
+    humaneval,
+    mbpp,
+    multiple_choice,
+    read_records,
+    rolling_text,
+)
 
 DEMO_ENDS = (".", "\n")  # a reply of the embedded model ends at its first full stop or line end
+
+
 _DEMO_TOKENS = 16  # more than any of its answers needs
 
 
@@ -74,7 +83,11 @@ PAPER_HARNESS = {
     "mmlu": None,
     "gsm8k": None,
 }
+
+
 PAPER_CODE = ("humaneval", "mbpp")
+
+
 PAPER_NAMES = (*(text.name for text in PAPER_TEXTS), *PAPER_HARNESS, *PAPER_CODE)
 
 

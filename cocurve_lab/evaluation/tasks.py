@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
+from ..measuring.perplexity import PerplexityOptions, perplexity
 from .code_execution import Limits, Outcome, require_permission, run_programs
 from .harness import Scores, collect, require_harness, run_harness
-from .local_tasks import LocalTask, local_tasks
-from .perplexity import PerplexityOptions, perplexity
 from .report import EvaluationReport
 from .suites import PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_tasks
-from .task_files import TaskFile
+from .task_files import LocalTask, TaskFile, local_tasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+
 SUITES = ("demo", "paper", "local")
+
+
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
 
 

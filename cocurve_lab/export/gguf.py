@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from ..architectures import Architecture, describe
 from ..errors import InputError
-from ..loading import model_name
+from ..models.architectures import Architecture, describe
+from ..models.identity import model_name
 from ..storage import replacing
-from .gguf_block import BLOCK, channels, heads_of, require_expressible, window_of
-from .gguf_tensors import FileTensor, GGUFDtype, file_tensors
-from .gguf_tokenizer import Vocabulary, read_vocabulary
+from .tensors import (
+    BLOCK,
+    FileTensor,
+    GGUFDtype,
+    channels,
+    file_tensors,
+    heads_of,
+    require_expressible,
+    window_of,
+)
+from .tokenizer import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..architectures import Architecture, describe
 from ..calibration import CalibrationSet
-from ..guards import Guards
-from ..replay import widen
-from ..selection import Selection
-from ..units import UnitSet, require_units
+from ..estimator.replay import widen
+from ..models.architectures import Architecture, describe
+from ..models.units import UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
 from .filling import blocks, take_counts, take_in_order, uniform_order
-from .statistics import Block, per_unit, provenance_of, watch_inputs, weight_columns
+from .inputs import Block, per_unit, provenance_of, watch_inputs, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

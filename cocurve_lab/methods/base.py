@@ -16,13 +16,14 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..errors import FileFormatError, MismatchError, NumericalError
-from ..guards import Guards
-from ..selection import Selection
+from ..models.units import UnitSet
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from ..storage import dump_plain, load_plain, write_atomically
-from ..units import UnitSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 FORMAT, VERSION = "cocurve-evidence", 1
 
@@ -155,7 +156,7 @@ class Method(ABC):
         self, model: PreTrainedModel, selection: Selection, evidence: Evidence
     ) -> PreTrainedModel:
         """The pruned model, with the weights that stay repaired where the method does that."""
-        from ..pruner import prune
+        from ..pruner.cutting import prune
 
         return prune(model, selection)
 

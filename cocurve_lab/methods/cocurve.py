@@ -11,25 +11,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from ..architectures import Kind, describe
 from ..calibration import CalibrationSet
-from ..compensation import solve_gains
-from ..curvature import Curvature
+from ..curvature.matrix import Curvature
 from ..errors import FileFormatError, InfeasibleError, InputError
-from ..estimator import estimate_curvature
-from ..guards import Guards
-from ..interaction import redundancy_gate
-from ..selection import Selection
-from ..solver import require_strength, solve_greedy
-from ..targets import require_ratio
-from ..units import UnitSet
-from ..variants import measured_diagonal, solve_variant
+from ..estimator.estimate import estimate_curvature
+from ..models.architectures import describe
+from ..models.families import Kind
+from ..models.units import UnitSet
+from ..solver.gains import solve_gains
+from ..solver.greedy import require_strength
+from ..solver.guards import Guards
+from ..solver.interaction import redundancy_gate
+from ..solver.selection import Selection
+from ..solver.solve import solve_greedy
+from ..solver.targets import require_ratio
+from ..solver.variants import measured_diagonal, solve_variant
 from .base import Evidence, Method
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 Strength = float | Literal["gate"]
+
+
 _GROUPED = ("group_grams", "group_positions", "group_risks")
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..architectures import Kind
 from ..errors import InfeasibleError
-from ..guards import Guards, Rules, reachable_ratio
-from ..selection import Selection
-from ..targets import target_cost
-from ..units import UnitSet
+from ..models.families import Kind
+from ..models.units import UnitSet
+from ..solver.guards import Guards, Rules, reachable_ratio
+from ..solver.selection import Selection
+from ..solver.targets import target_cost
 
 Allocation = Literal["uniform", "global"]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..guards import Guards
-from ..selection import Selection
-from ..units import UnitSet, require_units
+from ..models.architectures import describe
+from ..models.units import UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
 from .filling import blocks, global_order, take_in_order
-from .statistics import (
+from .inputs import (
     Block,
     InputStatistics,
     collect_statistics,
@@ -27,6 +27,7 @@ from .statistics import (
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
+
 
 Metric = Literal["wifv", "ifv", "wifn"]
 

@@ -34,23 +34,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from ..architectures import KINDS, Architecture, Kind, describe
 from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..guards import Guards
-from ..loading import model_device
-from ..projections import is_transposed
-from ..runtime import measuring, require_measurable
-from ..selection import Selection
-from ..units import Unit, UnitSet, require_units
+from ..models.architectures import Architecture, describe, is_transposed
+from ..models.families import KINDS, Kind
+from ..models.identity import model_device
+from ..models.runtime import measuring, require_measurable
+from ..models.units import Unit, UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
 from .filling import take_in_order, uniform_order
-from .statistics import layer_passes, provenance_of, require_passes
+from .inputs import layer_passes, provenance_of, require_passes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
 Taylor = Literal["param_mix", "param_first", "param_second"]
+
+
 Projection = tuple[int, Kind, str]  # layer, kind, attribute
 
 

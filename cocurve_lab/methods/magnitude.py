@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..architectures import describe
 from ..calibration import CalibrationSet
-from ..guards import Guards
-from ..selection import Selection
-from ..units import UnitSet, require_units
+from ..models.architectures import describe
+from ..models.units import UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
 from .filling import blocks, take_counts, take_in_order, uniform_order
-from .statistics import per_unit, present_blocks, provenance_of, weight_columns
+from .inputs import per_unit, present_blocks, provenance_of, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,7 +11,7 @@ from .base import Method
 
 # name -> (module, class), in the order of the tables
 _METHODS = {
-    "random": ("random", "Random"),
+    "random": ("random_units", "Random"),
     "magnitude": ("magnitude", "Magnitude"),
     "wanda-sp": ("wanda", "WandaSp"),
     "flap": ("flap", "Flap"),

@@ -44,17 +44,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..architectures import Architecture, Kind, describe
 from ..calibration import CalibrationSet
 from ..errors import InputError, MismatchError, NumericalError
-from ..guards import Guards
-from ..pruner import prune
-from ..selection import Selection
-from ..slicing import kept_columns
-from ..units import UnitSet, require_units
+from ..models.architectures import Architecture, describe
+from ..models.families import Kind
+from ..models.units import UnitSet, require_units
+from ..pruner.cutting import prune
+from ..pruner.slicing import kept_columns
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
 from .filling import blocks, take_in_order, uniform_order
-from .statistics import (
+from .inputs import (
     Block,
     collect_statistics,
     layer_passes,

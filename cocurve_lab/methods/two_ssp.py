@@ -33,18 +33,18 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from tqdm.auto import tqdm
 
-from ..architectures import describe
 from ..calibration import CalibrationSet
 from ..errors import InfeasibleError, InputError
-from ..guards import Guards
-from ..risk import measure_plans
-from ..runtime import require_measurable
-from ..selection import Selection
-from ..targets import require_ratio
-from ..units import UnitSet, require_units
+from ..measuring.risk import measure_plans
+from ..models.architectures import describe
+from ..models.runtime import require_measurable
+from ..models.units import UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
+from ..solver.targets import require_ratio
 from .base import Evidence, Method
 from .filling import blocks, take_counts, take_in_order, uniform_order
-from .statistics import Block, collect_statistics, present_blocks, provenance_of
+from .inputs import Block, collect_statistics, present_blocks, provenance_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

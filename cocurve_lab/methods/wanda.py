@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..architectures import describe
 from ..calibration import CalibrationSet
-from ..guards import Guards
-from ..selection import Selection
-from ..units import UnitSet, require_units
+from ..models.architectures import describe
+from ..models.units import UnitSet, require_units
+from ..solver.guards import Guards
+from ..solver.selection import Selection
 from .base import Evidence, Method
+from .inputs import collect_statistics, per_unit, provenance_of, weight_columns
 from .magnitude import fill_uniformly
-from .statistics import collect_statistics, per_unit, provenance_of, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,7 +20,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
-from cocurve_lab.runtime import measuring
+from cocurve_lab.models.runtime import measuring
 
 PARTS = ["speed", "quality", "precision", "memory", "solver"]
 

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import cocurve_lab as cl
-from cocurve_lab.architectures import describe
+from cocurve_lab.models.architectures import describe
 
 SHAPES = {
     "tiny": {

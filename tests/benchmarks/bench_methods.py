@@ -16,13 +16,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from demo_rows import demo_rows
-
 import cocurve_lab as cl
-from cocurve_lab.evaluation.compare import CompareOptions, Judges, compare
-from cocurve_lab.evaluation.comparison import Comparison
-from cocurve_lab.evaluation.frontier import all_methods
 from cocurve_lab.methods.cocurve import CoCurve
+from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
+from cocurve_lab.studies.bake_off.comparison import Comparison
+from cocurve_lab.studies.bake_off.frontier import all_methods
+from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 

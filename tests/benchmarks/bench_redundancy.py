@@ -17,10 +17,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from demo_rows import demo_rows
-
 import cocurve_lab as cl
-from cocurve_lab.studies import redundancy
+from cocurve_lab.studies.trust import redundancy
+from helpers.demo_rows import demo_rows
 
 
 def main() -> None:

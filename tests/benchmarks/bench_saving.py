@@ -15,11 +15,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bare_process import run_bare, save_expected
-from demo_rows import demo_rows
-
 import cocurve_lab as cl
-from cocurve_lab.export.card import CardFacts
+from cocurve_lab.pruner.card import CardFacts
+from helpers.bare_process import run_bare, save_expected
+from helpers.demo_rows import demo_rows
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cocurve_lab.curvature import Curvature
-from cocurve_lab.guards import Guards
-from cocurve_lab.interaction import lambda_path
-from cocurve_lab.solver import solve_greedy
-from cocurve_lab.units import Unit, UnitSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.models.units import Unit, UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.interaction import lambda_path
+from cocurve_lab.solver.solve import solve_greedy
 
 LAYERS = {768: 32, 1920: 80}  # of 8 query groups and 16 FFN groups, the costs of Llama-3.1-8B
 ATTENTION_COST, FFN_COST = 5_242_880, 11_010_048

@@ -14,9 +14,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from demo_rows import demo_rows
-
 import cocurve_lab as cl
+from helpers.demo_rows import demo_rows
 
 
 def main() -> None:

@@ -21,11 +21,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from conftest import make_units, random_curvature
-from lab import Lab, Visit, running_lab
-
 import cocurve_lab as cl
 from cocurve_widgets import LambdaExplorer, Session
+from helpers.lab import Lab, Visit, running_lab
+from helpers.problems import make_units, random_curvature
 
 SHAPES = {768: (32, 8, 16), 1920: (80, 8, 16), 1000: (40, 9, 16)}
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from contract import measure_contract
-from models import EVERY_FAMILY
 from transformers.utils.logging import disable_progress_bar
+
+from helpers.contract import measure_contract
+from helpers.tiny_models import EVERY_FAMILY
 
 HEAD = ("family", "heads", "inventory", "cost", "masked = pruned", "H = naive", "text", "reloaded")
 ROW = "| {:19} | {:5} | {:>9} | {:>5} | {:>15} | {:>9} | {:>5} | {:>8} |"

@@ -17,11 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bare_process import run_bare
-from llama_cpp import Answer, Job, largest_difference, log_softmax, mean_kl, run_llama_cpp
-
 import cocurve_lab as cl
 from cocurve_lab.export.gguf import export_gguf
+from helpers.bare_process import run_bare
+from helpers.llama_cpp import Answer, Job, largest_difference, log_softmax, mean_kl, run_llama_cpp
 
 GREEDY, CONTEXT = 40, 256
 

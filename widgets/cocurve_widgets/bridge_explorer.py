@@ -19,7 +19,7 @@ from cocurve_lab import (
     edge_graph,
     solve_greedy,
 )
-from cocurve_lab.curvature import BLOCKS
+from cocurve_lab.curvature.matrix import BLOCKS
 
 from .instrument import Instrument, front, guarded, plan_code
 from .session import Session

@@ -9,13 +9,13 @@ import anywidget
 from traitlets import Float, Int, List, Unicode
 
 from cocurve_lab import InputError, solve_greedy
-from cocurve_lab.solver import require_strength
-from cocurve_lab.targets import require_ratio
+from cocurve_lab.solver.greedy import require_strength
+from cocurve_lab.solver.targets import require_ratio
 
 from .instrument import front
 
 if TYPE_CHECKING:
-    from cocurve_lab.build import Build
+    from cocurve_lab.estimator.build import Build
 
 _PATIENCE = 0.5  # seconds between looks: a look solves three plans
 

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
-from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
+from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
 
 from .instrument import front
 

@@ -10,8 +10,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cocurve_lab import CalibrationSet, Curvature, Selection
-from cocurve_lab.fidelity import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
-from cocurve_lab.guards import Guards
+from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
+from cocurve_lab.solver.guards import Guards
 
 from .fidelity_figure import OTHER
 from .instrument import plan_code

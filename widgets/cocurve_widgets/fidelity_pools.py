@@ -15,8 +15,8 @@ from cocurve_lab import (
     same_budget_pool,
     solve_greedy,
 )
-from cocurve_lab.solver import require_strength
-from cocurve_lab.targets import require_ratio
+from cocurve_lab.solver.greedy import require_strength
+from cocurve_lab.solver.targets import require_ratio
 
 from .fidelity_measuring import Measurer
 from .fidelity_points import Book, plan_row, text_name

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from cocurve_lab import Curvature
-from cocurve_lab.fidelity import agreement
+from cocurve_lab.measuring.agreement import agreement
 
 from .fidelity_points import Book, drawable
 from .instrument import to_csv

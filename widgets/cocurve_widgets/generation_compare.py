@@ -11,13 +11,8 @@ import anywidget
 from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
 from cocurve_lab import CocurveError, Curvature, InputError, Selection, solve_greedy
-from cocurve_lab.generation import GrowingText, Question, token_pieces
-from cocurve_lab.lockstep import (
-    Sampling,
-    encode_prompt,
-    forced_kl,
-    generate_lockstep,
-)
+from cocurve_lab.measuring.generation import GrowingText, Question, token_pieces
+from cocurve_lab.measuring.lockstep import Sampling, encode_prompt, forced_kl, generate_lockstep
 
 from .generation_run import (
     SIDES,
@@ -426,7 +421,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return "\n".join(
             [
                 "import cocurve_lab as cl",
-                "from cocurve_lab.lockstep import Sampling, compare_text, forced_kl",
+                "from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl",
                 "",
                 f"selection = {plan_code(request.selection, self.session.curvature)}",
                 f"sampling = {sampling!r}",

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cocurve_lab import Selection
-from cocurve_lab.generation import GrowingText, Question, demo_questions
-from cocurve_lab.loading import is_demo
-from cocurve_lab.lockstep import Sampling, first_divergence
+from cocurve_lab.measuring.generation import GrowingText, Question, demo_questions
+from cocurve_lab.measuring.lockstep import Sampling, first_divergence
+from cocurve_lab.models.loading import is_demo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

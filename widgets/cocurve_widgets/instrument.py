@@ -17,7 +17,7 @@ from ipywidgets import DOMWidget
 from traitlets import Int, Unicode, default
 
 from cocurve_lab import CocurveError, Curvature, Guards, InputError, Selection, solve_greedy
-from cocurve_lab.preview import preview_note
+from cocurve_lab.curvature.matrix import preview_note
 from cocurve_lab.storage import write_atomically
 
 from .session import Session

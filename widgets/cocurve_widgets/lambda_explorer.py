@@ -21,10 +21,10 @@ from cocurve_lab import (
     redundancy_gate,
     solve_greedy,
 )
-from cocurve_lab.architectures import KINDS
-from cocurve_lab.preview import TRUSTED_STRENGTH
-from cocurve_lab.solver import Greedy
-from cocurve_lab.targets import target_cost
+from cocurve_lab.curvature.matrix import TRUSTED_STRENGTH
+from cocurve_lab.models.families import KINDS
+from cocurve_lab.solver.greedy import Greedy
+from cocurve_lab.solver.targets import target_cost
 
 from .instrument import Instrument, front, guarded
 from .packing import curve, pack_problem

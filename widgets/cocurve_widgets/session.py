@@ -215,7 +215,7 @@ class Session(HasTraits):
         Raises:
             MismatchError: the model's units are not the curvature's.
         """
-        from cocurve_lab.units import units_like
+        from cocurve_lab.models.units import units_like
 
         units = self.curvature.units
         units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
@@ -237,7 +237,7 @@ class Session(HasTraits):
 
         A build or a measurement in a cell holds the same lock.
         """
-        from cocurve_lab.runtime import exclusive
+        from cocurve_lab.models.runtime import exclusive
 
         model = self.require_model()
         lock = exclusive(model)

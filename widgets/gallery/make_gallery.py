@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from lab import Lab, running_lab  # noqa: E402  (found through the line above)
+from helpers.lab import Lab, running_lab  # noqa: E402  (found through the line above)
 
 # notebook, picture, what to wait for in the page, theme
 PICTURES = [

@@ -1,5 +1,5 @@
-// The greedy solver of cocurve_lab/solver.py in the browser: same sums in the same order, same
-// tie-break (lowest index), doubles throughout. tests/front/solver.test.mjs holds it to Python.
+// The greedy solver of cocurve_lab/solver/greedy.py in the browser: same sums in the same order, same
+// tie-break (lowest index), doubles throughout. tests/widgets/front/solver.test.mjs holds it to Python.
 
 import { typed } from "./kit.js";
 

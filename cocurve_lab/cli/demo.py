@@ -1,0 +1,159 @@
+"""The main job in the terminal: `python -m cocurve_lab.cli.demo` (or `make demo`).
+
+Builds H of a model, solves two budgets, measures the plans on held-out text, prunes, verifies, and
+shows text before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import transformers
+
+from ..calibration import default_calibration
+from ..errors import CocurveError
+from ..estimator.estimate import estimate_curvature, load_or_estimate
+from ..measuring.agreement import random_set
+from ..measuring.generation import continue_text, example_prompts
+from ..measuring.risk import PlanTable, measure_plans
+from ..models.loading import DEMO, is_demo, load_model, report_device
+from ..models.units import UnitSet, enumerate_units
+from ..pruner.cutting import prune
+from ..pruner.equivalence import check_equivalence
+from ..solver.interaction import redundancy_gate
+from ..solver.selection import Selection
+from ..solver.solve import solve_greedy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+RANDOM_PLANS = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    transformers.logging.set_verbosity_error()
+    if is_demo(options.model):
+        transformers.logging.disable_progress_bar()  # 13 MB load before a bar can be drawn
+    print(report_device(options.device))
+    model, tokenizer = load_model(options.model, device=options.device)
+    units = enumerate_units(model)
+    print(f"{options.model}: {units}\n")
+
+    calibration, held_out = default_calibration(
+        options.model,
+        tokenizer,
+        num_sequences=options.rows,
+        held_out=options.held_out,
+        positions_per_sequence=options.positions,
+        text_file=options.text_file,
+    )
+    if options.save is None:
+        curvature = estimate_curvature(model, units, calibration, options.top_r)
+    else:
+        curvature = load_or_estimate(options.save, model, units, calibration, options.top_r)
+    gate = redundancy_gate(curvature)
+    print(f"\n{curvature}\n{gate.reason}\n")
+
+    plans: list[Selection] = []
+    for ratio in options.ratios:
+        plans += [solve_greedy(curvature, ratio, strength) for strength in (0.0, 1.0)]
+        plans += [random_plan(units, ratio, seed) for seed in range(RANDOM_PLANS)]
+    table = measure_plans(model, plans, held_out, calibrated_on=calibration)
+    print(f"\n{render(table, options.ratios)}\n")
+
+    strength = 1.0 if gate.recommended is None else gate.recommended
+    for ratio in options.ratios:
+        selection = solve_greedy(curvature, ratio, strength)
+        pruned = prune(model, selection)
+        print(f"{selection}\n  {check_equivalence(model, pruned, selection, held_out)}")
+        print(f"  {model.num_parameters():,} -> {pruned.num_parameters():,} parameters\n")
+        if ratio == options.ratios[-1]:
+            show_texts(
+                model, pruned, tokenizer, example_prompts(options.model, held_out, tokenizer)
+            )
+
+
+def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
+    """Units in random order until the ratio is reached: the plan to beat."""
+    chosen = random_set(units, ratio, np.random.default_rng(seed))
+    return Selection.from_pruned(units, chosen, requested_ratio=ratio)
+
+
+def render(table: PlanTable, ratios: Sequence[float]) -> str:
+    """The measured plans as a small text table: two lambdas and the random plans, by ratio."""
+    lines = [
+        "Held-out KL(dense || pruned), nats per token",
+        f"{'asked':>6} {'plan':<17}{'removed':>8}{'of all':>8}{'predicted':>11}{'measured':>10}",
+    ]
+    per_ratio = 2 + RANDOM_PLANS
+    for block, ratio in enumerate(ratios):
+        rows = table.rows()[block * per_ratio : (block + 1) * per_ratio]
+        for row in rows[:2]:
+            name = f"lambda {row['interaction_strength']:g}"
+            lines.append(
+                f"{ratio:>6.0%} {name:<17}{row['realized_ratio']:>8.2%}"
+                f"{row['params_removed_fraction']:>8.2%}{row['predicted_risk']:>11.4f}"
+                f"{row['measured_risk']:>10.4f} +- {row['standard_error']:.4f}"
+            )
+        values = [row["measured_risk"] for row in rows[2:]]
+        error = float(np.std(values, ddof=1) / np.sqrt(len(values)))  # between plans
+        removed = float(np.mean([row["realized_ratio"] for row in rows[2:]]))
+        name = f"random, {len(values)} plans"
+        mean = float(np.mean(values))
+        lines.append(f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{mean:>29.4f} +- {error:.4f}")
+    return "\n".join(lines)
+
+
+def show_texts(
+    dense: PreTrainedModel,
+    pruned: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    new_tokens: int = 32,
+) -> None:
+    """Print greedy continuations by the dense and the pruned model, one under the other."""
+    for text in texts:
+        print(f"prompt  {text!r}")
+        for name, model in (("dense", dense), ("pruned", pruned)):
+            print(f"{name:<7} {continue_text(model, tokenizer, text, new_tokens)!r}")
+        print()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m cocurve_lab.cli.demo",
+        description="Build H, solve, prune, verify, and show text before and after.",
+    )
+    parser.add_argument("--model", default=DEMO, help='"demo", a hub id, or a folder')
+    parser.add_argument("--device", default=None, help="default: CUDA where usable, else CPU")
+    parser.add_argument("--rows", type=int, default=64, help="calibration sequences")
+    parser.add_argument("--held-out", type=int, default=16, help="sequences to measure plans on")
+    parser.add_argument(
+        "--positions",
+        type=lambda value: value if value == "all" else int(value),
+        default="all",
+        help='scored positions per sequence, or "all"',
+    )
+    parser.add_argument("--top-r", type=int, default=256, help="size of the shared support")
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
+    parser.add_argument(
+        "--text-file", type=Path, default=None, help="calibration text, where offline"
+    )
+    parser.add_argument(
+        "--save", type=Path, default=None, help="folder to keep H in (and load from)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CocurveError as error:
+        sys.exit(f"error: {error}")

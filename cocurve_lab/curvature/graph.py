@@ -1,0 +1,196 @@
+"""The co-pruning graph: units as nodes, signed curvature as edges, and the bridge units in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import networkx as nx
+import numpy as np
+from scipy.stats import rankdata
+
+from ..errors import InputError
+from .matrix import Curvature
+
+FEW = 5  # with fewer bridge units than this, rank instead of cutting
+
+
+def edge_graph(
+    curvature: Curvature, threshold: float | None = None, top_k: int | None = None
+) -> nx.Graph:
+    """The graph of the co-pruning curvature; every attribute is a plain Python value.
+
+    Nodes 0..M-1 carry name, kind, layer, index, cost [parameters], saliency H_uu and connectivity
+    b_u [nats per token]; edges carry `curvature` H_uv [nats per token] and `correlation` rho_uv,
+    both signed. A pair with H_uv = 0 is never an edge.
+
+    Args:
+        curvature: H [M, M].
+        threshold: keep edges with |rho_uv| >= threshold, in [0, 1]; None keeps all.
+        top_k: keep the k edges of largest |rho_uv| over the whole graph (of those above the
+            threshold, if both are given); ties go to the lowest (u, v). None keeps all.
+
+    Raises:
+        InputError: threshold outside [0, 1] or top_k negative.
+    """
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise InputError(f"threshold is {threshold}; it bounds |correlation| and lies in [0, 1].")
+    if top_k is not None and top_k < 0:
+        raise InputError(f"top_k is {top_k}; it counts edges and cannot be negative.")
+    first, second = np.triu_indices(len(curvature.units), k=1)
+    edges, correlations = curvature.matrix[first, second], curvature.correlation()[first, second]
+    strength = np.abs(correlations)
+    keep = np.flatnonzero((edges != 0) & (strength >= (threshold or 0.0)))
+    if top_k is not None:
+        keep = keep[np.argsort(-strength[keep], kind="stable")[:top_k]]
+    graph = nx.Graph()
+    graph.add_nodes_from(_nodes(curvature))
+    columns = (first, second, edges, correlations)
+    graph.add_edges_from(
+        (u, v, {"curvature": edge, "correlation": correlation})
+        for u, v, edge, correlation in zip(*(c[keep].tolist() for c in columns), strict=True)
+    )
+    return graph
+
+
+def _nodes(curvature: Curvature) -> Iterator[tuple[int, dict[str, str | int | float]]]:
+    saliency, connectivity = curvature.saliency.tolist(), curvature.connectivity.tolist()
+    for number, unit in enumerate(curvature.units):
+        yield (
+            number,
+            {
+                "name": unit.name,
+                "kind": unit.kind,
+                "layer": int(unit.layer),
+                "index": int(unit.index),
+                "cost": int(unit.cost),
+                "saliency": saliency[number],
+                "connectivity": connectivity[number],
+            },
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Bridges:
+    """Bridge units: low saliency, high connectivity. Iterates over unit indices.
+
+    Attributes:
+        indices: the units; ascending, or by falling residual where `ranked`.
+        saliency_threshold: at most this H_uu, nats per token.
+        connectivity_threshold: at least this connectivity, in the units of the measure used.
+        residual: [M] log connectivity minus its least-squares line on log saliency; NaN for units
+            with no saliency or no connectivity.
+        ranked: too few units passed both thresholds, so the largest residuals stand in.
+        note: what was done, in a sentence.
+        saliency_connectivity_correlation: Pearson, over all units (the paper reports 0.63); NaN
+            where one of the two is constant.
+        saliency_connectivity_rank_correlation: Spearman, likewise.
+    """
+
+    indices: tuple[int, ...]
+    saliency_threshold: float
+    connectivity_threshold: float
+    residual: np.ndarray
+    ranked: bool
+    note: str
+    saliency_connectivity_correlation: float
+    saliency_connectivity_rank_correlation: float
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __contains__(self, unit: object) -> bool:
+        return unit in self.indices
+
+    def __repr__(self) -> str:
+        return f"Bridges: {len(self)} of {len(self.residual)} units. {self.note}"
+
+
+def bridge_units(
+    curvature: Curvature,
+    saliency_quantile: float = 0.5,
+    connectivity_quantile: float = 0.5,
+    connectivity: Literal["sum", "relative"] = "sum",
+) -> Bridges:
+    """Units cheap to remove alone but tied to many others (appendix "Mechanism Analysis").
+
+    The paper gives no thresholds (its 8B has 87 of 768; its example lies in the bottom 31 % of
+    saliency and the top 10 % of connectivity). Ours: H_uu at most its median, and connectivity at
+    least its median. If fewer than five units pass, the thresholds say little about this model;
+    then the five units most connected for their saliency are given instead (largest positive
+    residual of log connectivity on log saliency) and `ranked` is True.
+
+    Args:
+        curvature: H [M, M].
+        saliency_quantile: quantile of H_uu that bounds "low", [0, 1].
+        connectivity_quantile: quantile of the connectivity that bounds "high", [0, 1].
+        connectivity: "sum" is b_u = sum over v != u of |H_uv|, nats per token, which grows with
+            sqrt(H_uu) by construction; "relative" is sum over v != u of |rho_uv|, free of scale.
+
+    Raises:
+        InputError: a quantile outside [0, 1], or an unknown connectivity.
+    """
+    for name, value in (
+        ("saliency_quantile", saliency_quantile),
+        ("connectivity_quantile", connectivity_quantile),
+    ):
+        if not 0 <= value <= 1:
+            raise InputError(f"{name} is {value}; a quantile lies in [0, 1].")
+    saliency, degree = curvature.saliency, _connectivity(curvature, connectivity)
+    low, high = np.quantile(saliency, saliency_quantile), np.quantile(degree, connectivity_quantile)
+    residual = _residual(saliency, degree)
+    found = np.flatnonzero((saliency <= low) & (degree >= high))
+    note = (
+        f"Saliency at most its {saliency_quantile:g} quantile, {connectivity} connectivity at "
+        f"least its {connectivity_quantile:g} quantile."
+    )
+    ranked = len(found) < FEW
+    if ranked:
+        note = (
+            f"Only {len(found)} units have low saliency and high {connectivity} connectivity, so "
+            "these are the most connected for their saliency (log-log residual)."
+        )
+        order = np.argsort(np.where(np.isnan(residual), np.inf, -residual), kind="stable")[:FEW]
+        found = order[residual[order] > 1e-9]  # on the line itself, rounding decides the sign
+    if curvature.is_preview:
+        note += " H is a preview: the noise of its probes alone adds connectivity."
+    return Bridges(
+        indices=tuple(found.tolist()),
+        saliency_threshold=float(low),
+        connectivity_threshold=float(high),
+        residual=residual,
+        ranked=ranked,
+        note=note,
+        saliency_connectivity_correlation=_pearson(saliency, degree),
+        saliency_connectivity_rank_correlation=_pearson(rankdata(saliency), rankdata(degree)),
+    )
+
+
+def _connectivity(curvature: Curvature, measure: str) -> np.ndarray:
+    if measure == "sum":
+        return curvature.connectivity
+    if measure == "relative":
+        return np.abs(curvature.correlation()).sum(axis=1) - 1
+    raise InputError(f"connectivity is {measure!r}. Choose 'sum' or 'relative'.")
+
+
+def _residual(saliency: np.ndarray, degree: np.ndarray) -> np.ndarray:
+    """log degree minus its least-squares line on log saliency [M]; NaN where a log is undefined."""
+    residual = np.full(len(saliency), np.nan)
+    live = (saliency > 0) & (degree > 0)
+    if live.any():
+        x, y = np.log(saliency[live]), np.log(degree[live])
+        x, y = x - x.mean(), y - y.mean()
+        spread = float(x @ x)
+        residual[live] = y - (float(x @ y) / spread if spread > 0 else 0.0) * x
+    return residual
+
+
+def _pearson(x: np.ndarray, y: np.ndarray) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale > 0 else float("nan")

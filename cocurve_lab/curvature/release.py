@@ -1,0 +1,244 @@
+"""The authors' released layout: registry, matrix and masks, without any model.
+
+registry.json lists the units in our order; matrices/H.npy holds float32 [M, M];
+rXX/masks/prune_solution.json is the set that was pruned at XX %.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CocurveError, FileFormatError
+from ..models.families import Kind
+from ..models.units import Unit, UnitSet
+from .matrix import Curvature
+
+MASK = Path("masks") / "prune_solution.json"
+
+
+_POINTER = b"version https://git-lfs"
+
+
+_LARGEST = 1 << 26  # bytes of a JSON file: the published ones are below 600 kB
+
+
+def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, dict[str, Any]]:
+    """H [M, M] float64, its units, and the provenance the registry states.
+
+    Raises:
+        FileNotFoundError: one of the two files is missing.
+        FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
+    """
+    folder = Path(folder)
+    registry = _read_registry(folder / "registry.json")
+    matrix = _read_npy(folder / "matrices" / "H.npy")
+    provenance = {
+        "source": "release",
+        "model_name": registry.get("model_key"),
+        "method": "ablation",
+        "ffn_groups": registry.get("ffn_groups_per_layer"),
+    }
+    return np.asarray(matrix, np.float64), _release_units(registry), provenance
+
+
+def read_mask(
+    folder: str | os.PathLike[str], ratio: float
+) -> tuple[Curvature | None, UnitSet, list[int], dict[str, Any]]:
+    """A published mask: the curvature where it is there, units, pruned indices, Selection fields.
+
+    Raises:
+        FileNotFoundError: no registry, or no mask for this ratio; lists those there are.
+        FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one another.
+    """
+    folder = Path(folder)
+    path = _mask_path(folder, ratio)
+    registry = _read_registry(folder / "registry.json")
+    units, mask = _release_units(registry), _read_json(path)
+    ids = [row.get("unit_id", index) for index, row in enumerate(registry["units"])]
+    try:
+        pruned, kept = (_positions(mask[key], ids) for key in ("pruned_units", "selected_units"))
+        stated = {key: float(mask[key]) for key in _STATED}
+        strength = float(mask["interaction_strength"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(
+            f"{path} lacks or garbles {error} of a mask. Download it again."
+        ) from None
+    if sorted(pruned + kept) != list(range(len(units))):
+        raise FileFormatError(
+            f"{path}: {len(pruned)} pruned and {len(kept)} selected units are not each of the "
+            f"{len(units)} of registry.json once. Download both again."
+        )
+    _require_stated(path, units, pruned, stated, ratio)
+    fields = {"requested_ratio": float(ratio), "interaction_strength": strength}
+    return _curvature_if_there(folder), units, pruned, fields
+
+
+_STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cost")
+
+
+def _mask_path(folder: Path, ratio: float) -> Path:
+    """rXX/masks/prune_solution.json of the folder whose XX is the ratio in percent."""
+    there = {
+        int(path.parent.parent.name[1:]): path
+        for path in folder.glob(f"r*/{MASK}")
+        if path.parent.parent.name[1:].isdecimal()
+    }
+    percent = next((p for p in there if abs(p / 100 - ratio) < 1e-9), None)
+    if percent is None:
+        known = ", ".join(f"{p / 100:g}" for p in sorted(there)) or "none"
+        raise FileNotFoundError(
+            f"{folder} has no mask for ratio {ratio:g} (rXX/{MASK}); it has {known}. Ask for one "
+            "of these, or solve on Curvature.from_release(folder)."
+        )
+    return there[percent]
+
+
+def _positions(wanted: Any, ids: list[Any]) -> list[int]:
+    position = {unit: index for index, unit in enumerate(ids)}
+    if not isinstance(wanted, list):
+        raise TypeError("a list of units")
+    return [position[unit] for unit in wanted]
+
+
+def _require_stated(
+    path: Path, units: UnitSet, pruned: list[int], stated: dict[str, float], ratio: float
+) -> None:
+    """The file's own figures against the registry's costs, and its target against its folder."""
+    gone, total = int(units.costs[pruned].sum()), units.total_cost
+    for name, found, source, tolerance in (
+        ("target_prune_ratio", ratio, f"its folder {path.parent.parent.name} says", 1e-9),
+        ("total_cost", total, "the units of registry.json come to", 0.5),
+        ("pruned_cost", gone, "its pruned units come to", 0.5),
+        ("actual_prune_ratio", gone / total, "its pruned units come to", 1e-4),  # maybe rounded
+    ):
+        if not abs(stated[name] - found) <= tolerance:
+            raise FileFormatError(
+                f"{path}: {name} is {stated[name]:,}, but {source} {found:,}. Mask and "
+                "registry.json do not belong together, or one is damaged: download both again."
+            )
+
+
+def _curvature_if_there(folder: Path) -> Curvature | None:
+    """H of the release; None where it is absent or only a Git LFS pointer: a mask needs none."""
+    path = folder / "matrices" / "H.npy"
+    if not path.exists() or _is_pointer(path):
+        return None
+    return Curvature.from_release(folder)
+
+
+def _is_pointer(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def _require_no_pointer(path: Path, what: str) -> None:
+    if _is_pointer(path):
+        raise FileFormatError(
+            f"{path} is a Git LFS pointer, not the {what}: the download was incomplete. "
+            "Run `git lfs pull` in that folder."
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    _require_no_pointer(path, "JSON file")
+    if path.stat().st_size > _LARGEST:
+        raise FileFormatError(f"{path} has {path.stat().st_size:,} bytes: not a file of a release.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _read_registry(path: Path) -> dict[str, Any]:
+    registry = _read_json(path)
+    version = registry.get("schema_version")
+    if version != 1 or not isinstance(registry.get("units"), list):
+        raise FileFormatError(
+            f"{path} has schema_version {version!r}; the published layout is 1. Download it again."
+        )
+    return registry
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    _require_no_pointer(path, "matrix")
+    with path.open("rb") as file:
+        try:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+        except (ValueError, MemoryError) as error:
+            raise FileFormatError(
+                f"{path} is not a numpy array ({error}). Download it again."
+            ) from None
+    if array.dtype.kind != "f":
+        raise FileFormatError(f"{path} holds {array.dtype}, not floats. Download it again.")
+    return array
+
+
+def _release_units(registry: dict[str, Any]) -> UnitSet:
+    """Our units from the published registry, columns included (its unit order is ours)."""
+    towers = {row.get("tower", "lm") for row in registry["units"] if isinstance(row, dict)}
+    if towers - {"lm"}:
+        raise FileFormatError(
+            f"registry.json has units of towers {sorted(map(str, towers))}: a vision-language "
+            "model. The lab knows language models only."
+        )
+    try:
+        head_dim = _release_head_dim(registry["units"])
+        units = tuple(_release_unit(row, head_dim) for row in registry["units"])
+        return UnitSet(units, registry.get("ffn_groups_per_layer"))
+    except (CocurveError, OverflowError) as error:
+        raise FileFormatError(f"registry.json: {error} Download it again.") from None
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(
+            f"registry.json lacks {error} in a unit. Download it again."
+        ) from None
+
+
+def _release_unit(row: dict[str, Any], head_dim: int) -> Unit:
+    meta, kind = row["metadata"], row["unit_type"]
+    layer, index = _whole(row["layer_idx"]), _whole(row["index_within_layer"])
+    if kind == "attn_head":
+        heads = meta["query_head_indices"]
+        start, stop = _whole(heads[0]) * head_dim, (_whole(heads[-1]) + 1) * head_dim
+        name: Kind = "attention"
+    elif kind == "ffn_group":
+        start = _whole(meta["start_channel"])
+        stop = start + _whole(meta["group_size"])
+        name = "ffn"
+    else:
+        raise ValueError(f"a known unit_type (found {kind!r})")
+    return Unit(name, layer, index, start, stop, _whole(row["cost"]))
+
+
+def _whole(value: Any) -> int:
+    """A whole number below 2^53; the published files write costs as floats."""
+    if type(value) not in (int, float) or not 0 <= value < 1 << 53 or value != int(value):
+        raise ValueError(f"a whole number (found {value!r})")
+    return int(value)
+
+
+def _release_head_dim(rows: list[dict[str, Any]]) -> int:
+    """head_dim is not in the registry but follows from the costs.
+
+    A gated FFN group costs 3 * hidden * channels; a query group of g heads costs
+    hidden * head_dim * (2g + 2), plus head_dim * (g + 2) where q, k and v have biases (Qwen2).
+    """
+    ffn = next((row for row in rows if row["unit_type"] != "attn_head"), None)
+    head = next((row for row in rows if row["unit_type"] == "attn_head"), None)
+    if ffn is None or head is None:
+        return 1  # one kind only: columns cannot be placed, counting heads is the best there is
+    cost = _whole(head["cost"])
+    hidden = _whole(ffn["cost"]) // max(3 * _whole(ffn["metadata"]["group_size"]), 1)
+    group = len(head["metadata"]["query_head_indices"])
+    for per_channel in (hidden * (2 * group + 2), hidden * (2 * group + 2) + group + 2):
+        if per_channel and cost % per_channel == 0:
+            return cost // per_channel
+    raise FileFormatError(
+        f"the attention cost {cost} in registry.json fits no head_dim for hidden size "
+        f"{hidden}. Is the model of a family with other projections? Check the registry."
+    )

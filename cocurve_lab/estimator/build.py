@@ -1,0 +1,347 @@
+"""The loop of a build: sequences outside, units inside, checkpoints between, Ctrl-C any time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
+from ..curvature.merging import Shard, shard_sequences
+from ..errors import CocurveError, FileFormatError, InputError
+from ..models.architectures import describe
+from ..models.identity import model_device
+from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
+from ..models.units import UnitSet
+from ..progress import Progress, duration, open_bar
+from ..storage import dump_plain, is_full, load_plain, previous, require_settings, write_atomically
+from .features import memory_needed
+from .worker import SMALLER, Crew, Executor, Job, LocalExecutor, Measured
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+log = logging.getLogger(__name__)
+
+
+Value = TypeVar("Value")
+
+
+CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Knobs of a build that do not change what is estimated.
+
+    Attributes:
+        units_per_batch: ablations per forward; None = from free memory. Halved when memory runs
+            out.
+        groups: groups of sequences whose Grams are kept apart (error bars, merging).
+        checkpoint_seconds: write the checkpoint after the first sequence that ends this long after
+            the last one; 0 writes after every sequence.
+        num_threads: CPU threads; None = torch's current number.
+        on_sequence: called with the Build after each sequence, in the building thread: a monitor.
+            It reads `done`, `total`, `seconds` and `so_far()`; what it raises ends the build,
+            which keeps what is done.
+        shard: (i, n), i from 1: do only share i of n, and leave the rest to other processes with
+            the same settings. `Curvature.merge` of all n is the one build, to the bit.
+    """
+
+    units_per_batch: int | None = None
+    groups: int = 16
+    checkpoint_seconds: float = 60.0
+    num_threads: int | None = None
+    on_sequence: Callable[[Build], None] | None = None
+    shard: Shard | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("units_per_batch", "groups", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1.")
+        if not self.checkpoint_seconds >= 0:  # NaN is not either, and would never come round
+            raise InputError(
+                f"checkpoint_seconds is {self.checkpoint_seconds}; it is a time in seconds, and 0 "
+                "writes after every sequence."
+            )
+
+
+@dataclass
+class Build:
+    """The state of a build between two sequences: everything a checkpoint holds, and the inputs."""
+
+    settings: dict[str, Any]
+    name: str  # of the model, for the bar and the provenance; it decides nothing
+    units: UnitSet
+    calibration: CalibrationSet
+    options: BuildOptions
+    checkpoint: Path | None
+    grams: np.ndarray  # [G, M, M] float64, sums over positions
+    risks: np.ndarray  # [G, M] float64, sums over positions
+    positions: np.ndarray  # [G] int64
+    runtime: dict[str, Any]
+    executor: Executor
+    numbers: list[int]  # of the sequences to do: all, or those of a shard
+    done: int = 0
+    seconds: list[float] = field(default_factory=list)  # of each sequence done
+    events: list[str] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls,
+        settings: dict[str, Any],
+        name: str,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        options: BuildOptions,
+        checkpoint: str | os.PathLike[str] | None,
+        executor: Executor | None = None,
+    ) -> Build:
+        groups, size = settings["groups"], len(units)
+        executor = executor or LocalExecutor()
+        if options.shard is not None:  # part of what a checkpoint must agree with
+            settings = settings | {"shard": list(options.shard)}
+        build = cls(
+            settings,
+            name,
+            units,
+            calibration,
+            options,
+            None if checkpoint is None else Path(checkpoint),
+            np.zeros((groups, size, size)),
+            np.zeros((groups, size)),
+            np.zeros(groups, np.int64),
+            {
+                "num_threads": options.num_threads or executor.threads(),
+                "units_per_batch": options.units_per_batch,
+                "device_kind": None,
+            },
+            executor,
+            shard_sequences(options.shard, groups, len(calibration)),
+        )
+        if build.checkpoint is not None:
+            build.resume()
+        return build
+
+    @property
+    def total(self) -> int:
+        """Sequences this build does in all; `done` of them are done."""
+        return len(self.numbers)
+
+    # Running ------------------------------------------------------------------------------------
+
+    def run(self, model: PreTrainedModel, *, progress: Progress) -> Curvature:
+        """Do the sequences that are left; H over all, or after Ctrl-C over those done."""
+        device = device_name(model_device(model))
+        if self.done < self.total:
+            with self.executor.open(model, self._job()) as crew:
+                device = crew.device
+                self._settle_runtime(crew)
+                if progress:
+                    print(self._within_memory(lambda: self._announcement(model, crew)), flush=True)
+                self._go_on(crew, progress)
+        parts = (self.grams, self.positions, self.risks)
+        return Curvature.from_groups(self.units, *parts, self._provenance(device))
+
+    def _go_on(self, crew: Crew, progress: Progress) -> None:
+        saved, size = time.monotonic(), len(self.units)
+        with open_bar(
+            progress,
+            total=self.total * size,
+            initial=self.done * size,
+            desc=f"H of {self.name}",
+            unit="ablation",
+        ) as bar:
+            try:
+                results = crew.measure(self.numbers[self.done :], bar.update, self._note)
+                while self.done < self.total:
+                    begun = time.monotonic()
+                    measured = self._within_memory(lambda: next(results))
+                    self._book(measured, time.monotonic() - begun)
+                    last = self.done == self.total
+                    if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
+                        self.save()
+                        saved = time.monotonic()
+                    if self.options.on_sequence is not None:
+                        self.options.on_sequence(self)
+            except KeyboardInterrupt as stop:
+                self.save()
+                if self.done == 0:
+                    raise
+                why = str(stop) or "Interrupted."
+                bar.write(
+                    f"{why} H over {self.done} of {self.total} sequences is kept. "
+                    "Run again to go on."
+                    + ("" if self.checkpoint else " (Give checkpoint= for that.)")
+                )
+            except CocurveError:  # workers that died, say: hours of others' work stay
+                self.save()
+                raise
+
+    def _book(self, measured: Measured, seconds: float) -> None:
+        """Add a finished sequence; state changes only here, and whole."""
+        for note in measured.notes:
+            self._note(note)
+        group = measured.number % self.settings["groups"]
+        # an interrupt between these lines must not leave a sequence counted by half
+        with uninterrupted():
+            self.grams[group] += measured.gram
+            self.risks[group] += measured.risks
+            self.positions[group] += measured.positions
+            self.seconds.append(seconds)
+            self.done += 1
+            batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
+            self.runtime["units_per_batch"] = batch
+
+    def so_far(self, groups: slice = slice(None)) -> Curvature:
+        """H over the sequences done, or over some of the groups of them.
+
+        Raises:
+            InputError: no sequence of these groups is done.
+        """
+        parts = (self.grams[groups], self.positions[groups], self.risks[groups])
+        return Curvature.from_groups(self.units, *parts, {"sequences_done": self.done})
+
+    def _within_memory(self, step: Callable[[], Value]) -> Value:
+        """Take a step; what does not fit in memory whatever the batch is a clear error."""
+        try:
+            return step()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"memory runs out on sequence {self.numbers[self.done]} outside the ablations "
+                f"({error}). {SMALLER}"
+            ) from error
+
+    def _job(self) -> Job:
+        return Job(
+            self.units,
+            self.calibration,
+            self.settings["top_r"],
+            self.runtime["num_threads"],
+            self.runtime["units_per_batch"],
+            self.total - self.done,
+        )
+
+    def _settle_runtime(self, crew: Crew) -> None:
+        """Batch size and device kind: from the checkpoint where there is one, so bits repeat."""
+        stored = self.runtime["device_kind"]
+        if stored not in (None, crew.device_kind):
+            self._note(f"moved from {stored} to {crew.device_kind}")
+        self.runtime["device_kind"] = crew.device_kind
+        self.runtime["units_per_batch"] = crew.units_per_batch
+
+    def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
+        """What the build will take, in words."""
+        seconds, batch = crew.seconds(), crew.units_per_batch
+        taking = "" if seconds is None else f"about {duration(seconds)} and "
+        memory = memory_needed(
+            describe(model), self.units, self.calibration, self.settings["top_r"], batch
+        )
+        shard = self.settings.get("shard")
+        whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
+        return (
+            f"{len(self.units)} units x {self.total - self.done} sequences{whose} of "
+            f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
+            f"each: {taking}{memory / 1e9:.2g} GB beside the model "
+            f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
+            "Interrupt any time; what is done is kept."
+        )
+
+    def _provenance(self, device: str) -> dict[str, Any]:
+        return self.settings | {
+            "model_name": self.name,
+            "sequences_done": self.done,
+            "complete": self.done == len(self.calibration),
+            "row_fingerprints": [
+                self.calibration.row_fingerprints[number] for number in self.numbers[: self.done]
+            ],
+            "calibration_source": self.calibration.source,
+            "seed": self.calibration.seed,
+            "seconds": sum(self.seconds),
+            "sequence_seconds": list(self.seconds),
+            "runtime": dict(self.runtime),
+            "events": list(self.events),
+            "device": device,
+            "versions": software_versions(),
+        }
+
+    # Checkpoints --------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the checkpoint of what is done, if anything is.
+
+        Where that fails it is reported, and does not stop the build.
+        """
+        if self.checkpoint is None or self.done == 0:
+            return
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "version": CHECKPOINT_VERSION,
+            "settings": self.settings,
+            "runtime": self.runtime,
+            "done": self.done,
+            "seconds": self.seconds,
+            "events": self.events,
+            "grams": self.grams,
+            "risks": self.risks,
+            "positions": self.positions,
+        }
+        try:
+            write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
+        except OSError as error:
+            self._note(
+                f"the checkpoint {self.checkpoint} could not be written ({error}). The build goes "
+                f"on; {remedy(error)} before stopping it."
+            )
+
+    def _note(self, event: str) -> None:
+        """Keep an event with the result, and say it now."""
+        self.events.append(f"sequence {self.done}: {event}")
+        log.warning(self.events[-1])
+
+    def resume(self) -> None:
+        """Take up the checkpoint, or the one before it where the newest cannot be read."""
+        assert self.checkpoint is not None
+        content = None
+        for path in (self.checkpoint, previous(self.checkpoint)):
+            if not path.exists():
+                continue
+            try:
+                content = load_plain(
+                    path, format_name=CHECKPOINT_FORMAT, version=CHECKPOINT_VERSION
+                )
+                break
+            except FileFormatError as error:
+                if path != self.checkpoint or not previous(path).exists():
+                    raise
+                log.warning("%s; falling back to %s", error, previous(path))
+        if content is None:
+            return
+        asked_for = {"shard": None} | self.settings  # a shard's checkpoint is not the whole's
+        require_settings(content["settings"], asked_for, f"the checkpoint {path}")
+        self.grams, self.risks = content["grams"], content["risks"]
+        self.positions, self.done = content["positions"], content["done"]
+        self.seconds, self.events = content["seconds"], content["events"]
+        asked = self.runtime
+        self.runtime = content["runtime"]
+        for name, value in self.runtime.items():  # the stored ones repeat the bits
+            if getattr(self.options, name, None) not in (None, value):
+                self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
+
+
+def remedy(error: OSError) -> str:
+    """What helps where a file could not be written, as a clause."""
+    if is_full(error):
+        return "free some space"
+    return "make its folder one that can be written"

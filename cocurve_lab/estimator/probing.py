@@ -1,0 +1,302 @@
+"""A preview of H from random probes: the Gauss-Newton matrix H* at the cost of a few passes.
+
+H* replaces the finite removals of H by derivatives: mask variables m_u (1 = on) scale the units,
+and H*_uv is the Fisher inner product of dz/dm_u and dz/dm_v (eq. huv with derivatives for shifts).
+With a random sign e for each whitened feature of a sequence, g = d/dm of <e, w(z(m))> has
+E[g g^T] = the Gram of that sequence, and one backward pass gives g for all units: three passes a
+probe, whatever M is. What a whole removal does it does not say; infinitesimal.py is H* exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
+from ..errors import InputError, NumericalError
+from ..models.architectures import Architecture, describe
+from ..models.identity import model_device, model_name
+from ..models.masking import column_scales, like_columns, scaled
+from ..models.runtime import (
+    device_name,
+    is_out_of_memory,
+    measuring,
+    software_versions,
+    uninterrupted,
+)
+from ..models.units import UnitSet
+from ..progress import Progress, open_bar
+from ..storage import fingerprint
+from .replay import GATHER_BYTES, SupportHead, first_output, top_support, widen
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """Knobs of a preview (`estimate_curvature(..., method="probe")`).
+
+    Attributes:
+        probes: probes per sequence. More sequences are worth more than more probes on each.
+        seed: of the signs. A sign follows from the seed, the row's tokens, the number of the
+            probe, the position and the token alone, whatever shard, order or device the row is in.
+        groups: groups of sequences whose Grams are kept apart, as in `BuildOptions`.
+
+    Raises:
+        InputError: no probe, no group, or a negative seed.
+    """
+
+    probes: int = 1
+    seed: int = 0
+    groups: int = 16
+
+    def __post_init__(self) -> None:
+        for name, least in (("probes", 1), ("seed", 0), ("groups", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+
+
+def probe_curvature(
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    settings: dict[str, Any],
+    options: ProbeOptions,
+    progress: Progress,
+) -> Curvature:
+    """H* [M, M] from random probes, nats per token; `estimate_curvature` is the way in.
+
+    Provenance has "probes" (in all), "rank" (min(M, probes), the most the sum can have) and
+    "noise_floor", sqrt(2 / (pi probes)): about the mean |correlation| of uncorrelated units, more
+    where sequences weigh unequally (`ffn_redundancy_noise_floor`, from split halves, sees that).
+    `group_positions` count a position once per probe; `group_risks` is None, as no unit was
+    removed. Memory beside the model: all activations of one sequence.
+
+    Args:
+        settings: from `estimator.build_settings` with method "probe".
+
+    Raises:
+        NumericalError: NaN or infinite logits or gradients.
+        InputError: a sequence does not fit in memory.
+    """
+    architecture = describe(model)
+    weight = calibration.positions_per_sequence * options.probes
+    sums = GramSum(settings, units, calibration, weight)
+
+    def gram(number: int) -> np.ndarray:
+        gradients = probe_gradients(architecture, units, calibration, number, options, settings)
+        return gradients.T @ gradients
+
+    with measuring(model, torch.get_num_threads()), differentiable(model):
+        complete = sums.run(gram, f"Preview of H of {model_name(model)}", progress)
+    probes = sums.done * options.probes
+    return sums.curvature(
+        model,
+        complete=complete,
+        probes=probes,
+        rank=min(len(units), probes),
+        noise_floor=float(np.sqrt(2 / (np.pi * probes))),
+    )
+
+
+def probe_gradients(
+    architecture: Architecture,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    number: int,
+    options: ProbeOptions,
+    settings: dict[str, Any],
+) -> np.ndarray:
+    """g of each probe of one sequence [probes, M] float64; E[g g^T] sums over its positions."""
+    device = model_device(architecture.model)
+    ids = calibration.input_ids[number : number + 1].to(device)
+    positions = calibration.scored[number].to(device)
+    ones = column_scales(architecture, [], dict.fromkeys(units.units, 1.0))
+    masks = {  # float32 at least, so that half precision rounds a column's sum only once
+        key: widen(like_columns(architecture, scale, *key)).requires_grad_()
+        for key, scale in ones.items()
+    }
+    with scaled(architecture, masks):
+        final = first_output(architecture.decoder(input_ids=ids, use_cache=False))
+    hidden = final[:, positions]
+    head, logits, probabilities = teacher_on_support(
+        architecture, hidden, settings["top_r"], number
+    )
+    slope = head.slope(logits)
+    rows = []
+    for probe in range(options.probes):
+        key = fingerprint(calibration.row_fingerprints[number], options.seed, probe)
+        signs = _signs(key, positions, head.support).to(probabilities)
+        direction = _whitening_transpose(probabilities, signs)
+        direction = _pull_back(head, direction if slope is None else direction * slope)
+        again = probe + 1 < options.probes
+        direction = direction[None].to(hidden.dtype)
+        columns = torch.autograd.grad(hidden, list(masks.values()), direction, retain_graph=again)
+        rows.append(torch.cat(columns).double().cpu().numpy())
+    return _sum_columns(np.stack(rows), units, number)
+
+
+def teacher_on_support(
+    architecture: Architecture, hidden: Tensor, top_r: int, number: int
+) -> tuple[SupportHead, Tensor, Tensor]:
+    """The head on the teacher's top-r support, its logits and p0 there [P, r], held constant.
+
+    `hidden` are the teacher's final states [1, P, d]; NumericalError on NaN or infinite logits.
+    """
+    with torch.no_grad():
+        support = top_support(architecture.head, hidden, top_r)
+        head = SupportHead(architecture.head, support, architecture.logit_cap)
+        logits = head(hidden)[0]
+    if not bool(torch.isfinite(logits).all()):
+        raise NumericalError(
+            f"the model gives NaN or infinite logits on sequence {number}. Check the weights; half "
+            "precision may overflow: try bfloat16 or float32."
+        )
+    return head, logits, torch.softmax(logits, dim=-1)
+
+
+@contextmanager
+def differentiable(model: PreTrainedModel) -> Iterator[None]:
+    """Gradients inside `measuring`, of activations alone: no weight asks for one in the block."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in asking:
+            weight.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)
+
+
+def _signs(key: str, positions: Tensor, support: Tensor) -> Tensor:
+    """Signs [P, r] int64: one bit of a hash (splitmix64) of key, position and token id.
+
+    Signs drawn in the order of the support would move with its order, which rounding decides where
+    logits are nearly equal: another dtype or number of threads would be another draw.
+    """
+    place = positions.cpu().numpy()[:, None] * (1 << 32) + support.cpu().numpy()
+    bits = place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int(key[:16], 16))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return torch.from_numpy(1 - 2 * (bits >> np.uint64(63)).astype(np.int64))
+
+
+def _whitening_transpose(probabilities: Tensor, signs: Tensor) -> Tensor:
+    """d/dz <e, sqrt(p0) (z - E_p0 z)> [P, r] for signs e: the transpose of `fisher.whiten`."""
+    weighted = probabilities.sqrt() * signs
+    return weighted - probabilities * weighted.sum(dim=-1, keepdim=True)
+
+
+def _pull_back(head: SupportHead, direction: Tensor) -> Tensor:
+    """From d/d(the head's z on the support) [P, r] to d/d(final hidden states) [P, d].
+
+    By hand, the head being linear: autograd would keep all gathered rows.
+    """
+    if head.columns is not None:
+        return torch.bmm(head.columns, direction.unsqueeze(-1)).squeeze(-1)
+    if head.whole:
+        if not head.identity:
+            vocabulary = direction.new_zeros(len(direction), len(head.weight))
+            direction = vocabulary.scatter_(1, head.support, direction)
+        return direction @ head.weight
+    (positions, top), size = direction.shape, head.weight.shape[1]
+    step = max(1, GATHER_BYTES // (top * size * 4))
+    result = direction.new_empty(positions, size)
+    for start in range(0, positions, step):
+        part = slice(start, start + step)
+        rows = widen(head.weight[head.support[part]])  # [p, r, d]
+        result[part] = torch.bmm(direction[part].unsqueeze(1), rows).squeeze(1)
+    return result
+
+
+def _sum_columns(columns: np.ndarray, units: UnitSet, number: int) -> np.ndarray:
+    """Gradients of units [probes, M]: sums over their columns, which tile each projection."""
+    widths = [unit.stop - unit.start for unit in units.units]
+    gradients = np.add.reduceat(columns, np.cumsum([0, *widths[:-1]]), axis=1)
+    if not np.isfinite(gradients).all():
+        raise NumericalError(
+            f"a gradient is NaN or infinite on sequence {number}. Half precision may overflow: try "
+            "bfloat16 or float32."
+        )
+    return gradients
+
+
+# Sums over sequences ----------------------------------------------------------------------------
+@dataclass
+class GramSum:
+    """Grams of sequences, sums over positions, added up by group; Ctrl-C keeps those done."""
+
+    settings: dict[str, Any]
+    units: UnitSet
+    calibration: CalibrationSet
+    weight: int  # positions a sequence counts for
+    grams: np.ndarray = field(init=False)  # [G, M, M] float64
+    positions: np.ndarray = field(init=False)  # [G] int64
+    seconds: list[float] = field(default_factory=list)  # of each sequence done
+
+    def __post_init__(self) -> None:
+        groups, size = self.settings["groups"], len(self.units)
+        self.grams, self.positions = np.zeros((groups, size, size)), np.zeros(groups, np.int64)
+
+    @property
+    def done(self) -> int:
+        return len(self.seconds)
+
+    def run(self, gram: Callable[[int], np.ndarray], label: str, progress: Progress) -> bool:
+        """Add gram(number) [M, M] of every sequence; False where Ctrl-C left some out."""
+        total = len(self.calibration)
+        with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
+            try:
+                for number in range(total):
+                    begun = time.monotonic()
+                    found = _within_memory(gram, number)
+                    # an interrupt between these lines must not leave a sequence counted by half
+                    with uninterrupted():
+                        self.grams[number % len(self.grams)] += found
+                        self.positions[number % len(self.grams)] += self.weight
+                        self.seconds.append(time.monotonic() - begun)
+                    bar.update()
+            except KeyboardInterrupt:
+                if self.done == 0:
+                    raise
+                bar.write(f"Interrupted. H over {self.done} of {total} sequences is kept.")
+        return self.done == total
+
+    def curvature(self, model: PreTrainedModel, **provenance: Any) -> Curvature:
+        """H = sum of the Grams / number of positions (eq. gram)."""
+        facts = {
+            "model_name": model_name(model),
+            "sequences_done": self.done,
+            "row_fingerprints": self.calibration.row_fingerprints[: self.done],
+            "calibration_source": self.calibration.source,
+            "seed": self.calibration.seed,
+            "seconds": sum(self.seconds),
+            "sequence_seconds": list(self.seconds),
+            "device": device_name(model_device(model)),
+            "versions": software_versions(),
+        }
+        facts = self.settings | facts | provenance
+        matrix = self.grams.sum(axis=0) / int(self.positions.sum())
+        return Curvature(matrix, self.units, facts, self.grams, self.positions)
+
+
+def _within_memory(gram: Callable[[int], np.ndarray], number: int) -> np.ndarray:
+    try:
+        return gram(number)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"memory runs out on sequence {number}: derivatives keep the activations of a whole "
+            f"row ({error}). Use shorter rows, bfloat16 weights, or a larger device."
+        ) from error

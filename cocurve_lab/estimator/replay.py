@@ -1,0 +1,364 @@
+"""Exact replay: an ablation restarts at its output projection and runs whatever follows.
+
+Removing a unit changes nothing before its own output projection, so the layers below need not run
+again. No forward is copied: a restart calls the model's own layer modules with the arguments the
+teacher pass gave them, and only the attention and FFN blocks of the restarted layer answer with
+what is already known (where a block has no module of its own, its output projection does). What a
+layer does around its blocks, such as a norm of the write (Gemma, OLMo2) or a parallel residual
+(GPT-NeoX), runs as ever. The output projection is linear in its columns, so masking a unit
+subtracts that unit's own write: all units of a layer cost one projection together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import ArchitectureError
+from ..models.architectures import Architecture, is_packed, weight_of
+from ..models.families import KINDS, Kind
+from ..models.identity import embedding_weight
+from ..models.units import Unit
+
+# support logits come from the whole head where it is not much larger than the support
+_WHOLE_HEAD_FACTOR = 8
+
+
+GATHER_BYTES = 256 << 20  # head rows gathered at a time
+
+
+TRACE_BYTES = 256 << 20  # teacher activations inside layers, kept where all of them fit
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """How the teacher pass called one layer: its input [1, T, d] and every other argument."""
+
+    hidden: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BlockTrace:
+    """What one block did in the teacher pass.
+
+    Attributes:
+        columns: [1, T, W], what went into its output projection.
+        write: [1, T, d], what came out.
+        module: the module that answered the write: the block, or the projection itself.
+        rest: what else that module returned; None where it returned the write alone.
+        flat: whether it was asked and answered without the batch axis, [B * T, ...] (OPT's FFN).
+    """
+
+    columns: Tensor
+    write: Tensor
+    module: nn.Module
+    rest: tuple[Any, ...] | None = None
+    flat: bool = False
+
+
+class Replay:
+    """One sequence: the teacher pass, kept so that ablations can restart in it.
+
+    Args:
+        architecture: the model.
+        input_ids: [1, T] int64 on the model's device.
+        positions: [P] int64 on the model's device, the scored positions.
+    """
+
+    def __init__(self, architecture: Architecture, input_ids: Tensor, positions: Tensor) -> None:
+        self.architecture = architecture
+        self.positions = positions
+        self._traces: dict[int, dict[Kind, BlockTrace]] = {}
+        layers = range(len(architecture.layers))
+        kept = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
+        with self._tracing(layers if kept else ()):
+            self.final_hidden, self.calls = capture_calls(architecture, input_ids)
+
+    @property
+    def scored_hidden(self) -> Tensor:
+        """Teacher's final hidden states at the scored positions [1, P, d]."""
+        return self.final_hidden[:, self.positions]
+
+    def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
+        """Final hidden states [B, P, d] at the scored positions, a unit of one layer ablated each.
+
+        Args:
+            units: B units of one layer; row b runs without units[b].
+        """
+        if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
+            raise ValueError("units of a batch must come attention first, as in their UnitSet")
+        layer = units[0].layer
+        last = len(self.architecture.layers) - 1
+        # after the last layer's own projections nothing mixes positions any more
+        keep = self.positions if layer == last else slice(None)
+        parts = [
+            self._restart(layer, kind, chosen, keep)
+            for kind in KINDS
+            if (chosen := [unit for unit in units if unit.kind == kind])
+        ]
+        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
+        for later in range(layer + 1, last):
+            hidden = self._run(later, hidden)
+        if layer < last:
+            with self._scored_only(last):
+                hidden = self._run(last, hidden)[:, self.positions]
+        return self.architecture.final(hidden)
+
+    # Layers -------------------------------------------------------------------------------------
+
+    def _run(self, layer: int, hidden: Tensor) -> Tensor:
+        call = self.calls[layer]
+        return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
+
+    def _restart(self, layer: int, kind: Kind, units: list[Unit], keep: Any) -> Tensor:
+        """Output of `layer` [B, T or P, d], each row without one unit of the given kind."""
+        trace = self._trace(layer)
+        own = trace[kind]
+        projection = self.architecture.output_projection(layer, kind)
+        writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units)
+        rows = len(units)
+        hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
+        with ExitStack() as stack:
+            if kind == "ffn":  # the attention block answers what it answered the teacher
+                attention = trace["attention"]
+                known = attention.write[:, keep].expand(rows, -1, -1)
+                stack.enter_context(_answering(attention, known))
+            stack.enter_context(_answering(own, writes))
+            return self._run(layer, hidden)
+
+    def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
+        """Teacher activations inside a layer: kept, or else by running that layer once more.
+
+        All layers of an 8B would take gigabytes; one extra layer run per layer is 2/M of the work.
+        """
+        if layer not in self._traces:
+            self._traces.clear()  # where not all are kept, one is
+            with self._tracing([layer]):
+                self._run(layer, self.calls[layer].hidden)
+        return self._traces[layer]
+
+    @contextmanager
+    def _tracing(self, layers: Iterable[int]) -> Iterator[None]:
+        """Record what the blocks of these layers do."""
+        with ExitStack() as stack:
+            for layer, kind in product(layers, KINDS):
+                for hook in self._watch(layer, kind):
+                    stack.callback(hook.remove)
+            yield
+
+    def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
+        columns = write = torch.empty(0)
+
+        def see_projection(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+            nonlocal columns, write
+            columns, write = args[0], out
+
+        def see_block(_: nn.Module, __: tuple[Any, ...], answer: Any) -> None:
+            trace = _block_trace(self.architecture, layer, kind, columns, write, answer)
+            self._traces.setdefault(layer, {})[kind] = trace
+
+        projection = self.architecture.output_projection(layer, kind)
+        block = self.architecture.block(layer, kind)
+        return (
+            projection.register_forward_hook(see_projection),
+            block.register_forward_hook(see_block),
+        )
+
+    @contextmanager
+    def _scored_only(self, layer: int) -> Iterator[None]:
+        """Let the last FFN, which acts position by position, skip positions nobody reads."""
+        block = self.architecture.block(layer, "ffn")
+        length = self.final_hidden.shape[1]
+        # an FFN that lies in the layer itself cannot be told apart from the rest of it
+        if len(self.positions) > length // 2 or block is self.architecture.layers[layer]:
+            yield
+            return
+        forward = block.forward
+
+        def scored(hidden: Tensor) -> Tensor:
+            write = torch.zeros_like(hidden)
+            write[:, self.positions] = forward(hidden[:, self.positions])
+            return write
+
+        with replaced_forward(block, scored):
+            yield
+
+
+class SupportHead:
+    """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
+
+    Its rows are gathered once where they fit in 256 MB; else the whole head runs where it is not
+    much larger than the support, and elsewhere the rows are gathered piece by piece in each call.
+
+    Args:
+        head: lm_head.
+        support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
+        cap: c where the model's logits are c tanh(z / c) of the head's z, else None.
+    """
+
+    def __init__(self, head: nn.Linear, support: Tensor, cap: float | None = None) -> None:
+        self.weight: Tensor = head.weight
+        self.support, self.bias, self.cap = support, head.bias, cap
+        vocabulary, size = self.weight.shape
+        self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
+        self.columns: Tensor | None = None  # [P, d, r]
+        if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
+            self.columns = widen(F.embedding(support, self.weight)).transpose(1, 2)
+        self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
+        if self.whole:
+            self.weight = widen(self.weight)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits [B, P, r] float32 or better of hidden states [B, P, d]."""
+        logits = self.linear(hidden)
+        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """d(logit) / d(head's z) at given logits, of their shape; None where they are the same."""
+        return None if self.cap is None else 1 - (logits / self.cap).square()
+
+    def linear(self, hidden: Tensor) -> Tensor:
+        """The head's own z [B, P, r], before a cap."""
+        hidden = widen(hidden)
+        if self.columns is not None:
+            logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
+            return logits if self.bias is None else logits + widen(self.bias[self.support])
+        if self.whole:
+            bias = None if self.bias is None else widen(self.bias)
+            logits = F.linear(hidden, self.weight, bias)
+            if self.identity:
+                return logits
+            return logits.gather(-1, self.support.expand(len(hidden), -1, -1))
+        return self._gathered(hidden)
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        positions, top = self.support.shape
+        step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
+        logits = hidden.new_empty(len(hidden), positions, top)
+        for start in range(0, positions, step):
+            support = self.support[start : start + step]
+            rows = widen(self.weight[support])  # [p, r, d]
+            chunk = torch.bmm(rows, hidden[:, start : start + step].permute(1, 2, 0))  # [p, r, B]
+            if self.bias is not None:
+                chunk = chunk + widen(self.bias[support]).unsqueeze(-1)
+            logits[:, start : start + step] = chunk.permute(2, 0, 1)
+        return logits
+
+
+def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
+    """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
+
+    The logits are those of the model's own dtype: in half precision, near-ties at the r-th place
+    fall either way, which changes which of two equally unlikely tokens is looked at. A cap on
+    logits keeps their order, so the head's own are sorted.
+
+    Args:
+        head: lm_head.
+        hidden: teacher's final hidden states [1, P, d].
+        top_r: r, at most the vocabulary size.
+    """
+    vocabulary = head.weight.shape[0]
+    if top_r == vocabulary:
+        return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
+    step = max(1, GATHER_BYTES // (vocabulary * 4))
+    parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
+    return torch.cat(parts)
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let `module(...)` call `forward` inside the block; hooks and other modules are untouched."""
+    own = module.__dict__.get("forward")  # accelerate puts one on the instance; keep it
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
+    """Run the decoder once: hidden states [B, T, d] after the final norm, every layer's call."""
+    calls: list[LayerCall] = []
+
+    def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        calls.append(LayerCall(hidden, args[1:], kwargs))
+
+    with ExitStack() as stack:
+        for layer in architecture.layers:
+            stack.callback(layer.register_forward_pre_hook(remember, with_kwargs=True).remove)
+        final = first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
+    return final, calls
+
+
+def trace_bytes(architecture: Architecture, length: int) -> int:
+    """What the teacher's activations inside all layers take: columns and writes of both blocks."""
+    layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
+    values = sum(architecture.width(at, kind) + size for at in layers for kind in KINDS)
+    return length * values * embedding_weight(architecture.model).element_size()
+
+
+def _block_trace(
+    architecture: Architecture, layer: int, kind: Kind, columns: Tensor, write: Tensor, answer: Any
+) -> BlockTrace:
+    block = architecture.block(layer, kind)
+    if first_output(answer) is write:
+        rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
+        return BlockTrace(columns, write, block, rest)
+    if kind == "attention":  # its inside mixes positions, so it may not run on some of them
+        raise ArchitectureError(
+            f"the attention block of layer {layer} does something after its output projection, so "
+            "a replay from there would skip it. This family needs its own replay rule."
+        )
+    projection = architecture.output_projection(layer, kind)
+    if columns.dim() == 3:
+        return BlockTrace(columns, write, projection)
+    return BlockTrace(columns[None], write[None], projection, flat=True)
+
+
+def _answering(trace: BlockTrace, write: Tensor) -> Any:
+    """Let the traced module answer a write [B, T, d]."""
+    shaped = write.flatten(0, 1) if trace.flat else write
+    answer = shaped if trace.rest is None else (shaped, *trace.rest)
+    return replaced_forward(trace.module, lambda *_, **__: answer)
+
+
+def _writes_without(
+    projection: nn.Module, columns: Tensor, write: Tensor, units: list[Unit]
+) -> Tensor:
+    """What the block writes without each unit [B, T, d], of its columns [1, T, W] and write."""
+    if is_packed(projection):  # no slice of the weight to be had: run it on the masked columns
+        masked = columns.repeat(len(units), 1, 1)
+        for row, unit in zip(masked, units, strict=True):
+            row[:, unit.start : unit.stop] = 0
+        return projection(masked)
+    weight = weight_of(projection)
+    own = [
+        F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
+        for unit in units
+    ]
+    return write - torch.stack(own)
+
+
+def widen(values: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def first_output(output: Any) -> Tensor:
+    """The tensor of a module's answer; blocks return tuples, models return output objects."""
+    return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output

@@ -1,0 +1,448 @@
+"""Which capability a plan costs: exact match and answer likelihood of many plans, by capability."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+
+from ..errors import InputError, NumericalError
+from ..estimator.replay import widen
+from ..models.architectures import Architecture, describe
+from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ..models.runtime import is_out_of_memory, measuring
+from ..solver.selection import Selection
+from ..storage import fingerprint
+from ..tables import Row, Table
+from .generation import Question, token_pieces
+from .lockstep import encode_prompt, end_tokens
+from .plan_memory import Kind, PlanMemory
+from .risk import standard_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+log = logging.getLogger(__name__)
+
+
+KIND = Kind("cocurve-answers", 1, "replies")  # right, log-likelihood, decoded of each question
+
+
+ALL = "all"  # the row over every capability together
+
+
+_QUESTIONS = 32  # between two writes of a checkpoint
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How replies are judged.
+
+    Attributes:
+        max_new_tokens: a reply ends here at the latest, as in `continue_text`.
+        batch_tokens: tokens per forward; halved when memory runs out.
+        checkpoint: file to resume from and write to; it remembers plans measured earlier.
+    """
+
+    max_new_tokens: int = 32
+    batch_tokens: int = 8192
+    checkpoint: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.max_new_tokens, self.batch_tokens) < 1:
+            raise InputError(
+                f"max_new_tokens is {self.max_new_tokens} and batch_tokens {self.batch_tokens}; "
+                "both count tokens and are at least 1."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerTable:
+    """Right or wrong, plan by question; made by `answer_accuracy`.
+
+    Attributes:
+        selections: the plans, in the order asked for.
+        questions: those with a known answer, in the order asked.
+        right: [plans, questions] bool, whether the greedy reply is right (`Question.is_right`).
+        log_likelihood: [plans, questions] float64, log probability of the answer after the prompt,
+            summed over its tokens, nats per answer; it moves before the reply does.
+        answer_tokens: [questions] int64, how many tokens that is.
+        decoded: [plans, questions] bool, where one pass left the reply open and decoding went on.
+        left_out: questions without a known answer.
+    """
+
+    selections: tuple[Selection, ...]
+    questions: tuple[Question, ...]
+    right: np.ndarray
+    log_likelihood: np.ndarray
+    answer_tokens: np.ndarray
+    decoded: np.ndarray
+    left_out: int = 0
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The capabilities asked for, in order of appearance."""
+        return tuple(dict.fromkeys(question.capability for question in self.questions))
+
+    def of(self, capability: str) -> np.ndarray:
+        """Which questions [questions] belong to a capability; "all" is every one."""
+        return np.array([capability in (ALL, question.capability) for question in self.questions])
+
+    def by_capability(self) -> Table:
+        """One row per plan and capability ("all" last), with standard errors over questions.
+
+        `accuracy_low` and `accuracy_high` are the 95 % Wilson interval: where every reply is right
+        the standard error is 0, which says too much.
+        """
+        rows: Table = []
+        for plan, selection in enumerate(self.selections):
+            for capability in (*self.capabilities, ALL):
+                mine = self.of(capability)
+                right, likelihood = self.right[plan, mine], self.log_likelihood[plan, mine]
+                low, high = wilson(int(right.sum()), len(right))
+                rows.append(
+                    {
+                        "plan": plan,
+                        "realized_ratio": selection.realized_ratio,
+                        "interaction_strength": selection.interaction_strength,
+                        "capability": capability,
+                        "questions": len(right),
+                        "accuracy": float(right.mean()),
+                        "accuracy_error": _error(right),
+                        "accuracy_low": low,
+                        "accuracy_high": high,
+                        "log_likelihood": float(likelihood.mean()),
+                        "log_likelihood_error": _error(likelihood),
+                    }
+                )
+        return rows
+
+    def paired(self, plan: int, other: int) -> Table:
+        """Differences plan - other on the same questions, one row per capability ("all" last).
+
+        `lost` counts questions that only `other` gets right, `gained` those that only `plan` does;
+        `p_value` is McNemar's exact test that both are equally likely.
+        """
+        return [self._pair(plan, other, name) for name in (*self.capabilities, ALL)]
+
+    def _pair(self, plan: int, other: int, capability: str) -> Row:
+        mine = self.of(capability)
+        right, reference = self.right[plan, mine], self.right[other, mine]
+        accuracy = right.astype(float) - reference
+        likelihood = self.log_likelihood[plan, mine] - self.log_likelihood[other, mine]
+        lost, gained = int((accuracy < 0).sum()), int((accuracy > 0).sum())
+        return {
+            "capability": capability,
+            "questions": len(right),
+            "accuracy": float(accuracy.mean()),
+            "accuracy_error": _error(accuracy),
+            "lost": lost,
+            "gained": gained,
+            "p_value": float(binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0,
+            "log_likelihood": float(likelihood.mean()),
+            "log_likelihood_error": _error(likelihood),
+        }
+
+    def __len__(self) -> int:
+        return len(self.selections)
+
+    def __repr__(self) -> str:
+        return (
+            f"AnswerTable({len(self)} plans x {len(self.questions)} questions of "
+            f"{', '.join(self.capabilities)}; {self.left_out} without an answer left out)"
+        )
+
+
+def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Ends of Wilson's interval for a share; z = 1.96 is 95 %."""
+    share, spread = successes / count, z * z / count
+    middle = share + spread / 2
+    reach = z * np.sqrt(share * (1 - share) / count + spread / (4 * count))
+    return float((middle - reach) / (1 + spread)), float((middle + reach) / (1 + spread))
+
+
+def answer_accuracy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    selections: Sequence[Selection],
+    questions: Sequence[Question],
+    *,
+    options: AnswerOptions = AnswerOptions(),
+    progress: bool = True,
+) -> AnswerTable:
+    """Whether each plan's greedy reply to each question is right, and how likely the answer is.
+
+    The verdict is that of `continue_text` and `Question.is_right` (the reply up to its first "." or
+    line end, stripped, is the answer), up to floating-point ties between batches. The likelihood is
+    of one spelling: the answer after a space, or at once after a prompt that ends in white space.
+
+    Args:
+        model: the dense model.
+        tokenizer: its tokenizer.
+        selections: plans over the model's units; an empty plan is the dense model.
+        questions: those whose `answer` is None are left out and counted.
+        options: reply length, batch size, checkpoint.
+        progress: show a progress bar with ETA.
+
+    Raises:
+        InputError: no plan, no question with an answer, an answer no reply can match, or a prompt
+            that does not fit the model.
+        MismatchError: a selection is for other units, or the checkpoint of another model or text.
+        NumericalError: NaN logits.
+    """
+    if not selections:
+        raise InputError("answer_accuracy got no plan. Give at least one Selection.")
+    known = tuple(question for question in questions if question.answer is not None)
+    if not known:
+        raise InputError(
+            f"none of the {len(questions)} questions has an answer. Give Question(..., answer=...)."
+        )
+    architecture = describe(model)
+    cases = [Case.encode(model, tokenizer, question) for question in known]
+    plans = {plan.fingerprint: plan for plan in selections}
+    scales = {mark: column_scales(architecture, *resolve(model, p)) for mark, p in plans.items()}
+    memory = PlanMemory.open(
+        KIND,
+        options.checkpoint,
+        (len(cases), 3),
+        lambda: _settings(model, cases, options.max_new_tokens),
+    )
+    engine = ReplyEngine(
+        architecture, tokenizer, cases, options.max_new_tokens, options.batch_tokens
+    )
+    order = sorted(range(len(cases)), key=lambda q: cases[q].length)  # so little is padded
+    bar = tqdm(desc=f"replies of {len(plans)} plans", unit="reply", disable=not progress)
+    bar.total = len(plans) * len(cases)
+    with measuring(model, torch.get_num_threads()), bar:
+        for start in range(0, len(order), _QUESTIONS):
+            part = order[start : start + _QUESTIONS]
+            missing = memory.absent(plans, part)
+            if missing:
+                memory.add(missing, part, engine.measure([scales[m] for m in missing], part))
+            bar.update(len(plans) * len(part))
+    found = np.array([memory.values[plan.fingerprint] for plan in selections])
+    return AnswerTable(
+        tuple(selections),
+        known,
+        found[..., 0] == 1,
+        found[..., 1],
+        np.array([len(case.answer) for case in cases]),
+        found[..., 2] == 1,
+        len(questions) - len(known),
+    )
+
+
+def _settings(model: PreTrainedModel, cases: list[Case], max_new_tokens: int) -> dict[str, Any]:
+    texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
+    return {
+        "model_fingerprint": fingerprint_model(model),
+        "model_dtype": model_dtype(model),
+        "questions_fingerprint": fingerprint(texts),
+        "max_new_tokens": max_new_tokens,
+    }
+
+
+def _error(values: np.ndarray) -> float:
+    return float(standard_error(np.asarray(values, dtype=float)[None])[0])
+
+
+log = logging.getLogger(__name__)
+
+
+_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question in tokens."""
+
+    question: Question
+    prompt: list[int]
+    answer: list[int]
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.answer)
+
+    @classmethod
+    def encode(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: Question
+    ) -> Case:
+        answer = question.answer or ""
+        if not answer or not question.is_right(f"{answer}."):
+            raise InputError(
+                f"no reply can be the answer {answer!r}: a reply is judged up to its first full "
+                "stop or line end, without white space around it. Give such an answer."
+            )
+        prompt = encode_prompt(model, tokenizer, question.prompt)
+        spaced = answer if question.prompt[-1].isspace() else f" {answer}"
+        joint = encode_prompt(model, tokenizer, question.prompt + spaced)
+        ids = joint[len(prompt) :]
+        if joint[: len(prompt)] != prompt or not ids:  # the two would merge into other tokens
+            ids = list(tokenizer(spaced, add_special_tokens=False)["input_ids"])
+        return cls(question, prompt, ids)
+
+
+@dataclass
+class Reply:
+    """One plan's reply to one question, as far as it is known."""
+
+    plan: int
+    column: int  # of the question in the part that is measured
+    case: Case
+    ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class ReplyEngine:
+    """Judges replies, many plans and questions per forward."""
+
+    architecture: Architecture
+    tokenizer: PreTrainedTokenizerBase
+    cases: list[Case]
+    max_new_tokens: int
+    batch_tokens: int
+
+    def __post_init__(self) -> None:
+        self.ends = end_tokens(self.architecture.model)
+        self.verdicts: dict[tuple[Question, tuple[int, ...], bool], bool | None] = {}
+
+    def measure(self, plans: list[Scales], part: list[int]) -> np.ndarray:
+        """[plans, len(part), 3]: right, log-likelihood of the answer, decoded."""
+        found = np.zeros((len(plans), len(part), 3))
+        replies = [
+            Reply(plan, column, self.cases[number])
+            for column, number in enumerate(part)
+            for plan in range(len(plans))
+        ]
+        forced = [reply.case.answer for reply in replies]
+        open_replies = []
+        for reply, chosen, likelihood in self._forward(plans, replies, forced):
+            first = next(
+                (i for i, t in enumerate(reply.case.answer) if chosen[i] != t), len(chosen) - 1
+            )
+            reply.ids = chosen[: first + 1]
+            verdict = self._verdict(reply)
+            found[reply.plan, reply.column] = (bool(verdict), likelihood, verdict is None)
+            open_replies += [reply] if verdict is None else []
+        while open_replies:
+            still = []
+            for reply, chosen, _ in self._forward(
+                plans, open_replies, [r.ids for r in open_replies]
+            ):
+                reply.ids = [*reply.ids, chosen[-1]]
+                verdict = self._verdict(reply)
+                found[reply.plan, reply.column, 0] = bool(verdict)
+                still += [reply] if verdict is None else []
+            open_replies = still
+        return found
+
+    def _verdict(self, reply: Reply) -> bool | None:
+        """Right, wrong, or None where what has been said could still become either."""
+        ids = reply.ids[: self.max_new_tokens]
+        stop = next((i for i, token in enumerate(ids) if token in self.ends), None)
+        ended = stop is not None or len(ids) == self.max_new_tokens
+        spoken = tuple(ids[:stop])
+        key = (reply.case.question, spoken, ended)
+        if key not in self.verdicts:
+            said = "".join(token_pieces(self.tokenizer, reply.case.prompt, spoken))
+            self.verdicts[key] = judge(reply.case.question, said, ended)
+        return self.verdicts[key]
+
+    def _forward(
+        self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
+    ) -> Iterator[tuple[Reply, list[int], float]]:
+        """After prompt and forced tokens: the likeliest token at each step [n + 1], and the log
+        probability of the forced ones."""
+        start = 0
+        while start < len(replies):
+            left = zip(replies[start:], forced[start:], strict=True)
+            length = max(len(reply.case.prompt) + len(ids) for reply, ids in left)
+            stop = start + max(1, self.batch_tokens // length)
+            try:
+                batch = self._batch(plans, replies[start:stop], forced[start:stop])
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if stop - start == 1:
+                    raise InputError(
+                        f"memory runs out with one reply of {length} tokens per forward. Use "
+                        "shorter prompts, bfloat16 weights, or a larger device."
+                    ) from None
+                self.batch_tokens //= 2
+                log.warning("out of memory: %d tokens per forward from here", self.batch_tokens)
+                continue
+            yield from zip(replies[start:stop], *batch, strict=True)
+            start = stop
+
+    def _batch(
+        self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
+    ) -> tuple[list[list[int]], list[float]]:
+        device = model_device(self.architecture.model)
+        rows = [
+            torch.tensor([*r.case.prompt, *ids]) for r, ids in zip(replies, forced, strict=True)
+        ]
+        # padding lies on the right, where no position that is read can see it
+        ids = pad_sequence(rows, batch_first=True).to(device)
+        masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
+        with scaled(self.architecture, masks):
+            hidden = self.architecture.decoder(input_ids=ids, use_cache=False)[0]
+        counts = [len(given) + 1 for given in forced]
+        read = torch.cat(
+            [
+                hidden[b, len(r.case.prompt) - 1 :][:n]
+                for b, (r, n) in enumerate(zip(replies, counts, strict=True))
+            ]
+        )
+        labels = torch.tensor([token for given in forced for token in [*given, 0]], device=device)
+        tokens, logs = self._read(read, labels)
+        parts = zip(tokens.split(counts), logs.split(counts), strict=True)
+        pairs = [(token.tolist(), float(value[:-1].sum())) for token, value in parts]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _read(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Likeliest token [K] and log probability of the label [K] float64 from hidden [K, d]."""
+        step = max(1, _LOGIT_BYTES // (8 * self.architecture.vocabulary))
+        tokens, logs = [], []
+        for start in range(0, len(hidden), step):
+            logits = widen(self.architecture.logits(hidden[start : start + step]))
+            if bool(logits.isnan().any()):
+                raise NumericalError(
+                    "the model gives NaN logits, dense or under a plan. Half precision may "
+                    "overflow: try bfloat16 or float32."
+                )
+            wanted = logits.gather(-1, labels[start : start + step, None]).squeeze(-1)
+            tokens.append(logits.argmax(dim=-1).cpu())
+            logs.append((wanted - torch.logsumexp(logits, dim=-1)).double().cpu())
+        return torch.cat(tokens), torch.cat(logs)
+
+
+def judge(question: Question, said: str, ended: bool) -> bool | None:
+    """Whether a reply is right, from what has been said so far.
+
+    Args:
+        question: with a known answer.
+        said: the reply up to here.
+        ended: whether nothing will follow.
+
+    Returns:
+        True or False where no further text can change it, else None.
+    """
+    spoken, answer = said.lstrip(" "), question.answer or ""
+    if ended or "." in spoken or "\n" in spoken:
+        return bool(question.is_right(said))
+    spoken = spoken.lstrip()
+    rest = spoken[len(answer) :]
+    hopeful = answer.startswith(spoken) or (spoken.startswith(answer) and not rest.strip())
+    return None if hopeful else False

@@ -1,0 +1,402 @@
+"""Choosing what the paper leaves open, lambda and the guards, by KL or loss on held-out text.
+
+Both choosers list distinct plans, measure them with `measure_plans` in a race that stops clear
+losers early, and compare them by paired standard errors over the same rows. What is chosen on the
+held-out rows is reported on further rows, because the lowest of many means is too low.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
+from ..errors import InfeasibleError, InputError
+from ..solver.greedy import require_strength
+from ..solver.guards import Guards, reachable_ratio
+from ..solver.interaction import Gate, lambda_path, redundancy_gate
+from ..solver.selection import Selection
+from ..solver.solve import solve_greedy
+from .racing import (
+    TIE,
+    Candidate,
+    ChoiceOptions,
+    Contender,
+    Fit,
+    Found,
+    Interval,
+    guards_text,
+    race,
+    report_plans,
+    require_text,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+LayerCap = float | str | None
+
+# lambda of the authors' release at 20 %: the lowest held-out KL over its path
+RELEASED: Mapping[str, float] = MappingProxyType(
+    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
+)
+# no cap; the release's rule; the cap of the paper's first version for Llama at 20 %; a looser one
+LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
+
+
+PROTECTIONS = ((0, 0), (1, 1), (2, 2))
+
+
+RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """Settings that give no plan: where in lambda, under which guards, and why."""
+
+    interval: Interval
+    guards: Guards
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """What both choosers return.
+
+    "Best" is the first candidate of `curve` that is not worse than the winner (the lowest mean) by
+    more than one paired standard error of their difference. The curve stands in order of preference
+    (smallest lambda, loosest guards), so that is where ties go.
+
+    Attributes:
+        curve: the distinct plans measured, in order of preference.
+        infeasible: the settings that give no plan.
+        report: "best" and the references by name, measured on `report_on`, with differences to the
+            best plan; empty where that was not given.
+        left_out: distinct plans of the path not measured, beyond `max_candidates`.
+    """
+
+    curve: tuple[Candidate, ...]
+    infeasible: tuple[Infeasible, ...]
+    report: Mapping[str, Candidate]
+    left_out: int
+
+    @property
+    def winner(self) -> Candidate:
+        """Lowest judged value among those measured in full; the preferred one if exactly equal."""
+        return min((c for c in self.curve if not c.stopped_early), key=lambda c: c.judged)
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate the rule takes, with its numbers."""
+        return next(candidate for candidate in self.curve if candidate.tied)
+
+    @property
+    def best(self) -> Selection:
+        """The plan the rule takes."""
+        return self.chosen.selection
+
+    @property
+    def cells(self) -> int:
+        """Measurements made, plan x row; early stopping saves the rest."""
+        return sum(candidate.rows for candidate in self.curve)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per candidate, ready for a DataFrame."""
+        return [_row(candidate) for candidate in self.curve]
+
+    def __repr__(self) -> str:
+        whole = len(self.curve) * self.winner.rows
+        lines = [
+            f"{type(self).__name__} at ratio {self.best.requested_ratio:g}: best is {self.best}",
+            f"  {len(self.curve)} distinct plans, {self.cells} of {whole} plan x row measurements, "
+            f"best = within {TIE:g} paired standard error of the winner",
+            *(f"  {candidate}" for candidate in self.curve),
+        ]
+        if self.left_out:
+            lines.append(f"  {self.left_out} further plans of the path were not measured")
+        lines += [f"  infeasible: {entry.reason}" for entry in self.infeasible]
+        lines += [f"  reported {name}: {entry}" for name, entry in self.report.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class InteractionChoice(_Choice):
+    """The lambda whose plan is best on held-out text; made by `choose_interaction_strength`.
+
+    Attributes:
+        gate: what `redundancy_gate` recommends from H alone.
+    """
+
+    gate: Gate
+
+    @property
+    def interaction_strength(self) -> float:
+        """A lambda at which `solve_greedy` makes the best plan."""
+        assert self.best.interaction_strength is not None  # solve_greedy fills it
+        return self.best.interaction_strength
+
+    @property
+    def fit(self) -> Fit:
+        """E, b and the measured risk of the best plan; every candidate of `curve` has its own."""
+        return self.chosen.fit
+
+    @property
+    def fitting_strength(self) -> float:
+        """1 + b/E of the best plan: another question than `interaction_strength`, see `Fit`."""
+        return self.fit.interaction_strength
+
+    @property
+    def released(self) -> Mapping[str, float]:
+        """The lambda of the authors' release at 20 %, by model, for reference."""
+        return RELEASED
+
+    def summary(self) -> dict[str, Any]:
+        """One row of a table by ratio: both lambdas, what they come from, and the gate's."""
+        row = _row(self.chosen)
+        row["requested_ratio"] = self.best.requested_ratio
+        return row | {"gate": self.gate.recommended, "redundancy": self.gate.redundancy}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GuardsChoice(_Choice):
+    """The guards whose plan is best on held-out text; made by `choose_guards`."""
+
+    @property
+    def guards(self) -> Guards:
+        """The loosest guards that make the best plan."""
+        return self.chosen.guards[0]
+
+
+def choose_interaction_strength(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    ratio: float,
+    held_out: CalibrationSet,
+    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    *,
+    candidates: str | Sequence[float] = "path",
+    report_on: CalibrationSet | None = None,
+    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+) -> InteractionChoice:
+    """The lambda whose plan costs least on held-out text, ties to the smallest lambda.
+
+    Args:
+        model: the dense model.
+        curvature: its H [M, M].
+        ratio: share of removable cost, [0, 1).
+        held_out: rows to choose on, at least two, none of them calibrated on.
+        guards: where units may go.
+        candidates: "path" for every distinct plan of lambda in [0, 1] (at most
+            `options.max_candidates` of them), or the lambdas to try, each finite and >= 0.
+        report_on: rows for `report`: the best plan and those of lambda 0 and 1.
+        options: how to measure.
+
+    Returns:
+        An InteractionChoice; its class says what "best" means.
+
+    Raises:
+        InputError: no or bad candidates, a ratio out of range, or fewer than two held-out rows.
+        InfeasibleError: no candidate reaches the ratio under the guards.
+        MismatchError: rows are shared between calibration, `held_out` and `report_on` (as far as
+            the curvature knows its rows), or the curvature is of other units.
+    """
+    require_text(curvature, held_out, report_on)
+    ends = [_solve(curvature, ratio, strength, guards) for strength in (0.0, 1.0)]
+    if isinstance(candidates, str):
+        if candidates != "path":
+            raise InputError(f'candidates is {candidates!r}; give "path" or a list of lambdas.')
+        found = _path(curvature, ratio, guards, ends)
+        limit = options.max_candidates
+    else:
+        found = [_solve(curvature, ratio, value, guards) for value in _strengths(candidates)]
+        limit = len(found)
+    plans, infeasible = _distinct(found)
+    kept = _spread(plans, limit)
+    curve = race(model, kept, held_out, options)
+    references = zip(("lambda 0", "lambda 1"), ends, strict=True)
+    report = report_plans(model, curve, references, report_on, options)
+    gate = redundancy_gate(curvature, ratio)
+    return InteractionChoice(curve, infeasible, report, len(plans) - len(kept), gate)
+
+
+def choose_guards(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    ratio: float,
+    held_out: CalibrationSet,
+    *,
+    layer_caps: Sequence[LayerCap] = LAYER_CAPS,
+    protections: Sequence[tuple[int, int]] = PROTECTIONS,
+    interaction_strength: float = 1.0,
+    report_on: CalibrationSet | None = None,
+    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+) -> GuardsChoice:
+    """The layer cap and protection whose plan costs least on held-out text, ties to the loosest.
+
+    The paper's anti-collapse choice goes by perplexity: `ChoiceOptions(judge="nll")` does that.
+    Every cap is combined with every protection. Looser means: a larger `reachable_ratio`, then a
+    larger cap, then fewer protected layers; guards that allow all that others do never come later.
+
+    Args:
+        model, curvature, ratio, held_out, options: as for `choose_interaction_strength`.
+        layer_caps: shares of a layer's cost in (0, 1], None for no cap, or "1.5x" for 1.5 x ratio
+            (`Guards.layer_cap_factor`, the release's rule).
+        protections: (protect_first, protect_last) pairs, layers kept whole at either end.
+        interaction_strength: lambda of all plans.
+        report_on: rows for `report`: the best plan, no guards, and the release's guards (1.5x, two
+            layers at either end) where they give a plan.
+
+    Returns:
+        A GuardsChoice; combinations that give no plan are listed in `infeasible` with the reason.
+
+    Raises:
+        InputError: an empty grid, a bad cap or protection, ratio or lambda, or too few rows.
+        InfeasibleError: no combination reaches the ratio.
+        MismatchError: as for `choose_interaction_strength`.
+    """
+    require_text(curvature, held_out, report_on)
+    strength = float(interaction_strength)
+    grid = [_guards(cap, pair) for cap in layer_caps for pair in protections]
+    if not grid:
+        raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
+    grid.sort(key=lambda guards: _looseness(curvature, ratio, guards), reverse=True)
+    plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in grid)
+    curve = race(model, plans, held_out, options)
+    named = (("no guards", Guards()), ("release's guards", RELEASE_GUARDS))
+    references = ((name, _solve(curvature, ratio, strength, g)) for name, g in named)
+    report = report_plans(model, curve, references, report_on, options)
+    return GuardsChoice(curve, infeasible, report, left_out=0)
+
+
+# Candidates ---------------------------------------------------------------------------------------
+def _solve(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Found:
+    """The plan of one lambda and guards, or the error that says why there is none."""
+    outcome: Selection | InfeasibleError
+    try:
+        outcome = solve_greedy(curvature, ratio, strength, guards)
+    except InfeasibleError as error:
+        outcome = error
+    return (strength, strength), guards, outcome
+
+
+def _path(curvature: Curvature, ratio: float, guards: Guards, ends: Sequence[Found]) -> list[Found]:
+    """All plans of the path with their intervals.
+
+    The plans solved at exactly 0 and 1 stand for the first and the last segment, so that a choice
+    of the diagonal selector reads lambda = 0 and not the middle of its segment.
+    """
+    zero, one = ([end] if isinstance(end[2], Selection) else [] for end in ends)
+    found: list[Found] = []
+    for segment in lambda_path(curvature, ratio, guards):
+        span, plan = (segment.start, segment.stop), segment.selection
+        if plan is None:
+            found.append((span, *_solve(curvature, ratio, sum(span) / 2, guards)[1:]))
+        elif span[1] == 1 and _same_set(plan, ends[1][2]):
+            found.append((span, *ends[1][1:]))
+        else:
+            found.append((span, guards, plan))
+    return [*zero, *found, *one]
+
+
+def _same_set(plan: Selection, other: Selection | InfeasibleError) -> bool:
+    return isinstance(other, Selection) and other.fingerprint == plan.fingerprint
+
+
+def _distinct(found: Iterable[Found]) -> tuple[list[Contender], tuple[Infeasible, ...]]:
+    """Each pruned set once, in the order found; raises if there is none."""
+    plans: dict[str, Contender] = {}
+    errors: list[tuple[Infeasible, InfeasibleError]] = []
+    for interval, guards, outcome in found:
+        if isinstance(outcome, InfeasibleError):
+            errors.append((Infeasible(interval, guards, str(outcome)), outcome))
+            continue
+        plan = plans.get(outcome.fingerprint, Contender(outcome, (), ()))
+        plans[outcome.fingerprint] = replace(
+            plan,
+            intervals=_joined(plan.intervals, interval),
+            guards=plan.guards if guards in plan.guards else (*plan.guards, guards),
+        )
+    if not plans:
+        raise errors[0][1]
+    return list(plans.values()), tuple(entry for entry, _ in errors)
+
+
+def _joined(intervals: tuple[Interval, ...], new: Interval) -> tuple[Interval, ...]:
+    """Append an interval, as one with the last where they touch."""
+    if intervals and intervals[-1][0] <= new[0] <= intervals[-1][1]:
+        return (*intervals[:-1], (intervals[-1][0], max(intervals[-1][1], new[1])))
+    return (*intervals, new)
+
+
+def _spread(plans: list[Contender], limit: int) -> list[Contender]:
+    """At most `limit` plans, even in rank: where plans change often in lambda, many are taken."""
+    if len(plans) <= limit:
+        return plans
+    tops = [plan.intervals[-1][1] for plan in plans]
+    ends = {0, tops.index(max(tops))}  # a plan that comes back at lambda 1 is not the last
+    rest = [number for number in range(len(plans)) if number not in ends]
+    room = limit - len(ends)
+    picks = {rest[(2 * k + 1) * len(rest) // (2 * room)] for k in range(room)}
+    return [plans[number] for number in sorted(ends | picks)]
+
+
+def _strengths(candidates: Sequence[float]) -> list[float]:
+    """The grid, ascending, so that ties go to the smallest."""
+    try:
+        strengths = sorted({float(value) for value in candidates})
+    except (TypeError, ValueError):
+        raise InputError(f"candidates is {candidates!r}; lambdas are numbers.") from None
+    if not strengths:
+        raise InputError('candidates is empty. Give at least one lambda, or "path".')
+    for strength in strengths:
+        require_strength(strength)
+    return strengths
+
+
+def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
+    try:
+        first, last = (int(layers) for layers in protection)
+        if isinstance(cap, str):
+            factor = float(cap.removesuffix("x")) if cap.endswith("x") else math.nan
+            return Guards(layer_cap_factor=factor, protect_first=first, protect_last=last)
+        return Guards(layer_cap=cap, protect_first=first, protect_last=last)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"cap {cap!r} with protection {protection!r} makes no guards ({error}) Caps are shares "
+            'in (0, 1], None, or multiples of the ratio such as "1.5x"; protections are pairs.'
+        ) from None
+
+
+def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[float, float, int]:
+    reachable = reachable_ratio(curvature.units, guards, ratio)
+    return reachable, guards.cap_at(ratio), -(guards.protect_first + guards.protect_last)
+
+
+# Tables -------------------------------------------------------------------------------------------
+def _row(candidate: Candidate) -> dict[str, Any]:
+    """A candidate as a flat dict; lambdas as `interaction_strength` and its first interval."""
+    fit, selection = candidate.fit, candidate.selection
+    numbers = ("kl", "standard_error", "perplexity", "rows")
+    compared = ("judge", "difference", "difference_error")
+    return {
+        "interaction_strength": selection.interaction_strength,
+        "start": candidate.intervals[0][0],
+        "stop": candidate.intervals[0][1],
+        "intervals": len(candidate.intervals),
+        "guards": guards_text(candidate.guards[0]),
+        "realized_ratio": selection.realized_ratio,
+        "predicted_risk": selection.predicted_risk,
+        **{name: getattr(candidate, name) for name in (*numbers, *compared)},
+        "stopped_early": candidate.stopped_early,
+        "tied": candidate.tied,
+        "edge_mass": fit.edge_mass,
+        "remainder": fit.remainder,
+        "fitting_strength": fit.interaction_strength,
+        "fitting_strength_printed": fit.printed,
+        "fitting_strength_error": fit.strength_error,
+    }

@@ -1,0 +1,297 @@
+"""Dense and pruned text token by token from one batch of two rows; no second model in memory.
+
+Row 0 runs with every unit, row 1 under the plan's mask. Nothing is held between two tokens: each
+step takes the model's lock, sets its masks and puts everything back, so stopping anywhere is safe.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..calibration import CalibrationSet
+from ..errors import InputError, NumericalError
+from ..estimator.features import kl_divergence
+from ..estimator.replay import widen
+from ..models.architectures import Architecture, describe
+from ..models.identity import embedding_weight, model_device
+from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
+from ..models.runtime import measuring, require_measurable
+from ..models.units import Unit, UnitSet
+from ..solver.selection import Selection
+from .generation import GrowingText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        max_new_tokens: at most this many per row; the model's context may end a text earlier.
+        temperature: 0 takes the likeliest token; above 0, logits are divided by it and both rows
+            choose with the same uniform draw.
+        seed: of the draws.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {self.max_new_tokens}; ask for at least 1.")
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(
+                f"temperature is {self.temperature}; it is finite and at least 0 (0 is greedy)."
+            )
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; give a whole number from 0 to 2^63 - 1.")
+
+
+GREEDY = Sampling()
+
+
+class TokenPair(NamedTuple):
+    """The tokens of one step; None where that row has already ended."""
+
+    dense: int | None
+    pruned: int | None
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """One prompt continued by the dense model and under a plan.
+
+    Attributes:
+        prompt_ids, dense_ids, pruned_ids: token ids; an end token is the last of its row.
+        dense, pruned: the two texts, without the prompt and special tokens.
+    """
+
+    prompt_ids: tuple[int, ...]
+    dense_ids: tuple[int, ...]
+    pruned_ids: tuple[int, ...]
+    dense: str
+    pruned: str
+
+    @property
+    def divergence(self) -> int | None:
+        """Index of the first generated token that differs; None where none does."""
+        return first_divergence(self.dense_ids, self.pruned_ids)
+
+
+def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
+    """The first index at which two rows of tokens differ, one of them ending included; or None."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def compare_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    selection: Selection | Iterable[Unit | str | int],
+    sampling: Sampling = GREEDY,
+    *,
+    unit_set: UnitSet | None = None,
+) -> TextPair:
+    """Continue a prompt with the dense model and under a plan, in lockstep.
+
+    Arguments and errors are those of `generate_lockstep`.
+    """
+    prompt_ids = encode_prompt(model, tokenizer, prompt)
+    texts = (GrowingText(tokenizer, prompt_ids), GrowingText(tokenizer, prompt_ids))
+    pairs = generate_lockstep(model, tokenizer, prompt, selection, sampling, unit_set=unit_set)
+    for pair in pairs:
+        for text, token in zip(texts, pair, strict=True):
+            if token is not None:
+                text.add(token)
+    dense, pruned = texts
+    return TextPair(tuple(prompt_ids), tuple(dense.ids), tuple(pruned.ids), dense.text, pruned.text)
+
+
+def generate_lockstep(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    selection: Selection | Iterable[Unit | str | int],
+    sampling: Sampling = GREEDY,
+    *,
+    unit_set: UnitSet | None = None,
+) -> Iterator[TokenPair]:
+    """Yield the next token of both texts until both have ended.
+
+    Each row is what that model would generate alone (half precision may round a batch of two
+    differently). The two differ only through the plan: when sampling, one uniform number per step
+    picks from both distributions (each in order of falling probability), so equal distributions
+    give equal tokens.
+
+    Args:
+        model: the dense model; it may be used freely between two steps.
+        tokenizer: its tokenizer; it encodes the prompt as `continue_text` does.
+        prompt: the text to continue.
+        selection: a Selection (its gains are honoured), or units, names or indices.
+        sampling: length, temperature and seed.
+        unit_set: what names and indices refer to; by default the model's own 16-group units.
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room in the model's context; raised
+            here, before the first step.
+        MismatchError: the selection is for other units.
+        NumericalError: NaN logits.
+    """
+    architecture = describe(model)
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
+    prompt_ids = encode_prompt(model, tokenizer, prompt)
+    return _steps(architecture, prompt_ids, scales, sampling)
+
+
+def encode_prompt(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
+) -> list[int]:
+    """Token ids of a prompt, or InputError if it is empty or fills the model's context."""
+    ids: list[int] = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
+    if not ids:
+        raise InputError("the prompt is empty. Write a few words to continue.")
+    rows = embedding_weight(model).shape[0]
+    if max(ids) >= rows:
+        raise InputError(
+            f"the prompt holds token id {max(ids)}, the model's embedding has {rows} rows. Use the "
+            "tokenizer that belongs to the model."
+        )
+    if len(ids) >= _context(model):
+        raise InputError(
+            f"the prompt has {len(ids)} tokens, the model's context {int(_context(model))}. Leave "
+            "room for at least one more."
+        )
+    return ids
+
+
+def forced_kl(
+    model: PreTrainedModel,
+    selection: Selection | Iterable[Unit | str | int],
+    input_ids: Sequence[int] | Tensor,
+    *,
+    unit_set: UnitSet | None = None,
+) -> np.ndarray:
+    """KL(dense || pruned) at every position of one given text (teacher-forced).
+
+    Both models read the same tokens, so values stay comparable where their own texts part. The
+    mean is `pruning_risk` on this one row.
+
+    Args:
+        model: the dense model.
+        selection: a Selection (its gains are honoured), or units, names or indices.
+        input_ids: the text [T], at least two tokens.
+        unit_set: what names and indices refer to; by default the model's own 16-group units.
+
+    Returns:
+        [T - 1] float64, nats per token over the full vocabulary; entry t is about token t + 1.
+
+    Raises:
+        InputError: fewer than two tokens, or a text that does not fit the model.
+        MismatchError: the selection is for other units.
+        NumericalError: NaN or infinite logits.
+    """
+    architecture = describe(model)
+    row = torch.as_tensor(input_ids)
+    if row.dim() != 1 or len(row) < 2:
+        raise InputError(
+            f"the text has shape {tuple(row.shape)}; a KL needs one row of at least two tokens."
+        )
+    require_measurable(model, CalibrationSet(row[None]))
+    scales = column_scales(architecture, *resolve(model, selection, unit_set))
+    ids = row.to(model_device(model)).expand(2, -1)
+    with measuring(model, torch.get_num_threads()):
+        with scaled(architecture, stack_rows(architecture, [{}, scales])):
+            hidden = architecture.decoder(input_ids=ids, use_cache=False)[0][:, :-1]
+        values = _kl_by_position(architecture, hidden)
+    if not np.isfinite(values).all():
+        raise NumericalError(
+            "the text gives NaN or infinite logits, in the dense model or under the plan. Half "
+            "precision may overflow: try bfloat16 or float32."
+        )
+    return values
+
+
+def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
+    """KL [T] of row 1 against row 0 from hidden states [2, T, d], some positions at a time."""
+    step = max(1, _LOGIT_BYTES // (16 * architecture.vocabulary))
+    parts = []
+    for start in range(0, hidden.shape[1], step):
+        logits, masked = widen(architecture.logits(hidden[:, start : start + step]))
+        parts.append(kl_divergence(torch.softmax(logits, dim=-1), masked - logits).double())
+    return torch.cat(parts).cpu().numpy()
+
+
+def _steps(
+    architecture: Architecture, prompt_ids: list[int], scales: Scales, sampling: Sampling
+) -> Iterator[TokenPair]:
+    model: Any = architecture.model
+    weight = embedding_weight(model)
+    masks = {  # moved once, not at every step
+        key: mask.to(weight.device, weight.dtype)
+        for key, mask in stack_rows(architecture, [{}, scales]).items()
+    }
+    draws = torch.Generator().manual_seed(sampling.seed)
+    rows = 2 if masks else 1  # under an empty plan the two rows are one, to the last bit
+    inputs, cache = torch.tensor([prompt_ids] * rows, device=weight.device), None
+    running, ends = [True, True], end_tokens(model)
+    for _ in range(int(min(sampling.max_new_tokens, _context(model) - len(prompt_ids)))):
+        with measuring(model, torch.get_num_threads()), scaled(architecture, masks):
+            output = model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            uniform = float(torch.rand((), generator=draws, dtype=torch.float64))
+            chosen = _choose(output.logits[:, -1], sampling.temperature, uniform)
+            cache = output.past_key_values
+        pair = (chosen * 2)[:2]
+        yield TokenPair(*(t if on else None for t, on in zip(pair, running, strict=True)))
+        running = [on and t not in ends for t, on in zip(pair, running, strict=True)]
+        if not any(running):
+            return
+        inputs = torch.tensor(chosen, device=weight.device)[:, None]
+
+
+def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
+    """One token per row of logits [B, V]: the likeliest, or where `uniform` falls in the CDF."""
+    if bool(logits.isnan().any()):
+        raise NumericalError(
+            "the model gives NaN logits. Half precision may overflow: try bfloat16 or float32."
+        )
+    if temperature == 0:
+        return logits.argmax(dim=-1).tolist()
+    below = logits.double() - logits.amax(dim=-1, keepdim=True)  # <= 0: no overflow at any T
+    shares = torch.softmax(below / temperature, dim=-1)
+    ordered, ids = shares.sort(dim=-1, descending=True, stable=True)
+    reached = ordered.cumsum(dim=-1)
+    place = torch.searchsorted(reached, uniform * reached[:, -1:], right=True)
+    return ids.gather(-1, place.clamp(max=logits.shape[-1] - 1)).squeeze(-1).tolist()
+
+
+def _context(model: PreTrainedModel) -> float:
+    return getattr(model.config, "max_position_embeddings", None) or math.inf
+
+
+def end_tokens(model: PreTrainedModel) -> set[int]:
+    """Tokens that end a text: those `model.generate` stops at."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    if ends is None:
+        return set()
+    return set(ends) if isinstance(ends, (list, tuple)) else {int(ends)}

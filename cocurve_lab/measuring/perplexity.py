@@ -1,0 +1,281 @@
+"""Perplexity by a sliding window (appendix "Evaluation Protocol"), with its protocol in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, MismatchError, NumericalError
+from ..models.identity import embedding_weight, model_device
+from ..models.runtime import is_out_of_memory, measuring
+from ..progress import Progress, open_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+Join = Literal["blank line", "end token"]
+
+
+_LOGIT_BYTES = 256e6  # of one batch of windows; a window of its own may need more
+
+
+_BATCH_TOKENS = 8192  # beyond it a forward gets no faster, and on a CPU slower
+
+
+@dataclass(frozen=True)
+class PerplexityOptions:
+    """How the text is put together and run.
+
+    Attributes:
+        join: how a list of documents becomes one text: "blank line" (as WikiText-2 is joined by
+            SparseGPT, Wanda and the harness recipes) or "end token" (each document is followed by
+            the tokenizer's end token, as `CalibrationSet.from_texts` packs them).
+        batch_size: windows per forward; None takes at most 8,192 tokens and 256 MB of logits.
+        progress: show a bar; "lines" writes lines for a log file instead.
+    """
+
+    join: Join = "blank line"
+    batch_size: int | None = None
+    progress: Progress = True
+
+    def __post_init__(self) -> None:
+        if self.join not in ("blank line", "end token"):
+            raise InputError(f'join is {self.join!r}; documents are joined by "blank line" or '
+                             '"end token".')  # fmt: skip
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"batch_size is {self.batch_size}; give 1 or more windows.")
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """A perplexity and what it means.
+
+    Attributes:
+        value: exp(nll).
+        nll: mean negative log-likelihood, nats per scored token.
+        tokens: scored tokens; the first token of the text has no prediction.
+        protocol: one sentence to print with the number.
+        context, stride: tokens per window and between windows, as used.
+        window_nll, window_tokens: sum of nats and count of tokens of each window [W].
+    """
+
+    value: float
+    nll: float
+    tokens: int
+    protocol: str
+    context: int
+    stride: int
+    window_nll: tuple[float, ...]
+    window_tokens: tuple[int, ...]
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of `nll`, nats per token, over windows taken as independent; None below two windows."""
+        return _ratio_error(np.array(self.window_nll), np.array(self.window_tokens))
+
+    def minus(self, other: Perplexity) -> tuple[float, float | None]:
+        """Difference in nll to another model on the same windows, and its paired standard error.
+
+        Raises:
+            MismatchError: the windows are not the same.
+        """
+        if (self.window_tokens, self.protocol) != (other.window_tokens, other.protocol):
+            raise MismatchError(
+                f"{self.protocol} Against: {other.protocol} Two models are compared on one text "
+                "with one protocol and one tokenizer."
+            )
+        sums = np.array(self.window_nll) - np.array(other.window_nll)
+        return self.nll - other.nll, _ratio_error(sums, np.array(self.window_tokens))
+
+    def __repr__(self) -> str:
+        error = self.standard_error
+        spread = "" if error is None else f" ± {error:.4f}"
+        return (
+            f"perplexity {self.value:.4g} ({self.nll:.4f}{spread} nats per token, {self.tokens:,} "
+            f"tokens). {self.protocol}"
+        )
+
+
+class Window(NamedTuple):
+    """Tokens [start, stop) of the text, of which the last `scored` count."""
+
+    start: int
+    stop: int
+    scored: int
+
+
+def perplexity(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str | Iterable[str],
+    context: int = 2048,
+    stride: int = 512,
+    options: PerplexityOptions | None = None,
+) -> Perplexity:
+    """Perplexity of a text, every token scored once (appendix "Evaluation Protocol").
+
+    Windows of `context` tokens start every `stride` tokens; each scores what no earlier one has,
+    given all tokens before it in the window. With stride = context they do not overlap, and the
+    first token of a window, which has no context, is not scored. The tail is scored too.
+
+    Args:
+        model: dense, ablated or pruned.
+        tokenizer: its own; the text is tokenized whole, with the special tokens it adds by default.
+        text: a text, or documents, which `options.join` puts together.
+        context: tokens per window. A model with a shorter context uses its own, with the stride
+            shortened in proportion; the protocol then says so.
+        stride: tokens between windows, at most `context`; 512 as in the paper's tables.
+        options: how documents are joined, batch size, progress.
+
+    Raises:
+        InputError: stride outside [1, context], less than two tokens, or out of memory.
+        NumericalError: the model gives NaN or infinite logits.
+    """
+    options = options or PerplexityOptions()
+    if not 1 <= stride <= context or context < 2:
+        raise InputError(
+            f"context is {context} and stride {stride}; give a context of 2 or more tokens and a "
+            "stride from 1 to the context."
+        )
+    used, step = _fitting(model, context, stride)
+    ids, joined = _tokens(tokenizer, text, options.join)
+    _require_known(model, ids)
+    windows = list(_windows(len(ids), used, step))
+    sums = _measure(model, ids, windows, options)
+    counts = tuple(window.scored for window in windows)
+    nll = math.fsum(sums) / sum(counts)
+    value = math.exp(nll) if nll < 700 else math.inf
+    protocol = _protocol((context, stride), (used, step), joined)
+    return Perplexity(value, nll, sum(counts), protocol, used, step, tuple(sums), counts)
+
+
+def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, int]:
+    """Context and stride this model can run; the share of a window that is new stays as asked."""
+    own = getattr(model.config, "max_position_embeddings", None)
+    if own is None or own >= context:
+        return context, stride
+    return int(own), max(1, round(stride * own / context))
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], join: Join
+) -> tuple[Tensor, str]:
+    """Ids [n] of the whole text, and how documents were joined."""
+    documents = [text] if isinstance(text, str) else list(text)
+    wrong = [part for part in documents if not isinstance(part, str)]
+    if wrong:
+        raise InputError(f"a document is {type(wrong[0]).__name__} {wrong[0]!r:.40}; give strings.")
+    if len(documents) > 1 and join == "end token":
+        end = tokenizer.eos_token_id
+        if end is None:
+            raise InputError('the tokenizer has no end token; use join="blank line".')
+        parts = (tokenizer(part, add_special_tokens=False, verbose=False) for part in documents)
+        ids = [token for part in parts for token in (*part["input_ids"], end)]
+    else:
+        ids = list(tokenizer("\n\n".join(documents), verbose=False)["input_ids"])
+    if len(ids) < 2:
+        raise InputError(f"the text has {len(ids)} tokens; a prediction needs two. Give more text.")
+    joined = "one text" if len(documents) == 1 else f"{len(documents):,} documents joined by "
+    if len(documents) > 1:
+        joined += "a blank line" if join == "blank line" else "the end token"
+    return torch.tensor(ids), joined
+
+
+def _require_known(model: PreTrainedModel, ids: Tensor) -> None:
+    rows = embedding_weight(model).shape[0]
+    if int(ids.max()) >= rows:
+        raise InputError(
+            f"the text has token id {int(ids.max())}, the model's embedding {rows} rows. Use the "
+            "tokenizer that belongs to the model."
+        )
+
+
+def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
+    done = 1  # the first token of the text has no prediction
+    for start in range(0, tokens, stride):
+        stop = min(start + context, tokens)
+        scored = stop - max(done, start + 1)
+        if scored > 0:
+            yield Window(start, stop, scored)
+        if stop == tokens:
+            return
+        done = stop
+
+
+def _measure(
+    model: PreTrainedModel, ids: Tensor, windows: list[Window], options: PerplexityOptions
+) -> list[float]:
+    """Summed nats of each window, batches of windows of one shape at a time."""
+    sums: list[float] = []
+    ids = ids.to(model_device(model))
+    bar = open_bar(options.progress, total=len(windows), desc="perplexity", unit="window")
+    with measuring(model, torch.get_num_threads()), bar:
+        for (length, scored), same in groupby(windows, lambda w: (w.stop - w.start, w.scored)):
+            group = list(same)
+            fits = int(_LOGIT_BYTES // (4 * (scored + 1) * embedding_weight(model).shape[0]))
+            batch = options.batch_size or max(1, min(fits, _BATCH_TOKENS // length))
+            while group:
+                found = _try_batch(model, ids, group[:batch])
+                if found is None and batch == 1:
+                    raise InputError(
+                        f"memory runs out on one window of {group[0].stop - group[0].start} "
+                        "tokens. Use a shorter context, bfloat16 weights, or a larger device."
+                    )
+                if found is None:
+                    batch //= 2
+                    continue
+                sums += found
+                bar.update(len(found))
+                group = group[len(found) :]
+    if not np.isfinite(sums).all():
+        raise NumericalError(
+            f"window {int(np.argmin(np.isfinite(sums)))} gives NaN or infinite logits. Half "
+            "precision may overflow: try bfloat16 or float32."
+        )
+    return sums
+
+
+def _try_batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float] | None:
+    """Summed nats of windows of one shape, or None where they do not fit in memory."""
+    rows = torch.stack([ids[window.start : window.stop] for window in windows])
+    scored = windows[0].scored
+    try:
+        # only the logits that predict a scored token; the last position predicts none of them
+        output = model(input_ids=rows, use_cache=False, logits_to_keep=scored + 1)
+        logits = output.logits[:, :-1].float()
+        wanted = logits.gather(-1, rows[:, -scored:, None])[..., 0]
+        nats = torch.logsumexp(logits, dim=-1) - wanted
+        return [float(total) for total in nats.double().sum(dim=-1)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
+
+
+def _protocol(asked: tuple[int, int], used: tuple[int, int], joined: str) -> str:
+    context, stride = used
+    kind = "non-overlapping windows" if context == stride else f"sliding window, stride {stride}"
+    own = ""
+    if asked != used:
+        own = f" (the model's own; {asked[0]} with stride {asked[1]} was asked for)"
+    return (
+        f"Context {context} tokens{own}, {kind}; {joined}, the model's own tokenizer; per token, "
+        "not comparable with other tokenizers or word perplexity."
+    )
+
+
+def _ratio_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
+    """Standard error of sum(sums) / sum(counts) over windows (linearized ratio)."""
+    windows = len(sums)
+    if windows < 2:
+        return None
+    residuals = sums - counts * (sums.sum() / counts.sum())
+    return float(np.sqrt(windows / (windows - 1) * (residuals**2).sum()) / counts.sum())

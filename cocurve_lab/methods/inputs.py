@@ -1,0 +1,257 @@
+"""Statistics of what flows into the output projections, gathered in one pass over the rows.
+
+X is the input of W_O or W_down, [tokens, W]: column j belongs to the unit whose `start:stop` holds
+j. Sums are kept and rows are dropped, so memory does not grow with the calibration. Every token of
+a row counts; the calibration's scored positions play no part. Where a norm follows the write of a
+block (Gemma 2 and 3, OLMo2), methods that score by what a unit writes see it before that norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from ..calibration import CalibrationSet
+from ..errors import InputError
+from ..models.architectures import Architecture, describe
+from ..models.families import KINDS, Kind
+from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.runtime import measuring, require_measurable
+from ..models.units import UnitSet
+from .base import Method
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+Block = tuple[int, Kind]  # (layer, kind)
+
+
+Observer = Callable[[Block, Tensor], None]
+
+
+TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
+
+
+@dataclass(frozen=True, eq=False)
+class InputStatistics:
+    """Sums over rows and tokens of the inputs X of every block, by (layer, kind).
+
+    Blocks that pruning left without columns are absent.
+
+    Attributes:
+        rows: N, rows seen.
+        tokens: N x T, tokens seen.
+        sums: sum of X_j over tokens, [W] float64.
+        squares: sum of X_j^2, [W] float64.
+        absolutes: sum of |X_j|, [W] float64.
+        row_norms: sum over rows of the L2 norm of X_j over that row's tokens, [W] float64.
+        moments: sum of x x^T over tokens (X^T X), [W, W] float64; empty unless asked for.
+    """
+
+    rows: int
+    tokens: int
+    sums: dict[Block, np.ndarray] = field(default_factory=dict)
+    squares: dict[Block, np.ndarray] = field(default_factory=dict)
+    absolutes: dict[Block, np.ndarray] = field(default_factory=dict)
+    row_norms: dict[Block, np.ndarray] = field(default_factory=dict)
+    moments: dict[Block, np.ndarray] = field(default_factory=dict)
+
+    def mean(self, block: Block) -> np.ndarray:
+        """Mean of X_j over tokens [W]."""
+        return self.sums[block] / self.tokens
+
+    def variance(self, block: Block) -> np.ndarray:
+        """Variance of X_j over tokens [W], divided by the number of tokens; never below 0."""
+        return np.maximum(self.squares[block] / self.tokens - self.mean(block) ** 2, 0.0)
+
+
+def collect_statistics(
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    *,
+    moments: bool = False,
+    only: Collection[Block] | None = None,
+    progress: bool = True,
+    title: str = "Inputs",
+) -> InputStatistics:
+    """Run all rows once and sum up the inputs of all output projections.
+
+    Args:
+        model: dense or pruned; measured in eval mode, left as it was.
+        calibration: the rows; all tokens count.
+        moments: also X^T X of each block: 8 W^2 bytes each, on the model's device while running.
+            Products are float64 on a CPU, float32 on a GPU (float64 for a float64 model).
+        only: blocks to gather, to bound the memory of moments; None gathers all.
+        progress: show a progress bar.
+        title: what the bar says.
+
+    Raises:
+        InputError: text that does not fit the model.
+    """
+    totals: dict[str, dict[Block, Tensor]] = {
+        name: {} for name in ("sums", "squares", "absolutes", "row_norms", "moments")
+    }
+
+    def observe(block: Block, inputs: Tensor) -> None:
+        x = inputs.double()
+        squares = x.square().sum(dim=1)
+        _add(totals["sums"], block, x.sum(dim=(0, 1)))
+        _add(totals["squares"], block, squares.sum(dim=0))
+        _add(totals["absolutes"], block, x.abs().sum(dim=(0, 1)))
+        _add(totals["row_norms"], block, squares.sqrt().sum(dim=0))
+        if moments:
+            _add(totals["moments"], block, _second_moment(inputs, x))
+
+    watch_inputs(model, calibration, observe, only=only, progress=progress, title=title)
+    arrays = {
+        name: {block: total.cpu().numpy() for block, total in blocks.items()}
+        for name, blocks in totals.items()
+    }
+    return InputStatistics(len(calibration), calibration.input_ids.numel(), **arrays)
+
+
+def watch_inputs(
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    observe: Observer,
+    *,
+    only: Collection[Block] | None = None,
+    progress: bool = True,
+    title: str = "Inputs",
+) -> None:
+    """Run all rows once and show each output projection's input to an observer.
+
+    The head is not run. Hooks are removed on leaving, also after an exception.
+
+    Args:
+        model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
+        calibration: the rows.
+        observe: called as observe((layer, kind), X) with X [rows, T, W] in the model's dtype, in
+            the order of the forward; it may keep sums of X but not X, which is not a copy.
+        only: blocks to watch; None watches all that have columns.
+        progress: show a progress bar.
+        title: what the bar says.
+
+    Raises:
+        InputError: text that does not fit the model.
+    """
+    require_measurable(model, calibration)
+    architecture, device = describe(model), model_device(model)
+    step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
+    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
+        for block in present_blocks(architecture):
+            if only is None or block in only:
+                projection = architecture.output_projection(*block)
+                handle = projection.register_forward_pre_hook(
+                    _showing(block, observe, calibration.seq_len)
+                )
+                stack.callback(handle.remove)
+        bar = stack.enter_context(
+            tqdm(total=len(calibration), desc=title, unit="row", disable=not progress)
+        )
+        for ids in calibration.input_ids.split(step):
+            architecture.decoder(input_ids=ids.to(device), use_cache=False)
+            bar.update(len(ids))
+
+
+def present_blocks(architecture: Architecture) -> list[Block]:
+    """Every (layer, kind) that still has columns, in order."""
+    return [
+        (layer, kind)
+        for layer in range(len(architecture.layers))
+        for kind in KINDS
+        if architecture.width(layer, kind) > 0
+    ]
+
+
+def per_unit(
+    units: UnitSet,
+    columns: Mapping[Block, np.ndarray],
+    reduce: Literal["sum", "mean"] = "sum",
+) -> np.ndarray:
+    """Scores of columns as scores of units [M] float64: sum or mean over each unit's columns.
+
+    Args:
+        units: the UnitSet.
+        columns: [W] per (layer, kind).
+        reduce: "sum", the lab's rule for scores that add up; "mean" for standardised ones.
+    """
+    parts = [columns[unit.layer, unit.kind][unit.start : unit.stop] for unit in units]
+    return np.array([part.sum() if reduce == "sum" else part.mean() for part in parts])
+
+
+def weight_columns(architecture: Architecture, block: Block) -> Tensor:
+    """The output projection's weight [d, W] in float32 or better, detached, on its device."""
+    weight = architecture.output_weight(*block).detach()
+    return weight if weight.dtype == torch.float64 else weight.float()
+
+
+def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range]:
+    """Runs of neighbouring layers that are measured together."""
+    count = len(architecture.layers)
+    starts = range(0, count, layers_per_pass)
+    return [range(start, min(start + layers_per_pass, count)) for start in starts]
+
+
+def require_passes(layers_per_pass: int) -> None:
+    """Raise InputError unless a pass has at least one layer."""
+    if layers_per_pass < 1:
+        raise InputError(f"layers_per_pass is {layers_per_pass}; a pass takes at least one layer.")
+
+
+def provenance_of(
+    method: Method,
+    model: PreTrainedModel,
+    calibration: CalibrationSet | None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """What a measurement depends on, as plain values for `Evidence.provenance`.
+
+    Args:
+        method: its fields are the options.
+        model: fingerprinted, which reads all weights once (about 10 s for an 8B).
+        calibration: None for methods that read no text.
+        seed: None for methods that do not draw.
+    """
+    return {
+        "model_fingerprint": fingerprint_model(model),
+        "model_dtype": model_dtype(model),
+        "calibration_fingerprint": None if calibration is None else calibration.fingerprint,
+        "num_sequences": None if calibration is None else len(calibration),
+        "seq_len": None if calibration is None else calibration.seq_len,
+        "seed": seed,
+        "options": asdict(method),  # type: ignore[call-overload]
+    }
+
+
+def _showing(
+    block: Block, observe: Observer, length: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        columns = args[0]  # OPT's FFN sees [rows * T, W]
+        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
+
+    return hook
+
+
+def _second_moment(inputs: Tensor, wide: Tensor) -> Tensor:
+    """X^T X [W, W] in float64 of one batch; on a GPU, where float64 is slow, from float32."""
+    if inputs.dtype != torch.float64 and inputs.is_cuda:
+        wide = inputs.float()
+    flat = wide.flatten(0, 1)
+    return (flat.T @ flat).double()
+
+
+def _add(totals: dict[Block, Tensor], block: Block, part: Tensor) -> None:
+    if block in totals:
+        totals[block] += part
+    else:
+        totals[block] = part

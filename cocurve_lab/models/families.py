@@ -1,0 +1,138 @@
+"""The declarations: where each model family keeps its projections.
+
+The lab never copies a model's forward, so a family says only where the projections are and which
+rows of a fused one belong together. The order of residual and norms is not declared: whatever a
+layer does, before or after its blocks, in sequence or in parallel, it does itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import ArchitectureError
+
+Kind = Literal["attention", "ffn"]
+
+
+KINDS: tuple[Kind, Kind] = ("attention", "ffn")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture family: names inside the model, and how rows are fused.
+
+    Attributes:
+        model_types: the `config.model_type` it covers.
+        qkv: (query, key, value), or the one projection that holds all three.
+        gate_up: (gate, up), or one projection.
+        stacked: what one projection holds. For qkv, all queries, then all keys, then all values
+            (else query, key and value of one head, then of the next). For gate_up, the gate rows,
+            then the up rows (else there is no gate: the rows are the channels).
+        attention, ffn: the blocks in a layer; "" where projections lie in the layer itself.
+        attention_output, ffn_output: the output projections W_O and W_down in their blocks.
+        decoder: path from the model to the stack without its head; `layers` is its list of layers.
+        final: modules of the decoder behind its last layer, in order; those that are None are not
+            run.
+        shared_norms: norms over the queries or keys of all heads together. Removing one head would
+            change the others, so attention is one unit, and these weights go with it.
+        counts_in_config: the attention cuts q, k and v by the configured head counts, so that
+            layers with fewer heads need a configuration of their own.
+        saved_prefixes: (in the file, in the model) where transformers saves weights under another
+            name than the module has.
+    """
+
+    model_types: tuple[str, ...]
+    qkv: tuple[str, ...]
+    gate_up: tuple[str, ...]
+    stacked: tuple[Kind, ...] = KINDS
+    attention: str = "self_attn"
+    ffn: str = "mlp"
+    attention_output: str = "o_proj"
+    ffn_output: str = "down_proj"
+    decoder: str = "model"
+    layers: str = "layers"
+    final: tuple[str, ...] = ("norm",)
+    shared_norms: tuple[str, ...] = ()
+    counts_in_config: bool = False
+    saved_prefixes: tuple[tuple[str, str], ...] = ()
+
+
+_QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+
+FAMILIES = (
+    # Llama covers Falcon3 and Yi; Mistral covers Nemo and Small (head_dim != hidden / heads).
+    # Qwen3 and Gemma 3 norm queries and keys head by head, with weights that all heads share.
+    Family(
+        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _QKV, _GATE_UP
+    ),
+    Family(("phi3",), ("qkv_proj",), ("gate_up_proj",), counts_in_config=True),  # Phi-3, Phi-4
+    Family(("olmo2",), _QKV, _GATE_UP, shared_norms=("q_norm", "k_norm")),
+    Family(  # Pythia
+        ("gpt_neox",),
+        ("query_key_value",),
+        ("dense_h_to_4h",),
+        stacked=(),
+        attention="attention",
+        attention_output="dense",
+        ffn_output="dense_4h_to_h",
+        decoder="gpt_neox",
+        final=("final_layer_norm",),
+        saved_prefixes=(("embed_out.", "lm_head."),),
+    ),
+    Family(
+        ("gpt2",),
+        ("c_attn",),
+        ("c_fc",),
+        stacked=("attention",),
+        attention="attn",
+        attention_output="c_proj",
+        ffn_output="c_proj",
+        decoder="transformer",
+        layers="h",
+        final=("ln_f",),
+    ),
+    Family(
+        ("opt",),
+        _QKV,
+        ("fc1",),
+        stacked=(),
+        ffn="",
+        attention_output="out_proj",
+        ffn_output="fc2",
+        decoder="model.decoder",
+        final=("final_layer_norm", "project_out"),
+    ),
+)
+
+
+def find_family(model: Any) -> Family:
+    """The family of a Hugging Face causal language model.
+
+    Raises:
+        ArchitectureError: the family is unknown, a mixture of experts, or more than a text model.
+    """
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    name = f"{type(model).__name__} (model_type {model_type!r})"
+    if any(part.rpartition(".")[2] == "experts" for part, _ in model.named_modules()):
+        raise ArchitectureError(
+            f"{name} is a mixture of experts: its FFN is many small ones behind a router, so a "
+            "block of channels is not one unit there. Use a dense model."
+        )
+    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
+        tower = "a vision" if hasattr(config, "vision_config") else "an audio"
+        raise ArchitectureError(
+            f"{name} has {tower} tower, and units are those of a text decoder. Take its language "
+            "model alone; for Gemma 3: text = Gemma3ForCausalLM(model.config.text_config), then "
+            "text.model, text.lm_head = model.model.language_model, model.lm_head."
+        )
+    supported = ", ".join(sorted(t for f in FAMILIES for t in f.model_types))
+    raise ArchitectureError(
+        f"{name} is of a family the lab does not know. Supported: {supported}. A new family is one "
+        "entry in cocurve_lab/models/families.py."
+    )

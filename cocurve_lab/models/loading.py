@@ -1,0 +1,243 @@
+"""Getting a model: the embedded one by default, else a Hugging Face model by name or folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ArchitectureError, CocurveError, InputError
+from .architectures import describe
+from .hub import explain, require_place
+from .identity import (
+    MANIFEST,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+DEMO = "demo"
+
+
+def demo_folder() -> Path:
+    """Folder of the embedded model: inside an installed wheel, else beside the package.
+
+    Raises:
+        InputError: the data folder is not there (a partial checkout).
+    """
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
+        if (folder / "config.json").exists():
+            return folder
+    raise InputError(
+        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the repository "
+        "whole, or train it again with `python data/train_demo.py`."
+    )
+
+
+def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Where a model id leads: "demo" to the embedded model's folder, "~/x" to the home folder.
+
+    Raises:
+        InputError: the embedded model is asked for and is not there.
+    """
+    return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
+
+
+def is_demo(model_id: str | os.PathLike[str]) -> bool:
+    """Whether a model id means the embedded model."""
+    if str(model_id) == DEMO:
+        return True
+    try:
+        return Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
+    except InputError:  # no embedded model here, so this is another one
+        return False
+
+
+def pick_device(device: str | torch.device | None = None) -> torch.device:
+    """The device to use: the given one, else CUDA where torch can use it, else CPU.
+
+    Raises:
+        InputError: torch knows no such device, or cannot use it.
+    """
+    best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device is None:
+        return best
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)  # only now torch says whether it can use it
+    except (RuntimeError, AssertionError, ImportError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(f"device {str(device)!r} cannot be used ({why}). Use '{best}'.") from None
+    return found
+
+
+def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype by its name, "bfloat16" and so on, or as it is.
+
+    Raises:
+        InputError: it is none that models run in.
+    """
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
+    return found
+
+
+def report_device(
+    device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
+) -> str:
+    """One line on where a model would run: device, dtype, free memory, versions.
+
+    Device and dtype are those to be given to `load_model`.
+
+    Warns loudly (a RuntimeWarning) if the machine has an NVIDIA GPU that this torch cannot use,
+    because everything then still works, only a hundred times slower.
+    """
+    import psutil
+
+    target = pick_device(device)
+    if target.type == "cuda":
+        name, free = torch.cuda.get_device_name(target), torch.cuda.mem_get_info(target)[0]
+        default = "float32 for the demo model, else the checkpoint's dtype"
+    else:
+        name, free = f"CPU, {torch.get_num_threads()} threads", psutil.virtual_memory().available
+        default = "float32"
+        if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
+            warnings.warn(
+                f"THIS MACHINE HAS AN NVIDIA DRIVER, BUT TORCH {torch.__version__} CANNOT USE A "
+                "GPU: the CPU will be used. Install a CUDA build of torch, or check `nvidia-smi`.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    used = default if dtype is None else str(read_dtype(dtype)).removeprefix("torch.")
+    return f"{name}; {used}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
+
+
+def load_model(
+    model_id: str | os.PathLike[str] = DEMO,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal language model and its tokenizer, ready to measure (eval mode, no gradients).
+
+    Args:
+        model_id: "demo" for the embedded model, a hub id, or a folder.
+        device: default CUDA if usable, else CPU.
+        dtype: default float32 on CPU and for the embedded model, else the checkpoint's own.
+        **options: passed to `from_pretrained` (revision, token, attn_implementation, ...);
+            `trust_remote_code` is off unless given.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        InputError: the model is gated, missing, misspelt or out of reach, the disk filled up, or
+            the dtype is unknown; each says what to do next.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    target, place = pick_device(device), place_of(model_id)
+    source = str(place)
+    wanted = None if dtype is None else read_dtype(dtype)
+    if (Path(source) / MANIFEST).exists():
+        raise InputError(
+            f"{source} holds a pruned model, whose layers have their own widths. Read it with "
+            "load_pruned; its tokenizer is in the folder if it was saved along, else that of the "
+            "dense model."
+        )
+    default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
+    require_place(place)
+    options = {"trust_remote_code": False} | options  # left open, transformers asks at the prompt
+    try:
+        shapes_only(source, **_hub_options(options))  # before gigabytes are downloaded
+        tokenizer = load_tokenizer(model_id, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
+    except CocurveError:  # explained already
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise explain(model_id, error, cache=options.get("cache_dir")) from error
+    describe(model)
+    keep_score_cap(model)
+    if "device_map" not in options:
+        torch.nn.Module.to(model, target)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def keep_score_cap(model: PreTrainedModel) -> None:
+    """Give a model that caps its attention scores (Gemma 2) attention that does so.
+
+    transformers 5.17 picks sdpa, which leaves the cap out without a word; later ones refuse that.
+    """
+    capped = getattr(model.config, "attn_logit_softcapping", None)
+    if capped and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+
+
+def load_tokenizer(
+    model_id: str | os.PathLike[str] = DEMO, **options: Any
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, dense or pruned, without the model.
+
+    Args:
+        model_id: "demo", a folder that holds a tokenizer, or a hub id.
+        **options: as for `load_model`; what concerns the weights alone is left out.
+
+    Raises:
+        InputError: it is gated, missing, misspelt or out of reach, its files are damaged, or it
+            needs code of its own; each says what to do next.
+    """
+    from transformers import AutoTokenizer
+
+    place = place_of(model_id)
+    if not Path(place).is_dir():
+        require_place(place)
+    options = {"trust_remote_code": False} | _hub_options(options)
+    try:
+        return AutoTokenizer.from_pretrained(str(place), **options)
+    except Exception as error:  # a damaged file can raise nearly anything
+        cache = options.get("cache_dir")
+        raise explain(model_id, error, cache=cache, part="the tokenizer of ") from error
+
+
+def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
+    """A model on the meta device from its configuration, a file of a few kilobytes.
+
+    Args:
+        source: a folder, a hub id, a config.json, or the configuration itself.
+        **options: for `from_pretrained`, where it is read.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        OSError, ValueError: the configuration cannot be read; `hub.explain` says why.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+    if isinstance(source, PreTrainedConfig):
+        config = source
+    else:
+        config = AutoConfig.from_pretrained(source, **{"trust_remote_code": False} | options)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError as error:
+        raise ArchitectureError(
+            f"{str(config._name_or_path or config.model_type)!r} is a {config.model_type!r} model, "
+            f"which is no causal language model ({str(error).splitlines()[0]}). Give one that "
+            "continues text."
+        ) from None
+    describe(model)
+    return model
+
+
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+
+
+def _hub_options(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in _HUB_OPTIONS if name in options}

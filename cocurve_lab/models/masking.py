@@ -1,0 +1,150 @@
+"""Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
+
+Nothing else is touched: no normalisation, no position code, no other unit; a bias of the output
+projection belongs to no unit and stays (appendix "Structured Units").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, MismatchError
+from ..solver.selection import Selection
+from .architectures import Architecture, describe, is_packed
+from .families import Kind
+from .identity import embedding_weight
+from .runtime import exclusive
+from .units import Unit, UnitSet, enumerate_units, units_like
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+Scales = dict[tuple[int, Kind], Tensor]
+
+
+@contextmanager
+def ablate(
+    model: PreTrainedModel,
+    units: Selection | Iterable[Unit | str | int],
+    *,
+    unit_set: UnitSet | None = None,
+) -> Iterator[PreTrainedModel]:
+    """Run the model without some units, inside a `with` block; always restores on leaving.
+
+    Args:
+        model: the dense model.
+        units: a Selection (its gains are honoured), or units, names or indices.
+        unit_set: what indices and names refer to; by default the model's own 16-group units.
+
+    Raises:
+        MismatchError: the selection was made for other units, naming the first difference.
+        InputError: an unknown unit, or one named twice.
+    """
+    architecture = describe(model)
+    scales = column_scales(architecture, *resolve(model, units, unit_set))
+    with exclusive(model), scaled(architecture, scales):
+        yield model
+
+
+def resolve(
+    model: PreTrainedModel,
+    units: Selection | Iterable[Unit | str | int],
+    unit_set: UnitSet | None = None,
+) -> tuple[list[Unit], dict[Unit, float]]:
+    """The removed units and the gains of kept ones, checked against the model."""
+    if isinstance(units, Selection):
+        selection = units
+        selection.require_units(units_like(model, selection.units))
+        gains = {selection.units.units[i]: gain for i, gain in selection.gains.items()}
+        return [selection.units.units[i] for i in selection.pruned], gains
+    chosen = list(units)
+    if all(isinstance(unit, Unit) for unit in chosen):  # needs no unit set: columns are in the unit
+        if len(set(chosen)) != len(chosen):
+            raise InputError("a unit is named twice. Name each unit once.")
+        return chosen, {}  # type: ignore[return-value]
+    unit_set = unit_set or enumerate_units(model)
+    return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
+
+
+def column_scales(
+    architecture: Architecture, pruned: Iterable[Unit], gains: Mapping[Unit, float] | None = None
+) -> Scales:
+    """Factor of each input column [W] of the output projections that change: 0, 1 or a gain."""
+    scales: Scales = {}
+    for unit, factor in [*((unit, 0.0) for unit in pruned), *(gains or {}).items()]:
+        _require_fit(architecture, unit)
+        key = (unit.layer, unit.kind)
+        if key not in scales:
+            scales[key] = torch.ones(architecture.width(*key))
+        scales[key][unit.start : unit.stop] = factor
+    return scales
+
+
+def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
+    """Per-row masks [B, 1, W]: row b of a batch runs with rows[b], so one batch carries B plans."""
+    keys = sorted({key for scales in rows for key in scales})
+    return {
+        key: torch.stack(
+            [scales.get(key, torch.ones(architecture.width(*key))) for scales in rows]
+        ).unsqueeze(1)
+        for key in keys
+    }
+
+
+@contextmanager
+def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
+    """Multiply the inputs of output projections by `scales` ([W] or [B, 1, W]) inside the block."""
+    with ExitStack() as stack:
+        for (layer, kind), scale in scales.items():
+            projection = architecture.output_projection(layer, kind)
+            hook = _scaling_hook(like_columns(architecture, scale, layer, kind))
+            handle = projection.register_forward_pre_hook(hook)
+            stack.callback(handle.remove)
+        yield
+
+
+def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
+    """A scale in the dtype and on the device of the columns it multiplies.
+
+    Raises:
+        InputError: the weights are offloaded, so that nobody knows where the columns will be.
+    """
+    projection = architecture.output_projection(layer, kind)
+    weight = projection.weight
+    if weight.is_meta:
+        raise InputError(
+            f"the {kind} weights of layer {layer} are on the meta device: offloaded, or never "
+            "loaded. Load the model with all weights on one device."
+        )
+    # activations of a layer with packed weights have the dtype of the embedding
+    dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
+    return scale.to(device=weight.device, dtype=dtype)
+
+
+def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        columns = args[0]
+        if scale.dim() > columns.dim():  # OPT's FFN sees [B * T, W]: give each row its own mask
+            columns = (columns.unflatten(0, (len(scale), -1)) * scale).flatten(0, 1)
+        else:
+            columns = columns * scale
+        return (columns, *args[1:])
+
+    return hook
+
+
+def _require_fit(architecture: Architecture, unit: Unit) -> None:
+    layers = len(architecture.layers)
+    if unit.layer >= layers or unit.stop > architecture.width(unit.layer, unit.kind):
+        width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
+        raise MismatchError(
+            f"{unit} (columns {unit.start}:{unit.stop}) is not in this model of {layers} layers, "
+            f"whose layer {unit.layer} has {width} {unit.kind} columns. Enumerate the units on "
+            "this model."
+        )

@@ -1,0 +1,302 @@
+"""Structured units: what can be removed, what each costs, and in which order they are counted.
+
+Order is layer-major; within a layer attention units come first, then FFN groups. A `UnitSet` needs
+no model to exist, so a stored matrix can be explored on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ..errors import InputError, MismatchError
+from ..storage import fingerprint
+from .architectures import Architecture, describe, is_packed, widths
+from .families import KINDS, Kind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One removable unit u (Section 2, appendix "Structured Units").
+
+    kind "attention": one head, one KV-aligned query group for GQA and MQA, or all heads of a layer
+    where they share a norm (OLMo2); kind "ffn": one block of contiguous intermediate channels.
+    `start:stop` are its input columns of the output projection (W_O or W_down). `cost` is c_u in
+    parameters: everything that physically disappears with it.
+    """
+
+    kind: Kind
+    layer: int
+    index: int
+    start: int
+    stop: int
+    cost: int
+
+    @property
+    def name(self) -> str:
+        """`L12.ffn[3]`, the spelling used in every message and picture."""
+        return f"L{self.layer}.{self.kind}[{self.index}]"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class UnitSet(Sequence[Unit]):
+    """The ordered set U of M units. Supports len, indexing by number or by name, iteration.
+
+    Attributes:
+        units: the units in order.
+        ffn_groups: groups per FFN layer the set was made with; None where unknown.
+        total_parameters: parameters of the whole model, embeddings included; None where no model
+            is known (then shares of all parameters cannot be stated).
+        model_layers: decoder layers of the model; None where unknown. Pruning may leave the last
+            ones without any unit.
+    """
+
+    units: tuple[Unit, ...]
+    ffn_groups: int | None = None
+    total_parameters: int | None = field(default=None, compare=False)
+    model_layers: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
+        if odd is not None:
+            raise InputError(f"unit {odd} is of kind {odd.kind!r}; a kind is one of {KINDS}.")
+        keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
+        if keys != sorted(set(keys)):
+            raise InputError(
+                "units must be distinct and ordered by layer, attention before FFN, then index. "
+                "Use enumerate_units, or sort them."
+            )
+        bad = next((unit for unit in self.units if unit.cost <= 0), None)
+        if bad is not None:
+            raise InputError(f"unit {bad} has cost {bad.cost}; a cost must be positive.")
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return iter(self.units)
+
+    @overload
+    def __getitem__(self, key: int | str) -> Unit: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[Unit]: ...
+    def __getitem__(self, key: int | str | slice) -> Unit | Sequence[Unit]:
+        return self.units[self.index(key) if isinstance(key, str) else key]
+
+    def index(self, unit: Unit | str | int, *_: Any) -> int:
+        """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index.
+
+        Raises:
+            InputError: no such unit, with the name or index that was asked for.
+        """
+        if isinstance(unit, (int, np.integer)):
+            position: int | None = int(unit) if 0 <= int(unit) < len(self) else None
+        else:
+            position = self._positions.get(unit if isinstance(unit, str) else unit.name)
+        if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
+            raise InputError(
+                f"there is no unit {unit!s} in this set of {len(self)} units. "
+                "Take units from enumerate_units(model)."
+            )
+        return position
+
+    def indices(self, units: Iterable[Unit | str | int]) -> tuple[int, ...]:
+        """Positions of several units, in the given order; duplicates are refused."""
+        positions = tuple(self.index(unit) for unit in units)
+        if len(set(positions)) != len(positions):
+            twice = next(p for p in positions if positions.count(p) > 1)
+            raise InputError(f"unit {self[twice]} is named twice. Name each unit once.")
+        return positions
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {unit.name: position for position, unit in enumerate(self.units)}
+
+    @cached_property
+    def costs(self) -> np.ndarray:
+        """c [M], int64, in parameters."""
+        return _frozen([unit.cost for unit in self.units], np.int64)
+
+    @cached_property
+    def layers(self) -> np.ndarray:
+        """Layer of each unit [M], int64."""
+        return _frozen([unit.layer for unit in self.units], np.int64)
+
+    @cached_property
+    def kinds(self) -> np.ndarray:
+        """Kind of each unit [M], "attention" or "ffn"."""
+        return _frozen([unit.kind for unit in self.units], "U9")
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model; where unknown, up to the last one that has a unit."""
+        if self.model_layers is not None:
+            return self.model_layers
+        return int(self.layers.max()) + 1 if len(self) else 0
+
+    @property
+    def total_cost(self) -> int:
+        """Sum of all costs: the removable parameters, of which ratios are shares."""
+        return int(self.costs.sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the units (not of the model around them)."""
+        return fingerprint(self.to_plain()["units"])
+
+    def require_same(self, other: UnitSet, *, mine: str, theirs: str) -> None:
+        """Raise MismatchError naming the first unit in which two sets differ."""
+        for a, b in zip(self, other, strict=False):
+            if a != b:
+                raise MismatchError(
+                    f"{mine} and {theirs} differ first at {a}: columns {a.start}:{a.stop}, cost "
+                    f"{a.cost:,} against {b} {b.start}:{b.stop}, cost {b.cost:,}. "
+                    "Use the model (and ffn_groups) the units were enumerated on."
+                )
+        if len(self) != len(other):
+            raise MismatchError(
+                f"{mine} has {len(self)} units, {theirs} has {len(other)}. "
+                "Use the model (and ffn_groups) the units were enumerated on."
+            )
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain containers for JSON and pickles; `from_plain` reads them back."""
+        rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
+        return {
+            "units": rows,
+            "ffn_groups": self.ffn_groups,
+            "total_parameters": self.total_parameters,
+            "model_layers": self.model_layers,
+        }
+
+    @classmethod
+    def from_plain(cls, value: dict[str, Any]) -> UnitSet:
+        units = tuple(Unit(kind, *map(int, numbers)) for kind, *numbers in value["units"])
+        return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
+
+    def __repr__(self) -> str:
+        attention = int((self.kinds == "attention").sum())
+        return (
+            f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups "
+            f"in {self.num_layers} layers; {self.total_cost:,} removable parameters)"
+        )
+
+
+def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
+    """List the removable units of a model; reads shapes only, so the meta device is fine.
+
+    Heads are removable one by one (MHA) or one KV group at a time (GQA, MQA). In OLMo2 queries and
+    keys are normed over all heads together, so a head less would change the others: there a
+    layer's attention is one unit, norm weights included, that goes whole or not at all. Biases of
+    output projections, norms of the residual and norms that heads share head by head (Qwen3, Gemma
+    3) belong to no unit and stay.
+
+    Args:
+        model: a supported causal language model, dense or already pruned.
+        ffn_groups: n_f, contiguous channel groups per FFN layer; where the width does not divide,
+            the first groups are one channel wider. A layer that pruning left with fewer channels
+            has one group per channel.
+
+    Returns:
+        A UnitSet; for Llama-3.1-8B with 16 groups, M = 768.
+
+    Raises:
+        ArchitectureError: the family is unknown.
+        InputError: `ffn_groups` is not between 1 and the widest FFN, or no unit is left.
+    """
+    architecture = describe(model)
+    widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
+    if widest and not (isinstance(ffn_groups, (int, np.integer)) and 1 <= ffn_groups <= widest):
+        raise InputError(
+            f"ffn_groups is {ffn_groups}, but the widest FFN has {widest} channels. "
+            f"Choose between 1 and {widest} (the paper uses 16)."
+        )
+    units: list[Unit] = []
+    for layer in range(len(architecture.layers)):
+        units += _attention_units(architecture, layer)
+        units += _ffn_units(architecture, layer, ffn_groups)
+    if not units:
+        raise InputError("the model has nothing left that can be removed. Start from a dense one.")
+    return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
+
+
+def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
+    """The model's units, its FFNs divided as `units` divide theirs (16 groups where unknown).
+
+    Raises: as `enumerate_units`.
+    """
+    return enumerate_units(model, units.ffn_groups or 16)
+
+
+def require_units(model: PreTrainedModel, units: UnitSet) -> None:
+    """Raise MismatchError unless the units are the model's, naming the first difference."""
+    units.require_same(units_like(model, units), mine="the unit set", theirs="the model")
+
+
+def _total(model: PreTrainedModel) -> int:
+    """Parameters of the whole model, packed ones counted one by one."""
+    stored = sum(p.numel() for p in model.parameters())
+    packed: list[Any] = [module for module in model.modules() if is_packed(module)]
+    return stored + sum(math.prod(widths(part)) - int(part.weight.numel()) for part in packed)
+
+
+def split_width(width: int, groups: int) -> list[tuple[int, int]]:
+    """Contiguous blocks covering `width`, sizes differing by at most one, wider ones first."""
+    sizes = [width // groups + (1 if i < width % groups else 0) for i in range(groups)]
+    stops = np.cumsum(sizes).tolist()
+    return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+
+
+def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
+    step, width = architecture.step(layer, "attention"), architecture.width(layer, "attention")
+    blocks = [(start, start + step) for start in range(0, width, step)]
+    return _units_of(architecture, layer, "attention", blocks)
+
+
+def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit]:
+    width = architecture.width(layer, "ffn")  # 0 where pruning took the whole FFN
+    blocks = split_width(width, min(groups, width)) if width else []
+    return _units_of(architecture, layer, "ffn", blocks)
+
+
+def _units_of(
+    architecture: Architecture, layer: int, kind: Kind, blocks: list[tuple[int, int]]
+) -> list[Unit]:
+    """Units over blocks of columns, with the parameters that disappear with each.
+
+    These are projection rows with their biases, and the write columns. Where heads share a norm
+    over all of them, that norm's weights go with the one unit they are.
+    """
+    if not blocks:
+        return []
+    per_row = {}
+    for name in architecture.input_projections(kind):
+        projection = architecture.projection(layer, kind, name)
+        per_row[name] = widths(projection)[1] + (projection.bias is not None)
+    per_column = widths(architecture.output_projection(layer, kind))[0]
+    names = architecture.family.shared_norms if kind == "attention" else ()
+    norms = sum(architecture.projection(layer, kind, name).weight.numel() for name in names)
+    units = []
+    for index, (start, stop) in enumerate(blocks):
+        rows = architecture.unit_rows(layer, kind, start, stop)
+        cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
+        cost += (stop - start) * per_column + norms
+        units.append(Unit(kind, layer, index, start, stop, int(cost)))
+    return units
+
+
+def _frozen(values: list[Any], dtype: Any) -> np.ndarray:
+    array = np.array(values, dtype=dtype)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,257 @@
+"""Does the pruned model compute what the masked model computes?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..calibration import CalibrationSet
+from ..errors import EquivalenceError, InputError
+from ..estimator.replay import LayerCall, capture_calls, first_output, widen
+from ..models.architectures import Architecture, describe
+from ..models.identity import embedding_weight, fingerprint_tensor, model_device
+from ..models.masking import ablate
+from ..models.runtime import measuring, require_measurable
+from ..solver.selection import Selection
+from .slicing import fold_gains, kept_columns, sliced_modules
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+TOLERANCE = 1e-3  # max absolute logit difference in float32 (appendix "Structured Units")
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """What a check measured.
+
+    Attributes:
+        max_abs_difference: largest |logit| difference masked against pruned. For half precision it
+            is the largest layer output difference with both computed in float32, relative to the
+            layer's largest output where that is above 1.
+        sequences, tokens: how much text was compared.
+        dtype: the models' dtype.
+        raw_difference: half precision only: largest difference of the half-precision logits,
+            reported and not judged.
+        logit_spacing: half precision only: distance between neighbouring numbers at the largest
+            logit.
+    """
+
+    max_abs_difference: float
+    sequences: int
+    tokens: int
+    dtype: str
+    raw_difference: float | None = None
+    logit_spacing: float | None = None
+
+    def __str__(self) -> str:
+        head = f"masked = pruned to {self.max_abs_difference:.1e} on {self.sequences} sequences"
+        if self.raw_difference is None:
+            return f"{head} ({self.tokens} tokens, max abs logit difference, {self.dtype})"
+        return (
+            f"{head} ({self.tokens} tokens, layer by layer in float32; kept weights bitwise equal; "
+            f"raw {self.dtype} logits differ by {self.raw_difference:.1e}, their spacing is "
+            f"{self.logit_spacing:.1e})"
+        )
+
+
+def check_equivalence(
+    model: PreTrainedModel,
+    pruned: PreTrainedModel,
+    selection: Selection,
+    calibration: CalibrationSet,
+    *,
+    sequences: int = 2,
+) -> Equivalence:
+    """Check that the pruned model computes what the masked model computes.
+
+    float32 (and float64) models compare all logits. Half-precision models are compared layer by
+    layer in float32 on the same inputs, and the kept slices bit for bit: their raw logits differ by
+    rounding alone, so that difference is reported beside the spacing of the largest logit.
+
+    Args:
+        model: the dense model.
+        pruned: what `prune` returned.
+        selection: the plan.
+        calibration: text; the first `sequences` rows are used.
+        sequences: rows to compare.
+
+    Returns:
+        What was measured.
+
+    Raises:
+        EquivalenceError: a difference above 1e-3, or a kept weight that changed; says where.
+        MismatchError: the selection is for other units.
+    """
+    if sequences < 1:
+        raise InputError(f"sequences is {sequences}; compare at least one.")
+    text = calibration.rows(0, min(sequences, len(calibration)))
+    return Reference.record(model, selection, text).require_equal(pruned)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the masked model computes on some rows, recorded before anything is cut.
+
+    Attributes:
+        text: the rows.
+        dtype: the model's dtype.
+        logits: masked logits, one [T, V] per row, in the model's dtype on the CPU.
+        layers: half precision only: per row and layer its call, and the masked layer's output on
+            it, both in float32.
+        weights: half precision only: fingerprint of every parameter the pruned model must have.
+    """
+
+    text: CalibrationSet
+    dtype: torch.dtype
+    logits: list[Tensor]
+    layers: list[list[tuple[LayerCall, Tensor]]]
+    weights: dict[str, str]
+
+    @classmethod
+    def record(
+        cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
+    ) -> Reference:
+        """Measure the masked model on `text`."""
+        require_measurable(model, text)
+        dtype = embedding_weight(model).dtype
+        with measuring(model, torch.get_num_threads()):
+            with ablate(model, selection):
+                logits = list(_logits(model, text))
+            if dtype not in (torch.float16, torch.bfloat16):
+                return cls(text, dtype, logits, [], {})
+            architecture = describe(model)
+            layers = [_masked_layers(architecture, selection, row) for row in text.input_ids]
+            return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
+
+    def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
+        """Compare; raises EquivalenceError above the tolerance, saying what differs."""
+        architecture = describe(pruned)
+        name = str(self.dtype).removeprefix("torch.")
+        with measuring(pruned, torch.get_num_threads()):
+            raw = max(
+                float((widen(found) - widen(expected)).abs().max())
+                for found, expected in zip(_logits(pruned, self.text), self.logits, strict=True)
+            )
+            judged = self._worst_layer(architecture) if self.layers else raw
+        if self.weights:
+            self._require_bits(pruned)
+        if not judged <= TOLERANCE:  # the negation also catches NaN
+            what = "layer outputs" if self.layers else "logits"
+            raise EquivalenceError(
+                f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, "
+                f"above {TOLERANCE:g}. The pruned model is not this plan of this model; prune "
+                "again, and if it persists report the model's name."
+            )
+        half = (raw, self._spacing()) if self.layers else (None, None)
+        return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name, *half)
+
+    def _require_bits(self, pruned: PreTrainedModel) -> None:
+        """Half precision: every parameter is, bit for bit, the slice it should be."""
+        found = {name: fingerprint_tensor(weight) for name, weight in pruned.named_parameters()}
+        for name in sorted(self.weights.keys() | found.keys()):
+            if self.weights.get(name) != found.get(name):
+                raise EquivalenceError(
+                    f"{name} is not the slice of the dense weight it should be. The pruned model "
+                    "was changed after pruning, or belongs to another plan; prune again."
+                )
+
+    def _worst_layer(self, architecture: Architecture) -> float:
+        """Largest layer output difference, relative to the layer's largest output where above 1."""
+        worst = 0.0
+        for row in self.layers:
+            for layer, (call, expected) in enumerate(row):
+                with _float32_layer(architecture.layers[layer]) as module:
+                    hidden = call.hidden.to(next(module.parameters()).device)
+                    found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
+                scale = max(1.0, float(expected.abs().max()))
+                worst = max(worst, float((found - expected).abs().max()) / scale)
+        return worst
+
+    def _spacing(self) -> float:
+        """Distance to the next number of the model's dtype at the largest logit."""
+        largest = torch.stack([row.abs().max() for row in self.logits]).max()
+        beyond = torch.nextafter(largest, torch.tensor(float("inf"), dtype=self.dtype))
+        return float(beyond - largest)
+
+
+def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
+    """Logits [T, V] of each row in turn, on the CPU: those of an 8B are half a gigabyte a row."""
+    device = model_device(model)
+    for row in text.input_ids:
+        yield model(input_ids=row[None].to(device), use_cache=False).logits[0].cpu()
+
+
+def _masked_layers(
+    architecture: Architecture, selection: Selection, row: Tensor
+) -> list[tuple[LayerCall, Tensor]]:
+    """Each layer's call in the masked model and its masked output on it, in float32."""
+    model = architecture.model
+    with ablate(model, selection):
+        _, calls = capture_calls(architecture, row[None].to(model_device(model)))
+    masks = replace(selection, gains={})  # gains are folded, and rounded, as the pruner does
+    recorded = []
+    for layer, call in enumerate(calls):
+        wide = _upcast(call)
+        _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
+        with _float32_layer(architecture.layers[layer]) as module:
+            if gains is not None:
+                weight = architecture.output_weight(layer, "ffn").data
+                weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
+            with ablate(model, masks):
+                output = first_output(module(wide.hidden, *wide.args, **wide.kwargs))
+        # all layers of an 8B would be gigabytes on the device
+        recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
+    return recorded
+
+
+def _gains_alone(selection: Selection) -> Selection:
+    """The gains of a plan alone, nothing pruned."""
+    return replace(selection, pruned=(), node_terms=None, edge_terms=None)
+
+
+def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
+    """Fingerprints of all parameters the pruned model must have, by name."""
+    names = {id(module): name for name, module in architecture.model.named_modules()}
+    sliced = {
+        f"{names[id(parent)]}.{attribute}": module
+        for parent, attribute, module in sliced_modules(architecture, selection)
+    }
+    weights = {
+        name: fingerprint_tensor(weight)
+        for name, weight in architecture.model.named_parameters()
+        if not any(name.startswith(f"{cut}.") for cut in sliced)
+    }
+    for prefix, module in sliced.items():
+        for name, weight in module.named_parameters():
+            weights[f"{prefix}.{name}"] = fingerprint_tensor(weight)
+    return weights
+
+
+@contextmanager
+def _float32_layer(module: nn.Module) -> Iterator[nn.Module]:
+    """One layer computed in float32; its half-precision weights come back bit for bit."""
+    stored = {name: parameter.data for name, parameter in module.named_parameters()}
+    try:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.float()
+        yield module
+    finally:
+        for name, parameter in module.named_parameters():
+            parameter.data = stored[name]
+
+
+def _upcast(call: LayerCall) -> LayerCall:
+    def up(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.float()
+        return tuple(up(item) for item in value) if isinstance(value, tuple) else value
+
+    kwargs = {name: up(value) for name, value in call.kwargs.items()}
+    return LayerCall(up(call.hidden), up(call.args), kwargs)

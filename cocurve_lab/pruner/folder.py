@@ -1,0 +1,188 @@
+"""What a saved folder needs so that transformers reads it without this library.
+
+Widths that are the same in every layer are a stock configuration. Widths of their own per layer go
+into `per_layer_config`, with the modelling file beside the weights. Where neither can express the
+model, the folder is for `load_pruned` alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..errors import FileFormatError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+# "stock": AutoModelForCausalLM.from_pretrained(folder); "own code": the same with
+# trust_remote_code=True; "cocurve_lab": load_pruned only
+Loader = Literal["stock", "own code", "cocurve_lab"]
+
+
+MODELLING_FILE = "modeling_cocurve.py"
+
+
+_OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
+
+
+def write_configuration(
+    pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]], folder: Path
+) -> Loader:
+    """Write config.json, and the modelling file where it is needed; say what reads the folder.
+
+    A configuration is written only if the class it belongs to, built from it without weights, has
+    exactly this model's tensors.
+
+    Args:
+        pruned: the model whose weights are in `folder`.
+        layers: the widths of each layer, as in the manifest.
+        folder: where.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from ..pruner import modeling_cocurve
+
+    own = getattr(modeling_cocurve, _own_name(pruned), None)
+    if own is None:
+        return "cocurve_lab"
+    for uniform in _uniform_configurations(pruned.config, layers):
+        if _has_tensors_of(AutoModelForCausalLM.from_config, uniform, pruned):
+            _write(uniform, folder)
+            return "stock"
+    layered = _layered_configuration(pruned, layers)
+    if not _has_tensors_of(own, layered, pruned):
+        return "cocurve_lab"
+    _write(layered, folder)
+    shutil.copyfile(Path(__file__).with_name(MODELLING_FILE), folder / MODELLING_FILE)
+    return "own code"
+
+
+def dense_configuration(folder: Path) -> PreTrainedConfig:
+    """The configuration of a saved folder without the widths of its layers; runs nothing of it.
+
+    Raises:
+        FileFormatError: config.json is missing, damaged, or of an unknown model type.
+    """
+    from transformers import CONFIG_MAPPING
+
+    path = folder / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for name in _OWN_KEYS:
+            content.pop(name, None)
+        config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
+    except Exception as error:  # transformers' own checks raise many kinds
+        raise FileFormatError(
+            f"{path} cannot be read ({type(error).__name__}: {error}). Save the model again."
+        ) from None
+    config._name_or_path = str(folder)
+    return config
+
+
+def _uniform_configurations(
+    config: PreTrainedConfig, layers: Sequence[Mapping[str, int]]
+) -> Iterator[PreTrainedConfig]:
+    """Stock configurations with these widths; none where layers differ or a block is gone."""
+    from transformers import MistralConfig
+
+    first = layers[0]
+    if any(widths != first for widths in layers) or not all(first.values()):
+        return
+    content = _stock_content(config) | _counts(config, first)
+    candidates = [(type(config), content)]
+    if config.model_type == "llama":
+        # Llama refuses a hidden size that is no multiple of its heads. Without biases Mistral
+        # computes the same and asks no such thing.
+        own = ("model_type", "attention_bias", "mlp_bias", "pretraining_tp")
+        shared = {name: value for name, value in content.items() if name not in own}
+        mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
+        candidates.append((MistralConfig, shared | mistral))
+    for kind, fields in candidates:
+        try:  # made anew, not edited: the class checks what it is given, as a later reader will
+            made = kind.from_dict(fields)
+        except Exception:  # each class has checks of its own
+            continue
+        yield made
+
+
+def _layered_configuration(
+    pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
+) -> PreTrainedConfig:
+    config = pruned.config
+    layered = type(config).from_dict(_stock_content(config))
+    # Generation, trainers and harnesses read these counts of the whole model. Without the flag that
+    # raises an error which getattr's default does not catch; with it they read the dense counts,
+    # an upper bound in every layer.
+    layered.allow_global_per_layer_attribute_access = True
+    layered.per_layer_config = {
+        index: _skipped(widths) | _counts(config, widths) for index, widths in enumerate(layers)
+    }
+    module, base = MODELLING_FILE.removesuffix(".py"), pruned.base_model
+    layered.auto_map = {
+        "AutoModel": f"{module}.{_own_name(base)}",
+        "AutoModelForCausalLM": f"{module}.{_own_name(pruned)}",
+    }
+    layered.architectures = [_own_name(pruned)]
+    return layered
+
+
+def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
+    content = copy.deepcopy(config.to_dict())
+    return {name: value for name, value in content.items() if name not in _OWN_KEYS}
+
+
+def _write(config: PreTrainedConfig, folder: Path) -> None:
+    # not save_pretrained: it checks the counts of the whole model again, and warns of reading them
+    (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+
+
+def _own_name(model: Any) -> str:
+    """The class of the modelling file that stands for a stock one."""
+    return "Cocurve" + type(model).__name__.removeprefix("Cocurve")
+
+
+def _skipped(widths: Mapping[str, int]) -> dict[str, list[str]]:
+    columns = {"attention": widths["attention_columns"], "mlp": widths["ffn_columns"]}
+    gone = [name for name, left in columns.items() if left == 0]
+    return {"skip": gone} if gone else {}
+
+
+def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
+    """A layer's counts under transformers' names; none for a block that is gone."""
+    counts = {
+        "num_attention_heads": widths["attention_columns"] // config.head_dim,
+        "num_key_value_heads": widths["key_value_heads"],
+        "intermediate_size": widths["ffn_columns"],
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedModel) -> bool:
+    """Whether `build(config)` has the tensors of a model, by name and shape, and its heads."""
+    from ..models.architectures import describe
+
+    try:
+        with torch.device("meta"):
+            model = build(copy.deepcopy(config))
+    except Exception:  # whatever its class objects to, it cannot hold this model
+        return False
+    if _shapes(model) != _shapes(pruned):
+        return False
+    mine, theirs = describe(pruned), describe(model)
+    return all(
+        mine.head_dim(layer) == theirs.head_dim(layer)
+        and mine.queries_per_group(layer) == theirs.queries_per_group(layer)
+        for layer in range(len(mine.layers))
+    )
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -1,0 +1,257 @@
+"""Keeping a pruned model: safetensors, configuration, manifest, model card, and back."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import FileFormatError, InputError
+from ..models.architectures import Architecture, describe
+from ..models.families import KINDS
+from ..models.identity import MANIFEST, model_dtype
+from ..models.loading import keep_score_cap, pick_device, read_dtype
+from ..storage import replacing_folder
+from .card import CardFacts, model_card
+from .folder import MODELLING_FILE, dense_configuration, write_configuration
+from .manifest import VERSION, read_manifest, weights_now, widths_of
+from .slicing import block_modules, settle_heads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+_WRITTEN = (  # what a save may put into a folder; a save over it deletes nothing else
+    *(MANIFEST, MODELLING_FILE, "README.md", "config.json", "generation_config.json"),
+    *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *("chat_template.jinja", "additional_chat_templates"),
+)
+
+
+def save_pruned(
+    pruned: PreTrainedModel,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluation: CardFacts | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a pruned model: safetensors, configuration, manifest, and a model card.
+
+    transformers reads the folder without this library: as a stock model where all layers have the
+    same widths, else with `trust_remote_code=True`, by the short modelling file written beside the
+    weights (Llama, Mistral, Qwen2 and 3, Phi3, Gemma 1 to 3). Other families need `load_pruned`;
+    the card and "loads_with" in the manifest say which. The folder appears whole or not at all. The
+    card says whether the weights are still those that `prune` made.
+
+    Args:
+        pruned: what `prune` returned.
+        folder: where; must not exist yet, or be empty, unless `overwrite`. Links are followed.
+        tokenizer: of the dense model, saved along.
+        evaluation: what was measured; the card states nothing else.
+        overwrite: replace a folder that holds an earlier pruned model and nothing else.
+
+    Raises:
+        InputError: the model was not made by `prune`, or the folder is taken, holds other files
+            too, or is the working directory.
+        OSError: the folder cannot be written; what was there is still there.
+    """
+    manifest = getattr(pruned, "cocurve_manifest", None)
+    if manifest is None:
+        raise InputError(
+            "this model carries no manifest: it was not made by prune. Prune it, then save."
+        )
+    folder = Path(os.path.expanduser(folder))
+    place = folder.resolve()  # a link stays, the folder it leads to is replaced
+    _require_free(place, overwrite=overwrite)
+    with replacing_folder(place) as temporary:
+        pruned.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+        layers = widths_of(describe(pruned))
+        manifest = manifest | {
+            **weights_now(pruned, manifest),
+            "version": VERSION,
+            "layers": layers,
+            "dtype": model_dtype(pruned),  # it may have been converted since
+            "parameters": pruned.num_parameters(),
+            "loads_with": write_configuration(pruned, layers, temporary),
+        }
+        _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
+        card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
+        _write(temporary / "README.md", card)
+    return folder
+
+
+def load_pruned(
+    folder: str | os.PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> PreTrainedModel:
+    """Read what `save_pruned` wrote; nothing of the cut weights is ever allocated.
+
+    No code of the folder is run, its modelling file included.
+
+    Args:
+        folder: the folder.
+        device: default CUDA if usable, else CPU.
+        dtype: default as saved.
+
+    Raises:
+        FileFormatError: no manifest, another version, weights missing, or of a wrong shape (named).
+        InputError: the dtype is unknown.
+    """
+    from transformers import GenerationConfig
+
+    folder, wanted = Path(os.path.expanduser(folder)), None if dtype is None else read_dtype(dtype)
+    manifest = read_manifest(folder)
+    model: Any = empty_pruned(folder)
+    weights = _module_names(describe(model), _read_weights(folder))
+    _require_shapes(model, weights, folder)
+    if wanted is not None:  # weights alone: rotary frequencies stay in float32
+        weights = {name: weight.to(wanted) for name, weight in weights.items()}
+        model.config.dtype = wanted
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    keep_score_cap(model)
+    _rebuild_buffers(model)
+    settle_heads(describe(model))
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.cocurve_manifest = manifest
+    model.to(device=pick_device(device))
+    return model.eval().requires_grad_(False)
+
+
+def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
+    """The shapes of a saved pruned model on the meta device: its weights are not read.
+
+    Raises:
+        FileFormatError: no manifest, another version, or widths that do not fit the configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(os.path.expanduser(folder))
+    manifest = read_manifest(folder)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            dense_configuration(folder), dtype=getattr(torch, manifest["dtype"])
+        )
+    _narrow(describe(model), manifest["layers"])
+    return model
+
+
+def _require_free(folder: Path, *, overwrite: bool) -> None:
+    if folder == Path.cwd():
+        raise InputError(
+            f"{folder} is the working directory, which a save would replace. Give a folder in it."
+        )
+    if folder.is_file():
+        raise InputError(f"{folder} is a file. Choose another folder, or move it away.")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if names and not (overwrite and MANIFEST in names):
+        raise InputError(
+            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
+            "replace an earlier pruned model there."
+        )
+    other = [name for name in names if not any(fnmatch.fnmatch(name, own) for own in _WRITTEN)]
+    if other:
+        raise InputError(
+            f"{folder} also holds {', '.join(other)}, which no save wrote and overwriting would "
+            "delete. Move them away, or choose another folder."
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
+    """Give a meta-device model the widths of a manifest."""
+    if len(layers) != len(architecture.layers):
+        raise FileFormatError(
+            f"the manifest describes {len(layers)} layers, the configuration "
+            f"{len(architecture.layers)}. Save the model again."
+        )
+    for layer, widths in enumerate(layers):
+        for kind in KINDS:
+            wanted, dense = widths[f"{kind}_columns"], architecture.width(layer, kind)
+            step = architecture.step(layer, kind)
+            if not 0 <= wanted <= dense or wanted % step:
+                raise FileFormatError(
+                    f"the manifest gives layer {layer} {wanted} {kind} columns; this configuration "
+                    f"has up to {dense} in steps of {step}. Save the model again."
+                )
+            # the first columns stand for the kept ones: only shapes matter on the meta device
+            columns = torch.arange(wanted)
+            for parent, name, module in block_modules(architecture, layer, kind, columns):
+                setattr(parent, name, module)
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileFormatError(f"{folder} holds no .safetensors file. Save the model again.")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            weights |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(
+                f"{file} cannot be read ({error}). Save the model again."
+            ) from None
+    return weights
+
+
+def _module_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights by the names they have in the model."""
+    for saved, own in architecture.family.saved_prefixes:
+        weights = {
+            own + name.removeprefix(saved) if name.startswith(saved) else name: weight
+            for name, weight in weights.items()
+        }
+    return weights
+
+
+def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ())
+        if model.config.tie_word_embeddings
+        else set()
+    )
+    for name, shape in wanted.items():
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != shape and not (found is None and name in tied):
+            raise FileFormatError(
+                f"{name} in {folder} has shape {found}, the manifest says {shape}. The folder "
+                "mixes two models; save it again."
+            )
+    extra = next((name for name in weights if name not in wanted), None)
+    if extra is not None:
+        raise FileFormatError(
+            f"{folder} holds {extra}, which this model does not have. Save it again."
+        )
+
+
+def _rebuild_buffers(model: PreTrainedModel) -> None:
+    """Recompute buffers that are not saved (rotary frequencies, Gemma's embedding scale)."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+                continue
+            if hasattr(child, "scalar_embed_scale"):
+                child.embed_scale = torch.tensor(child.scalar_embed_scale)
+            else:
+                setattr(parent, name, type(child)(config=model.config))

@@ -1,0 +1,210 @@
+"""Where units may go, and how much can go at most under that; the objective is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError
+from ..models.families import KINDS, Kind
+from ..models.units import Unit, UnitSet
+from .targets import Budget, ratio_budget
+
+UnitsLike = Iterable[Unit | str | int]
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Anti-collapse guards (Alg. 2): they bound where units may go, never the objective.
+
+    Attributes:
+        layer_cap: kappa, the largest share of a layer's removable cost that may go; None: no cap.
+        layer_cap_factor: the same as a multiple of the ratio (the release uses 1.5). At most one of
+            the two caps. The cap then depends on the ratio, so plans of smaller ratios are not
+            prefixes of larger ones.
+        protect_first, protect_last: layers at either end that stay whole.
+        kinds: kinds that may be pruned.
+    """
+
+    layer_cap: float | None = None
+    layer_cap_factor: float | None = None
+    protect_first: int = 0
+    protect_last: int = 0
+    kinds: tuple[Kind, ...] = KINDS
+
+    def __post_init__(self) -> None:
+        if self.layer_cap is not None and self.layer_cap_factor is not None:
+            raise InputError(
+                f"layer_cap is {self.layer_cap} and layer_cap_factor {self.layer_cap_factor}. Give "
+                "one of the two."
+            )
+        if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
+            raise InputError(f"layer_cap is {self.layer_cap}; it is a share in (0, 1].")
+        if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
+            raise InputError(f"layer_cap_factor is {self.layer_cap_factor}; it must be above 0.")
+        if min(self.protect_first, self.protect_last) < 0:
+            raise InputError(
+                f"protect_first/protect_last are {self.protect_first}/{self.protect_last}; "
+                "they count layers and cannot be negative."
+            )
+        if not self.kinds or set(self.kinds) - set(KINDS):
+            raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
+        object.__setattr__(self, "kinds", tuple(self.kinds))
+
+    def cap_at(self, ratio: float) -> float:
+        """The layer cap in force at a ratio, a share of a layer's cost; 1 where there is none."""
+        if self.layer_cap_factor is not None:
+            return min(1.0, self.layer_cap_factor * ratio)
+        return 1.0 if self.layer_cap is None else self.layer_cap
+
+
+def reachable_ratio(
+    units: UnitSet,
+    guards: Guards,
+    ratio: float,
+    include: UnitsLike = (),
+    exclude: UnitsLike = (),
+) -> float:
+    """The largest share of removable cost any plan can remove under the guards, in [0, 1].
+
+    Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
+    dearest set of its admissible units within the layer cap. Exact up to 40 units per layer, and
+    for more wherever the cap is at most 2^24 times the common divisor of whole costs (so in all
+    real models, where costs are multiples of a width); else the cap itself stands in, an upper
+    bound.
+
+    Args:
+        units: the UnitSet.
+        guards: where units may go.
+        ratio: the ratio asked for; it matters only through `Guards.layer_cap_factor`.
+        include, exclude: as for `solve_greedy`.
+
+    Raises:
+        InputError: as for `solve_greedy`.
+    """
+    return Rules(units, guards, ratio, include, exclude).reachable()[0] / units.total_cost
+
+
+class Rules:
+    """Guards, include and exclude, resolved for one UnitSet and ratio.
+
+    Attributes:
+        admissible: [M] bool, False for units that no plan may hold.
+        forced: indices of the included units, in the given order.
+        room: per layer, the cost that may go (kappa x the cost of all its units), whole where costs
+            are.
+        budget: what costs are counted in, and how much must go.
+    """
+
+    def __init__(
+        self,
+        units: UnitSet,
+        guards: Guards,
+        ratio: float | Budget,
+        include: UnitsLike = (),
+        exclude: UnitsLike = (),
+    ) -> None:
+        self.units, self.guards = units, guards
+        self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
+        costs = self.budget.costs
+        self.cap = guards.cap_at(self.budget.share)
+        layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
+        # the hair keeps 0.29 x 100 (28.999999999999996) at 29
+        room = self.cap * layer_costs * (1 + 1e-12)
+        if costs.dtype == np.int64:
+            room = np.floor(room).astype(np.int64)
+        self.room = room.tolist()
+        layers = units.layers
+        self.open = (layers >= guards.protect_first) & (
+            layers < units.num_layers - guards.protect_last
+        )
+        self.of_kind = np.isin(units.kinds, guards.kinds)
+        self.excluded = np.zeros(len(units), dtype=bool)
+        self.excluded[list(units.indices(exclude))] = True
+        self.admissible = self.open & self.of_kind & ~self.excluded
+        self.admissible &= (costs <= room[layers]) & (costs > 0)
+        self.forced = units.indices(include)
+        self._require_forced()
+
+    def room_after(self, pruned: Sequence[int]) -> list[int]:
+        """Cost still free under the cap in each layer once `pruned` is gone."""
+        room = self.room.copy()
+        for u in pruned:
+            room[self.units[u].layer] -= self.budget.costs[u].item()
+        return room
+
+    def reachable(self) -> tuple[float, bool]:
+        """The most that any plan removes, in the budget's costs, and whether that is exact.
+
+        Where it is not, it is an upper bound: see `reachable_ratio`.
+        """
+        costs = self.budget.costs
+        reachable, exact = costs[list(self.forced)].sum().item(), True
+        free = self.admissible.copy()
+        free[list(self.forced)] = False
+        for layer, room in enumerate(self.room_after(self.forced)):
+            largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
+            reachable, exact = reachable + largest, exact and sure
+        return reachable, exact
+
+    def _require_forced(self) -> None:
+        for count, u in enumerate(self.forced, start=1):
+            unit = self.units[u]
+            if self.excluded[u]:
+                why = "is in exclude too"
+            elif not self.open[u]:
+                first, last = self.guards.protect_first, self.guards.protect_last
+                why = f"is in a protected layer (first {first}, last {last})"
+            elif not self.of_kind[u]:
+                why = f"is of a kind that may not be pruned (kinds {self.guards.kinds})"
+            elif self.room_after(self.forced[:count])[unit.layer] < 0:
+                why = (
+                    f"takes layer {unit.layer} above its cap of {self.cap:.4g} of the layer's cost"
+                )
+            else:
+                continue
+            raise InputError(f"include names {unit}, which {why}. Drop it or loosen the guards.")
+
+    def __str__(self) -> str:
+        """What binds, in words."""
+        guards, excluded = self.guards, int(self.excluded.sum())
+        parts = [
+            f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
+            f"{guards.protect_first} first and {guards.protect_last} last layers protected"
+            if guards.protect_first or guards.protect_last
+            else "",
+            f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
+            f"{excluded} units excluded" if excluded else "",
+        ]
+        return "; ".join(part for part in parts if part) or "no guards"
+
+
+def _largest_sum(costs: np.ndarray, room: float) -> tuple[float, bool]:
+    """The largest sum of a subset of `costs` that is at most `room`, and whether it is exact."""
+    if costs.sum() <= room:
+        return costs.sum().item(), True
+    whole = costs.dtype == np.int64
+    step = int(np.gcd.reduce(costs)) if whole else 0
+    # a bit per possible sum of whole costs: 2 MB and milliseconds per cost up to here
+    if not whole or room // step > 1 << 24:
+        few = len(costs) <= 40  # 2^20 sums per half up to here
+        return (_largest_of_halves(costs, room) if few else room), few
+    room = int(room)
+    sums, within = 1, (1 << room // step + 1) - 1  # bit k: some subset sums to k steps
+    for cost in costs.tolist():
+        sums |= sums << cost // step & within
+    return (sums.bit_length() - 1) * step, True
+
+
+def _largest_of_halves(costs: np.ndarray, room: float) -> float:
+    """The largest sum within `room`: every sum of one half, met by the best of the other."""
+    halves = []
+    for half in (costs[::2], costs[1::2]):
+        sums = np.zeros(1, dtype=costs.dtype)
+        for cost in half:
+            sums = np.concatenate([sums, sums + cost])
+        halves.append(np.sort(sums[sums <= room]))
+    one, other = halves
+    return (one + other[np.searchsorted(other, room - one, "right") - 1]).max().item()

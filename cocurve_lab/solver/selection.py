@@ -1,0 +1,368 @@
+"""A plan: which units go, in which order, under which guards, and what it is predicted to cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..curvature.matrix import Curvature
+from ..errors import InputError
+from ..models.families import KINDS
+from ..models.units import Unit, UnitSet
+from ..storage import fingerprint
+from .guards import Guards
+from .plan_json import (
+    FORMAT,
+    VERSION,
+    _is_uniform,
+    no_plan,
+    read_fields,
+)
+from .targets import Target, require_ratio, target_cost
+
+
+def require_consistent(plan: Selection) -> None:
+    """Raise FileFormatError where fields of a plan contradict one another; names both."""
+    units, target = plan.units, plan.target
+    last = max((unit.layer for unit in units), default=0)
+    if units.model_layers is not None and units.model_layers <= last:
+        raise no_plan(f"units.model_layers is {units.model_layers}, but units lie in layer {last}")
+    if units.total_parameters is not None and units.total_parameters < units.total_cost:
+        raise no_plan(
+            f"units.total_parameters is {units.total_parameters:,}, below the "
+            f"{units.total_cost:,} that its units hold"
+        )
+    if plan.forced > len(plan):
+        raise no_plan(f"forced is {plan.forced}, but {len(plan)} units are pruned")
+    if target is not None:
+        budget = target.budget(units)
+        removed = budget.costs[list(plan.pruned)].sum().item()
+        if removed < budget.needed:
+            raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
+    if plan.uniform and not _is_uniform(plan):
+        raise no_plan("uniform is true, but its layers lose different counts")
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The pruned set S of a plan.
+
+    Attributes:
+        units: the whole UnitSet.
+        pruned: indices of the removed units, in removal order where `ordered`.
+        requested_ratio: share of removable cost asked for, [0, 1).
+        ordered: whether `pruned` is a removal order (a published mask has none).
+        node_terms: 1/2 H_uu of each removed unit [k]; None where no curvature is known.
+        edge_terms: sum of H_uv over the units removed before it [k]; None likewise.
+        interaction_strength: the lambda that made the plan; None where it does not apply.
+        guards: the guards it was made under.
+        gains: output gain of kept FFN units by index; empty means none.
+        curvature_fingerprint: of the matrix it was solved on.
+        forced: how many leading units were forced (`include`) rather than chosen.
+        target: what was asked for where that was not a ratio. `requested_ratio` is then the share
+            of parameters it comes to; for other costs, which ask for no such share, the realised.
+        uniform: solved so that every layer loses the same counts.
+    """
+
+    units: UnitSet
+    pruned: tuple[int, ...]
+    requested_ratio: float
+    ordered: bool = True
+    node_terms: np.ndarray | None = None
+    edge_terms: np.ndarray | None = None
+    interaction_strength: float | None = None
+    guards: Guards = field(default_factory=Guards)
+    gains: Mapping[int, float] = field(default_factory=dict)
+    curvature_fingerprint: str | None = None
+    forced: int = 0
+    target: Target | None = None
+    uniform: bool = False
+
+    @classmethod
+    def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
+        """Read a mask of the authors' release: `registry.json` and `rXX/masks/prune_solution.json`.
+
+        It has no removal order and does not name its guards. Its predicted risk is filled where
+        `matrices/H.npy` is there too.
+
+        Args:
+            folder: the folder of one model.
+            ratio: the ratio it was published for; 0.2 reads r20.
+
+        Raises:
+            FileNotFoundError: no mask for this ratio; lists those there are.
+            FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one
+                another (names both).
+        """
+        from ..curvature.release import read_mask  # it needs the units, not this class
+
+        curvature, units, pruned, facts = read_mask(folder, ratio)
+        return cls.from_pruned(units, pruned, curvature, **facts)
+
+    @classmethod
+    def from_pruned(
+        cls,
+        units: UnitSet,
+        pruned: Iterable[Unit | str | int],
+        curvature: Curvature | None = None,
+        **fields: Any,
+    ) -> Selection:
+        """A plan from any set of units: a random one, a baseline's, one chosen by hand.
+
+        Args:
+            units: the UnitSet.
+            pruned: units, names or indices.
+            curvature: fills the predicted risk where given.
+            **fields: further fields of Selection (`requested_ratio` defaults to the realised one).
+        """
+        indices = units.indices(pruned)
+        node = edge = mark = None
+        if curvature is not None:
+            units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+            node, edge = risk_terms(curvature.matrix, indices)
+            mark = curvature.fingerprint
+        ratio = int(units.costs[list(indices)].sum()) / max(units.total_cost, 1)
+        defaults = {"requested_ratio": ratio, "ordered": False, "curvature_fingerprint": mark}
+        return cls(units, indices, node_terms=node, edge_terms=edge, **(defaults | fields))
+
+    # Ratios -------------------------------------------------------------------------------------
+
+    @cached_property
+    def pruned_cost(self) -> int:
+        """Removed parameters."""
+        return int(self.units.costs[list(self.pruned)].sum())
+
+    @property
+    def realized_ratio(self) -> float:
+        """Removed share of removable cost (rho_actual)."""
+        return self.pruned_cost / max(self.units.total_cost, 1)  # an emptied model has no cost
+
+    @property
+    def params_removed_fraction(self) -> float | None:
+        """Removed share of all parameters, embeddings included; None where no model is known."""
+        total = self.units.total_parameters
+        return None if total is None else self.pruned_cost / total
+
+    @property
+    def realized_target(self) -> float | None:
+        """What the plan comes to in the unit of `target`; None where a ratio was asked for.
+
+        Parameters, bytes, or bytes per token that are left; for a share of own costs, the share
+        removed.
+        """
+        return None if self.target is None else self.target.realized(self.units, self.pruned)
+
+    # Risk ---------------------------------------------------------------------------------------
+
+    @property
+    def node_risk(self) -> float | None:
+        """1/2 sum of H_uu over the plan, nats per token."""
+        return None if self.node_terms is None else float(self.node_terms.sum())
+
+    @property
+    def edge_risk(self) -> float | None:
+        """Sum of H_uv over pairs of the plan, nats per token."""
+        return None if self.edge_terms is None else float(self.edge_terms.sum())
+
+    @property
+    def predicted_risk(self) -> float | None:
+        """1/2 s^T H s with the full signed H, whatever made the plan; nats per token."""
+        if self.node_risk is None or self.edge_risk is None:
+            return None
+        return self.node_risk + self.edge_risk
+
+    @property
+    def marginals(self) -> np.ndarray | None:
+        """Delta(u | S) = 1/2 H_uu + lambda g_u of each removal [k] (eq. marginal)."""
+        if self.node_terms is None or self.edge_terms is None or self.interaction_strength is None:
+            return None
+        return self.node_terms + self.interaction_strength * self.edge_terms
+
+    @property
+    def objective(self) -> float | None:
+        """R_lambda(s) of eq. (lambda), nats per token: the sum of the marginals."""
+        return None if self.marginals is None else float(self.marginals.sum())
+
+    # Views --------------------------------------------------------------------------------------
+
+    @cached_property
+    def indicator(self) -> np.ndarray:
+        """s [M], bool: True where the unit is removed."""
+        s = np.zeros(len(self.units), dtype=bool)
+        s[list(self.pruned)] = True
+        return s
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(~self.indicator).tolist())
+
+    def layer_budget(self) -> dict[str, np.ndarray]:
+        """Share of each layer's cost removed, per kind: arrays [layers] under "attention", "ffn".
+
+        A layer without units of a kind is NaN there.
+        """
+        budget: dict[str, np.ndarray] = {}
+        for kind in KINDS:
+            mine = self.units.kinds == kind
+            total, gone = (
+                np.bincount(
+                    self.units.layers[mask], self.units.costs[mask], minlength=self.units.num_layers
+                )
+                for mask in (mine, mine & self.indicator)
+            )
+            budget[kind] = np.divide(gone, total, out=np.full(len(total), np.nan), where=total > 0)
+        return budget
+
+    def prefix(self, ratio: float) -> Selection:
+        """The plan of a smaller ratio, read off this one: greedy under fixed guards is nested.
+
+        Raises:
+            InputError: the plan has no order, its cap depends on the ratio (layer_cap_factor), it
+                has gains (they belong to its own pruned set), is uniform or counts other costs, or
+                `ratio` is larger than what was solved.
+        """
+        self.require_by_ratio("its prefixes")
+        if not self.ordered:
+            raise InputError("this plan has no removal order, so it has no prefixes. Solve again.")
+        if self.guards.layer_cap_factor is not None:
+            raise InputError(
+                f"the cap is {self.guards.layer_cap_factor} x ratio, so a plan of another ratio is "
+                "not a prefix of this one. Solve again at that ratio."
+            )
+        if self.gains:
+            raise InputError(
+                f"this plan has {len(self.gains)} gains, solved for its own pruned set. Take the "
+                "prefix of the plan without gains and solve them again."
+            )
+        require_ratio(ratio)
+        if ratio > self.requested_ratio:
+            raise InputError(f"ratio {ratio} is above the {self.requested_ratio} that was solved.")
+        running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
+        length = int(np.searchsorted(running, target_cost(self.units, ratio)))
+        length = max(length, self.forced)  # a fresh solve forces them at every ratio too
+        return replace(
+            self,
+            pruned=self.pruned[:length],
+            requested_ratio=ratio,
+            target=None,
+            node_terms=None if self.node_terms is None else self.node_terms[:length],
+            edge_terms=None if self.edge_terms is None else self.edge_terms[:length],
+        )
+
+    def with_gains(self, gains: Mapping[int, float]) -> Selection:
+        """The same plan with output gains on kept FFN units (eq. comp).
+
+        Raises:
+            InputError: a gain names a pruned or an attention unit, or is not finite.
+        """
+        for index, gain in gains.items():
+            unit = self.units[int(index)]
+            if unit.kind != "ffn" or self.indicator[int(index)] or not np.isfinite(gain):
+                raise InputError(f"gain {gain} on {unit}: gains are finite and on kept FFN units.")
+        return replace(self, gains={int(index): float(gain) for index, gain in gains.items()})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of what the plan does to a model: units, pruned set, gains."""
+        gains = sorted(self.gains.items())
+        return fingerprint(self.units.fingerprint, sorted(self.pruned), gains)
+
+    # Files --------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `from_json` reads it back."""
+        guards = {name: getattr(self.guards, name) for name in Guards.__dataclass_fields__}
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "units": self.units.to_plain(),
+            "pruned": list(self.pruned),
+            "requested_ratio": self.requested_ratio,
+            "ordered": self.ordered,
+            "node_terms": None if self.node_terms is None else self.node_terms.tolist(),
+            "edge_terms": None if self.edge_terms is None else self.edge_terms.tolist(),
+            "interaction_strength": self.interaction_strength,
+            "guards": guards,
+            "gains": {str(index): gain for index, gain in self.gains.items()},
+            "curvature_fingerprint": self.curvature_fingerprint,
+            "forced": self.forced,
+        }
+        if self.target is not None:
+            content["target"] = self.target.to_plain()
+        if self.uniform:
+            content["uniform"] = True
+        return json.dumps(content)
+
+    @classmethod
+    def from_json(cls, text: str) -> Selection:
+        """Read `to_json` output.
+
+        Raises:
+            FileFormatError: not JSON, another format or version, or a field is missing, holds what
+                it cannot, or contradicts another (named).
+        """
+        content = read_fields(text)
+        try:
+            units = content["units"] = UnitSet.from_plain(content["units"])
+            content["pruned"] = units.indices(content["pruned"])
+            content["guards"] = Guards(**content["guards"])
+            if "target" in content:
+                content["target"] = Target(**content["target"])
+            for name in ("node_terms", "edge_terms"):
+                content[name] = (
+                    None if content[name] is None else np.array(content[name], np.float64)
+                )
+            gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
+            plan = cls(**content).with_gains(gains)
+            require_consistent(plan)
+        except (LookupError, TypeError, ValueError) as error:
+            raise no_plan(str(error).rstrip(".")) from None
+        return plan
+
+    def require_units(self, units: UnitSet) -> None:
+        """Raise MismatchError if a model's units are not this selection's, naming the first."""
+        units.require_same(self.units, mine="the model", theirs="the selection")
+
+    @property
+    def by_ratio(self) -> bool:
+        """Whether a ratio of parameters, guards and lambda are all the plan was made by."""
+        return not self.uniform and (self.target is None or self.target.in_parameters)
+
+    def require_by_ratio(self, what: str) -> None:
+        """Raise InputError if the plan keeps to more than a ratio, which `what` would not keep."""
+        if not self.by_ratio:
+            kept = "equal counts in every layer" if self.uniform else f"a target, {self.target}"
+            raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
+
+    def __len__(self) -> int:
+        return len(self.pruned)
+
+    def __repr__(self) -> str:
+        risk = (
+            ""
+            if self.predicted_risk is None
+            else f", predicted risk {self.predicted_risk:.4g} nats"
+        )
+        strength = self.interaction_strength
+        made = "" if strength is None else f" at lambda {strength:g}"
+        made += ", the same counts in every layer" if self.uniform else ""
+        asked = f"{self.requested_ratio:.2%} asked"
+        if self.target is not None and self.realized_target is not None:
+            asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realised"
+        return (
+            f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
+            f"of removable cost ({self.pruned_cost:,} parameters; "
+            f"{asked}){risk}"
+        )
+
+
+def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Node and edge term [k] of each removal in order: 1/2 H_uu, and sum of H_uv over earlier v."""
+    block = matrix[np.ix_(pruned, pruned)]
+    return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)

@@ -1,0 +1,309 @@
+"""Edge variants of H: what a plan loses when parts of the edges are dropped or changed.
+
+The paper's ablations (Table "Extended Ablations", and "Joint co-pruning vs. single-module pruning")
+in one place. A variant changes what is solved on; what a plan is predicted to cost always comes
+from the full signed H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..curvature.matrix import BLOCKS, Curvature
+from ..errors import InfeasibleError, InputError
+from ..models.families import KINDS
+from .greedy import Greedy, require_strength
+from .guards import Guards
+from .selection import Selection, risk_terms
+from .solve import solve_greedy
+
+Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]
+
+
+Reach = Literal["all", "adjacent", "within_layer"]
+
+
+Sign = Literal["signed", "clipped", "absolute", "correlation_clipped"]
+
+
+_FURTHEST = {"adjacent": 1, "within_layer": 0}  # layers between the two ends of an edge
+
+
+def edge_variant(
+    curvature: Curvature,
+    structure: Structure = "full",
+    reach: Reach = "all",
+    sign: Sign = "signed",
+    keep_diagonal: bool = True,
+) -> Curvature:
+    """H with some of its edges dropped or changed (appendix "Extended Ablations", (i) to (iii)).
+
+    An edge is an entry H_uv, u != v. The three choices are independent and combine: an edge stays
+    if `structure` and `reach` both keep it, and `sign` is applied to the full H first.
+
+    Args:
+        curvature: H [M, M] float64, nats per token.
+        structure: "full"; "diagonal" (no edge: the lambda = 0 selector); "within_module" (the
+            paper's "no attn-FFN": both ends of one kind, in any layers; for one layer and kind add
+            reach="within_layer"); "attention", "cross" and "ffn" keep that block alone.
+        reach: "all"; "adjacent", layers differ by at most 1; "within_layer", same layer.
+        sign: "signed"; "clipped", max(H_uv, 0); "absolute", |H_uv|; "correlation_clipped", rho_uv
+            clipped to [-1, 1] ("Scope of Applicability", 32B: none exceeds 1), so |H_uv| is at
+            most sqrt(H_uu H_vv). The latter leaves a Gram matrix as it is (to rounding) and only
+            tames matrices that are none.
+        keep_diagonal: False zeroes the whole diagonal too, as the paper's collapsing "block only"
+            rows do: a unit without edges in the block then looks free to remove.
+
+    Returns:
+        A Curvature over the same units. Its provenance lists the variants it went through and what
+        they started from; it has no group Grams or risks, which would belong to another matrix. It
+        may be indefinite.
+
+    Raises:
+        InputError: an unknown structure, reach or sign.
+    """
+    _require_choice("structure", structure, get_args(Structure))
+    _require_choice("reach", reach, get_args(Reach))
+    _require_choice("sign", sign, get_args(Sign))
+    keep = _kept_by_structure(curvature, structure) & _kept_by_reach(curvature, reach)
+    matrix = np.where(keep, _with_sign(curvature.matrix, sign), 0.0)
+    np.fill_diagonal(matrix, curvature.saliency if keep_diagonal else 0.0)
+    settings = {
+        "structure": structure,
+        "reach": reach,
+        "sign": sign,
+        "keep_diagonal": bool(keep_diagonal),
+    }
+    before = curvature.provenance.get("edge_variants", [])
+    origin = curvature.provenance.get("variant_of", curvature.fingerprint)
+    provenance = {"edge_variants": [*before, settings], "variant_of": origin}
+    return Curvature(matrix, curvature.units, curvature.provenance | provenance)
+
+
+def measured_diagonal(curvature: Curvature) -> Curvature:
+    """H with what each unit really costs alone on its diagonal: 2 R(u), correlations kept.
+
+    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. Removing a unit is not
+    a small step, and where the teacher is sure of its token the quadratic falls short, by much for
+    some units and little for others. The build measures R(u) anyway. Here
+
+        H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u),
+
+    which scales rows and columns of H and so stays a Gram matrix. Not in the paper.
+
+    Args:
+        curvature: H [M, M] of a build by ablations, with its `single_unit_risk` [M].
+
+    Returns:
+        A variant to solve on (`solve_variant`); what a plan is predicted to cost stays with H.
+
+    Raises:
+        InputError: H came without the measured risks.
+    """
+    risk = curvature.single_unit_risk
+    if risk is None:
+        raise InputError(
+            "this H has no measured risks of single units (a preview, a published matrix or a "
+            "variant). Build it by ablations."
+        )
+    root = np.sqrt(2 * np.clip(risk, 0.0, None))
+    matrix = curvature.correlation() * np.outer(root, root)
+    np.fill_diagonal(matrix, root**2)
+    before = curvature.provenance.get("edge_variants", [])
+    origin = curvature.provenance.get("variant_of", curvature.fingerprint)
+    provenance = {"edge_variants": [*before, {"diagonal": "measured"}], "variant_of": origin}
+    return Curvature(matrix, curvature.units, curvature.provenance | provenance)
+
+
+def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
+    """Which ordered pairs u != v a structure keeps: bool [M, M]."""
+    if structure in BLOCKS:
+        return curvature.pair_mask(structure)
+    size = len(curvature.units)
+    if structure == "within_module":
+        return curvature.pair_mask("attention") | curvature.pair_mask("ffn")
+    return np.full((size, size), structure == "full")
+
+
+def _kept_by_reach(curvature: Curvature, reach: str) -> np.ndarray:
+    """Which ordered pairs lie within reach of one another: bool [M, M]."""
+    layers = curvature.units.layers
+    distance = np.abs(layers[:, None] - layers[None, :])
+    return distance <= _FURTHEST.get(reach, np.inf)
+
+
+def _with_sign(matrix: np.ndarray, sign: str) -> np.ndarray:
+    """The entries of H [M, M] after sign handling; the caller puts the diagonal back."""
+    if sign == "clipped":
+        return np.maximum(matrix, 0.0)
+    if sign == "absolute":
+        return np.abs(matrix)
+    if sign == "correlation_clipped":
+        scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
+        bound = np.outer(scale, scale)
+        return np.clip(matrix, -bound, bound)
+    return matrix
+
+
+def solve_variant(
+    curvature: Curvature,
+    variant: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+) -> Selection:
+    """Solve on a variant, judge by the full H: the plan of one ablation row.
+
+    Args:
+        curvature: the full signed H [M, M], nats per token.
+        variant: what is solved on, over the same units; from `edge_variant`, or any other matrix.
+        ratio: share of removable cost to remove, [0, 1).
+        interaction_strength: lambda >= 0, applied to the edges of the variant.
+        guards: where units may go.
+
+    Returns:
+        The greedy plan on `variant`: its order, guards and lambda, but node and edge terms [k] (so
+        predicted risk, marginals and objective, nats per token) and the fingerprint are those of
+        the full H. The marginals are thus not the ones greedy compared.
+
+    Raises:
+        MismatchError: the two are over different units.
+        InputError, InfeasibleError: as for `solve_greedy`.
+    """
+    curvature.units.require_same(variant.units, mine="the curvature", theirs="the variant")
+    plan = solve_greedy(variant, ratio, interaction_strength, guards)
+    node, edge = risk_terms(curvature.matrix, plan.pruned)
+    return replace(
+        plan, node_terms=node, edge_terms=edge, curvature_fingerprint=curvature.fingerprint
+    )
+
+
+def plain_greedy(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = Guards(),  # noqa: B008
+) -> Selection:
+    """Greedy by argmin of the marginal itself, not per parameter: Alg. 2 without the c_u.
+
+    The plain counterpart of `solve_greedy`, for the ablation of cost normalisation. Everything
+    else is the same: signed marginals, ties to the lowest index, guards, stopping rule. With equal
+    costs the two are one.
+
+    Args:
+        curvature: H [M, M], nats per token.
+        ratio: share of removable cost to remove, [0, 1).
+        interaction_strength: lambda >= 0.
+        guards: where units may go.
+
+    Returns:
+        A Selection in removal order with node and edge terms [k], nats per token.
+
+    Raises:
+        InputError: the ratio or lambda is out of range.
+        InfeasibleError: no plan reaches the ratio, or this greedy runs out of admissible units.
+    """
+    require_strength(interaction_strength)
+    greedy = Greedy(curvature, ratio, guards)  # its rules, target and record; not its loop
+    greedy.strength = float(interaction_strength)
+    units, room = curvature.units, np.array(greedy.rules.room)
+    half = np.where(greedy.rules.admissible, greedy.half, np.inf)  # +inf: never the argmin
+    g = np.zeros(len(units))
+    while greedy.pruned_cost < greedy.target:
+        u = int((half + interaction_strength * g).argmin())
+        if half[u] == np.inf:
+            raise greedy.infeasible()
+        greedy.order.append(u)
+        greedy.edges.append(float(g[u]))
+        g += curvature.matrix[u]
+        room[units.layers[u]] -= units.costs[u]
+        half[u] = np.inf
+        half[units.costs > room[units.layers]] = np.inf
+    return greedy.selection(interaction_strength)
+
+
+# The study ----------------------------------------------------------------------------------------
+
+# axis, row, what edge_variant is given; the first row of an axis is the method itself
+_VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("structure", "full H", {}),
+    ("structure", "diagonal", {"structure": "diagonal"}),
+    ("structure", "within module", {"structure": "within_module"}),
+    *(("structure", f"{block} block", {"structure": block}) for block in BLOCKS),
+    *(
+        ("structure", f"{block} block, no diagonal", {"structure": block, "keep_diagonal": False})
+        for block in BLOCKS
+    ),
+    ("reach", "all layers", {}),
+    ("reach", "adjacent layers", {"reach": "adjacent"}),
+    ("reach", "within layer", {"reach": "within_layer"}),
+    ("sign", "signed", {}),
+    ("sign", "clipped", {"sign": "clipped"}),
+    ("sign", "absolute", {"sign": "absolute"}),
+    ("sign", "correlation clipped", {"sign": "correlation_clipped"}),
+)
+
+
+def structure_table(
+    curvature: Curvature,
+    ratio: float,
+    interaction_strength: float = 1.0,
+    guards: Guards = Guards(),  # noqa: B008
+) -> list[dict[str, Any]]:
+    """Every row of the edge ablations, ready for `measure_plans` (Tables "Extended", "Ablations").
+
+    Axes: edge structure, reach, sign, which kinds may go (joint, head-only, FFN-only), and the
+    greedy rule (per cost, plain). The first row of each axis is the same plan, that of the method;
+    `measure_plans` measures equal plans once.
+
+    Args:
+        curvature: the full signed H [M, M], nats per token.
+        ratio: share of removable cost to remove, [0, 1).
+        interaction_strength: lambda >= 0, for all rows.
+        guards: for all rows; the kinds axis restricts `guards.kinds` and is left out where they
+            name one kind only.
+
+    Returns:
+        One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
+        "note". Where a row has no plan (head-only at a high ratio, say), "selection" is None and
+        "note" says why; else "note" is empty.
+
+    Raises:
+        InputError: ratio or lambda out of range.
+        InfeasibleError: the method itself reaches no plan: then there is nothing to compare.
+    """
+    settings = (ratio, interaction_strength)
+    solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
+    rows = [
+        _row(axis, name, solve_variant, curvature, edge_variant(curvature, **v), *settings, guards)
+        for axis, name, v in _VARIANTS
+    ]
+    if set(guards.kinds) == set(KINDS):
+        for name, kinds in (("joint", KINDS), ("head-only", KINDS[:1]), ("FFN-only", KINDS[1:])):
+            only = replace(guards, kinds=kinds)
+            rows.append(_row("kinds", name, solve_greedy, curvature, *settings, only))
+    rows.append(_row("rule", "per cost", solve_greedy, curvature, *settings, guards))
+    rows.append(_row("rule", "plain", plain_greedy, curvature, *settings, guards))
+    return rows
+
+
+def _row(axis: str, name: str, solve: Callable[..., Selection], *arguments: Any) -> dict[str, Any]:
+    """One row of the study; a solve that reaches no plan leaves its reason."""
+    try:
+        selection, note = solve(*arguments), ""
+    except InfeasibleError as error:
+        selection, note = None, str(error)
+    return {"axis": axis, "name": name, "selection": selection, "note": note}
+
+
+def _require_choice(name: str, value: str, choices: Collection[str]) -> None:
+    if value not in choices:
+        near = get_close_matches(str(value), choices, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise InputError(f"{name} is {value!r}.{hint} Choose one of {listed}.")

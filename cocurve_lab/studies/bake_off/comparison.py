@@ -1,0 +1,168 @@
+"""The table a bake-off leaves: every cell, and the same in the paper's form."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...storage import write_atomically
+from ...tables import Row, Table, pick
+
+COMPARABLE = 0.012  # rows are compared within this share of realised from requested ratio
+
+
+LOWER_IS_BETTER = ("kl", "perplexity")
+
+
+DAGGER = "†"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Cells of a bake-off; made by `compare`.
+
+    Attributes:
+        rows: one dict per cell (method, ratio, search, calibration), the dense model's first.
+            KL in nats per token; `failed` says why a cell has no numbers, else it is empty.
+    """
+
+    rows: Table
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The measured columns there are: kl, perplexity, then accuracies."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        accuracies = [name for name in names if name.startswith("accuracy ")]
+        return tuple([name for name in ("kl", "perplexity") if name in names] + accuracies)
+
+    def summary(self, ratio: float, search: str = "none") -> Table:
+        """One row per method at a ratio: mean and spread over calibrations, and its rank.
+
+        `<metric>` is the mean over calibrations, `<metric>_spread` their standard deviation (None
+        with one); `<metric>_rank` is 1 for the best of the rows that are compared: those whose
+        realised ratio is within 1.2 points of the requested one in every calibration. The others
+        carry a dagger. Methods that ignore guards stand in both searches as they are.
+        """
+        rows: Table = []
+        for method in dict.fromkeys(row["method"] for row in self.rows if row["search"] != "dense"):
+            cells = pick(self.rows, method=method, requested_ratio=ratio, search=search)
+            cells = cells or pick(self.rows, method=method, requested_ratio=ratio, search="none")
+            if cells:
+                rows.append(self._summarise(method, cells))
+        for metric in self.metrics:
+            _rank(rows, metric)
+        return rows
+
+    def _summarise(self, method: str, cells: Table) -> Row:
+        done = [cell for cell in cells if not cell["failed"]]
+        row: Row = {
+            "method": method,
+            "requested_ratio": cells[0]["requested_ratio"],
+            "calibrations": len(done),
+            "failed": next((cell["failed"] for cell in cells if cell["failed"]), ""),
+            "comparable": bool(done) and all(cell["comparable"] for cell in done),
+            "guards": " / ".join(dict.fromkeys(cell["guards"] for cell in done)),
+        }
+        row["mark"] = "" if row["comparable"] or not done else DAGGER
+        for name in ("realized_ratio", *self.metrics):
+            values = np.array([cell[name] for cell in done if cell.get(name) is not None])
+            row[name] = float(values.mean()) if len(values) else None
+            row[f"{name}_spread"] = float(values.std(ddof=1)) if len(values) > 1 else None
+        return row
+
+    def dense(self) -> Row:
+        """The row of the dense model.
+
+        Raises:
+            InputError: the table has none.
+        """
+        found = pick(self.rows, search="dense")
+        if not found:
+            raise InputError("this table has no row of the dense model.")
+        return found[0]
+
+    # Files --------------------------------------------------------------------------------------
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Every cell as CSV; returns the path."""
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns, restval="")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        write_atomically(path, text.getvalue().encode())
+        return Path(path)
+
+    def to_html(self, ratio: float, search: str = "none") -> str:
+        """The paper's form at a ratio: best bold, second underlined, under-pruned with a dagger."""
+        metrics = self.metrics
+        named = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
+        heads = ["method", "removed", *named, *(["guards"] * (search != "none"))]
+        lines = ["<table>", "<tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in heads) + "</tr>"]
+        for row in [*pick(self.rows, search="dense"), *self.summary(ratio, search)]:
+            cells = [f"{html.escape(row['method'])}{row.get('mark', '')}"]
+            if row.get("failed") and row.get("realized_ratio") is None:
+                why = html.escape(row["failed"])
+                lines.append(
+                    f'<tr><td>{cells[0]}</td><td colspan="{len(heads) - 1}">{why}</td></tr>'
+                )
+                continue
+            cells.append(f"{row['realized_ratio']:.1%}")
+            cells += [_shown(row, metric) for metric in metrics]
+            if search != "none":
+                cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
+            lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        note = (
+            f"Best bold, second underlined. {DAGGER} realised ratio more than {COMPARABLE:.1%} "
+            "from the requested, not ranked. KL in nats per token; columns after perplexity are "
+            "shares of right answers; ± is the spread over calibrations."
+        )
+        return "\n".join([*lines, "</table>", f"<p>{html.escape(note)}</p>"])
+
+    def _repr_html_(self) -> str:
+        ratios = dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
+        return "".join(f"<h4>{ratio:.0%} removed</h4>{self.to_html(ratio)}" for ratio in ratios)
+
+    def __repr__(self) -> str:
+        failed = sum(bool(row["failed"]) for row in self.rows)
+        methods = len({row["method"] for row in self.rows if row["search"] != "dense"})
+        return f"Comparison of {methods} methods, {len(self.rows)} cells, {failed} failed"
+
+
+def _rank(rows: Table, metric: str) -> None:
+    """Add `<metric>_rank`: 1 for the best of the comparable rows, equal values sharing a rank."""
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+    values = [sign * row[metric] for row in rows if row["comparable"] and row[metric] is not None]
+    for row in rows:
+        ranked = row["comparable"] and row[metric] is not None
+        better = sum(value < sign * row[metric] for value in values) if ranked else None
+        row[f"{metric}_rank"] = None if better is None else better + 1
+
+
+def _shown(row: Row, metric: str) -> str:
+    value: Any = row.get(metric)
+    if value is None:
+        return ""
+    text = f"{value:.3f}"
+    spread = row.get(f"{metric}_spread")
+    if spread is not None:
+        text += f" ± {spread:.3f}"
+    tags = {1: ("<b>", "</b>"), 2: ("<u>", "</u>")}
+    before, after = tags.get(row.get(f"{metric}_rank") or 0, ("", ""))
+    return f"{before}{text}{after}"
+
+
+def merged(parts: Sequence[Comparison]) -> Comparison:
+    """Cells of several runs in one table; the dense row once."""
+    rows = [row for part in parts for row in part.rows if row["search"] != "dense"]
+    dense = [part.dense() for part in parts[:1]]
+    return Comparison([*dense, *rows])

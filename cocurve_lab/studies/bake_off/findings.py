@@ -1,0 +1,157 @@
+"""What the paper says of the bake-off, beside what the cells show. Verdicts by two errors."""
+
+from __future__ import annotations
+
+import math
+
+from ...solver.selection import Selection
+from ...tables import Row, Table, pick, plus_minus
+from ..findings import Finding, Verdict, every, within
+from .comparison import Comparison
+from .speeds import speed_summary
+
+MAIN = 'table "Main comparison", 20 %'
+
+
+RECOVERY = 'table "Recovery-enabled bake-off"'
+
+
+BAND = 'table "Inference efficiency"'
+
+
+OURS, SECOND = "CoCurve", "LLM-Pruner"
+
+
+BASELINES = (
+    *("Random", "Magnitude", "Wanda-sp", "FLAP", "AMP"),
+    *("LLM-Pruner", "SlimGPT", "SlimLLM", "2SSP"),
+)
+
+
+def lead_finding(table: Table, leader: str = OURS) -> Finding:
+    """Does a method have the lowest perplexity of the paper's ten? From `paired_table` against it.
+
+    It agrees if every other one is worse by more than two paired errors, and does not if one is
+    better by more than two.
+
+    Args:
+        table: of `paired_table(reference=leader)`; rows outside the paper's ten are not asked.
+        leader: the reference; LLM-Pruner is asked about the nine baselines alone.
+    """
+    rivals = [name for name in BASELINES if name != leader]
+    rows = [row for row in table if row["method"] in rivals]
+    claims = {
+        OURS: f"{OURS} has the lowest perplexity: 12.91 on WikiText-2, {SECOND} 13.23",
+        SECOND: f"{SECOND} has the lowest perplexity of the nine baselines (13.23, next 16.29)",
+    }
+    best = min(rows, key=lambda row: float(row["nll_behind"]), default=None)
+    ours = "no other method reached the ratio"
+    if best is not None:
+        (own,) = pick(table, method=leader)
+        gap = plus_minus(best["nll_behind"], best["nll_behind_error"])
+        worse, better = (sum(_behind(row) is which for row in rows) for which in (True, False))
+        ours = (
+            f"{leader} {own['perplexity']:.3f}, best of the others {best['method']} "
+            f"{best['perplexity']:.3f} ({gap} nats per token from it); of {len(rows)}, {better} "
+            f"clearly better and {worse} clearly worse"
+        )
+    return Finding(
+        study="bake-off",
+        claim=claims.get(leader, f"{leader} has the lowest perplexity"),
+        where=MAIN,
+        ours=ours,
+        agrees=every(_behind(row) for row in rows),
+    )
+
+
+def _behind(row: Row) -> Verdict:
+    """Whether a plan is worse than the reference; None within two errors."""
+    value, error = row["nll_behind"], row["nll_behind_error"]
+    if not math.isfinite(error):
+        return None
+    return within(value, error, 0.0, math.inf) if (value or error) else None
+
+
+def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Finding:
+    """Does CoCurve answer most questions? Errors are those of `questions` right or wrong each."""
+    rows = [r for r in comparison.summary(ratio, "searched") if r.get("accuracy all") is not None]
+    own = pick(rows, method=OURS)
+    others = [row for row in rows if row["method"] in BASELINES]
+    verdict, ours = None, "no questions were asked"
+    if own and others:
+        best = max(others, key=lambda row: float(row["accuracy all"]))
+        shares = [float(row["accuracy all"]) for row in (own[0], best)]
+        error = math.sqrt(sum(s * (1 - s) / questions for s in shares))
+        # rather than 0, where all answers are right: one more question might be wrong
+        error = max(error, 1 / questions)
+        verdict = within(shares[0] - shares[1], error, 0.0, math.inf)
+        ours = (
+            f"{OURS} {shares[0]:.0%}, best of the others {best['method']} {shares[1]:.0%} of "
+            f"{questions} questions right; difference {plus_minus(shares[0] - shares[1], error)}"
+        )
+    claim = f"{OURS} has the best average accuracy (.610, {SECOND} .586)"
+    return Finding("capabilities", claim, MAIN, ours, verdict)
+
+
+def attention_finding(plan: Selection | None) -> Finding:
+    """Does 2SSP spend its whole ratio on FFN width at 20 %?"""
+    claim = "at 20 % 2SSP prunes no attention"
+    where = 'section "Main results"'
+    if plan is None:
+        return Finding("why", claim, where, "2SSP reached no plan", None)
+    pruned = plan.indicator & (plan.units.kinds == "attention")
+    ours = f"{int(pruned.sum())} of the {len(plan)} pruned units are attention"
+    return Finding("why", claim, where, ours, not pruned.any())
+
+
+def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:
+    """Is CoCurve's selection alone better than SlimGPT with its weights refitted?
+
+    Cells hold no row-by-row differences, so the errors of both add up: a cautious verdict.
+    """
+    rows = {row["method"]: row for row in comparison.rows if _is(row, ratio, "searched")}
+    claim = f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)"
+    if not {OURS, repaired} <= set(rows):
+        return Finding("recovery", claim, RECOVERY, f"no cells of both at {ratio:.0%}", None)
+    own, other = rows[OURS], rows[repaired]
+    gap = other["kl"] - own["kl"]
+    errors = [row["kl_error"] for row in (own, other)]
+    error = math.hypot(*errors) if None not in errors else math.inf
+    ours = (
+        f"at {ratio:.0%} {OURS} has KL {plus_minus(own['kl'], own['kl_error'])}, {repaired} "
+        f"{plus_minus(other['kl'], other['kl_error'])}"
+    )
+    verdict = within(gap, error, 0.0, math.inf) if math.isfinite(error) else None
+    return Finding("recovery", claim, RECOVERY, ours, verdict)
+
+
+def _is(row: Row, ratio: float, search: str) -> bool:
+    found = (row["requested_ratio"], row["search"], row["calibration"])
+    return found == (ratio, search, 0) and not row["failed"]
+
+
+def speed_finding(speeds: Table) -> Finding:
+    """Is speed at one budget the same for every method? From `speed_table`.
+
+    It agrees if plans differ by more than repeats of one plan (`speed_summary`) in no quantity, and
+    does not if they do in more than half; between the two a busy machine may have done it.
+    """
+    rows = speed_summary(speeds)
+    keys = dict.fromkeys((row["requested_ratio"], row["quantity"]) for row in rows)
+    parts = []
+    for ratio, quantity in keys:
+        mine = pick(rows, requested_ratio=ratio, quantity=quantity)
+        low, high = min(row["lowest"] for row in mine), max(row["highest"] for row in mine)
+        parts.append(f"{quantity} {low:.2f}x to {high:.2f}x at {ratio:.0%}")
+    compared = [row for row in rows if row["plans"] > 1]
+    apart = sum(row["apart"] for row in compared)
+    return Finding(
+        study="speed",
+        claim=(
+            "at one budget speed does not depend on the method (prefill 1.15x to 1.19x, decode "
+            "1.03x to 1.17x); the difference is quality"
+        ),
+        where=BAND,
+        ours=f"{', '.join(parts)}; {apart} of {len(compared)} timings set plans apart",
+        agrees=True if compared and not apart else False if 2 * apart > len(compared) else None,
+    )

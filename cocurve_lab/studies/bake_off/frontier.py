@@ -1,0 +1,211 @@
+"""Behind the cells of a bake-off: the plans themselves, how sure their order is, their text."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...calibration import CalibrationSet
+from ...errors import InfeasibleError, InputError
+from ...measuring.lockstep import Sampling, compare_text
+from ...measuring.plan_memory import plans_file
+from ...measuring.risk import measure_plans, standard_error
+from ...methods.base import Method
+from ...methods.cocurve import CoCurve
+from ...methods.registry import get_method, method_names
+from ...methods.slimgpt import SlimGpt
+from ...methods.slimllm import SlimLlm
+from ...models.units import enumerate_units
+from ...solver.selection import Selection
+from ...tables import Row, Table
+from .compare import NO_SEARCH, SEARCHED, CompareOptions, Judges, _Bench
+from .comparison import Comparison
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+log = logging.getLogger(__name__)
+
+
+_LONG = 80  # characters of a prompt that a table still shows whole
+
+
+def all_methods(top_r: int = 256) -> dict[str, Method]:
+    """Label -> Method: all of `method_names()`, and four that explain or repair.
+
+    "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
+    takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
+    the weights that stay.
+
+    Args:
+        top_r: size of the teacher's support, for CoCurve and its controls.
+    """
+    from_h = ("cocurve", "diagonal", "head-only", "ffn-only")
+    named = [get_method(n, **({"top_r": top_r} if n in from_h else {})) for n in method_names()]
+    return {method.title: method for method in named} | {
+        "CoCurve, measured diagonal": CoCurve(top_r=top_r, measured_diagonal=True),
+        "SlimLLM, layers alike": SlimLlm(alpha=0.0),
+        "CoCurve + gains": CoCurve(top_r=top_r, compensate=True),
+        "SlimGPT + refit": SlimGpt(reconstruct=True),
+    }
+
+
+def leaders(
+    comparison: Comparison, ratio: float, count: int, search: str = "searched", metric: str = "kl"
+) -> list[str]:
+    """Labels of the methods of best rank at a ratio, best first; under-pruned ones have no rank."""
+    rows = [row for row in comparison.summary(ratio, search) if row[f"{metric}_rank"] is not None]
+    ranked = sorted(rows, key=lambda row: int(row[f"{metric}_rank"]))
+    return [str(row["method"]) for row in ranked[:count]]
+
+
+def guards_table(comparison: Comparison, ratios: Sequence[float], methods: Sequence[str]) -> Table:
+    """KL and perplexity of some methods without guards and with their own best ones, for reading.
+
+    A method that failed at a ratio keeps its row, with the reason in the place of the guards; one
+    without cells has no row.
+    """
+    rows: Table = []
+    searches = {"none": "no guards", "searched": "own guards"}
+    for ratio in ratios:
+        cells = {s: {row["method"]: row for row in comparison.summary(ratio, s)} for s in searches}
+        for name in (name for name in methods if name in cells["none"]):
+            own = cells["searched"][name]
+            row: Row = {"removed": f"{ratio:.0%}", "method": name}
+            for metric, heading, places in (("kl", "KL", 4), ("perplexity", "perplexity", 3)):
+                for search, words in searches.items():
+                    row[f"{heading}, {words}"] = _round(cells[search][name][metric], places)
+            rows.append(row | {"its guards": own["failed"] or own["guards"]})
+    return rows
+
+
+def _round(value: float | None, places: int) -> float | None:
+    return None if value is None else round(value, places)
+
+
+def chosen_plans(
+    model: PreTrainedModel,
+    methods: Mapping[str, Method],
+    ratio: float,
+    calibration: CalibrationSet,
+    judges: Judges,
+    options: CompareOptions = CompareOptions(),  # noqa: B008  (frozen, so sharing is safe)
+) -> dict[str, Selection]:
+    """The plans that `compare` measured, with the guards each method found best.
+
+    With the folder of that run in the options, evidence and held-out KL are read from it. Methods
+    that repair weights are left out (their model is more than its plan), and so are those that do
+    not reach the ratio.
+
+    Args:
+        model: the dense model.
+        methods: label -> Method, as given to `compare`.
+        ratio: share of removable cost, [0, 1).
+        calibration: the first calibration of that run.
+        judges, options: of that run; options without guards give the plans without guards.
+
+    Returns:
+        label -> Selection, in the order of `methods`.
+
+    Raises:
+        InputError: the ratio is out of range.
+    """
+    tokenizer: Any = None  # asks questions, which choosing does not
+    units = enumerate_units(model, options.ffn_groups)
+    bench = _Bench(model, tokenizer, units, judges, replace(options, progress=False))
+    plans = {}
+    for label, method in methods.items():
+        if method.repairs:
+            continue
+        search = SEARCHED if method.honours_guards and options.guards else NO_SEARCH
+        try:
+            evidence = bench._evidence(method, calibration, 0)
+            plans[label] = bench._plan(method, evidence, ratio, search)
+        except InfeasibleError as error:
+            log.warning("%s has no plan at %.0f %%: %s", label, 100 * ratio, error)
+    return plans
+
+
+def paired_table(
+    model: PreTrainedModel,
+    plans: Mapping[str, Selection],
+    reference: str,
+    text: CalibrationSet,
+    folder: str | os.PathLike[str] | None = None,
+) -> Table:
+    """Every plan against one of them on the same rows of text.
+
+    Text that is hard for one plan is hard for all, so a difference row by row is far surer than the
+    two perplexities it comes from.
+
+    Args:
+        model: the dense model.
+        plans: label -> plan; all of one ratio, or the comparison says little.
+        reference: the label that the others are compared with.
+        text: rows that no method saw.
+        folder: keeps what was measured; None keeps nothing.
+
+    Returns:
+        A row per plan, best perplexity first: method, realized_ratio, kl and kl_error (nats per
+        token), perplexity, nll_behind and nll_behind_error (its negative log-likelihood minus the
+        reference's, nats per token; above 0 it is worse), sequences. The reference's own is 0.
+
+    Raises:
+        InputError: the reference is not among the plans.
+    """
+    if reference not in plans:
+        raise InputError(f"there is no plan of {reference!r}. Choose of {', '.join(plans)}.")
+    names = list(plans)
+    path = plans_file(folder, model, text)
+    table = measure_plans(model, list(plans.values()), text, checkpoint=path, progress=False)
+    assert table.nll is not None  # measure_plans fills it
+    behind = table.nll - table.nll[names.index(reference)]
+    columns = (table.mean, table.standard_error, table.perplexity, behind.mean(axis=1))
+    rows: Table = [
+        {
+            "method": name,
+            "realized_ratio": plans[name].realized_ratio,
+            "kl": float(kl),
+            "kl_error": float(kl_error),
+            "perplexity": float(perplexity),
+            "nll_behind": float(mean),
+            "nll_behind_error": float(error),
+            "sequences": len(text),
+        }
+        for name, kl, kl_error, perplexity, mean, error in zip(
+            names, *columns, standard_error(behind), strict=True
+        )
+    ]
+    return sorted(rows, key=lambda row: float(row["perplexity"]))
+
+
+def side_by_side(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plans: Mapping[str, Selection],
+    prompts: Sequence[str],
+    max_new_tokens: int = 24,
+) -> Table:
+    """Each prompt (of a long one, the end) with its greedy continuations: dense, and by each plan.
+
+    Args:
+        model, tokenizer: the dense model.
+        plans: label -> plan; its label becomes a column.
+        prompts: texts to continue.
+        max_new_tokens: at most.
+
+    Raises:
+        InputError: an empty prompt, or one that leaves no room in the context.
+    """
+    rows: Table = []
+    for prompt in prompts:
+        row: Row = {"prompt": prompt if len(prompt) <= _LONG else f"…{prompt[-_LONG:]}"}
+        for label, plan in plans.items():
+            pair = compare_text(model, tokenizer, prompt, plan, Sampling(max_new_tokens))
+            row |= {"dense": pair.dense, label: pair.pruned}
+        rows.append(row)
+    return rows

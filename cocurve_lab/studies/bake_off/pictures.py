@@ -1,0 +1,322 @@
+"""Pictures of a bake-off. Plotly is imported when drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...figures import finish, graph_objects
+from ...measuring.answers import wilson
+from ...solver.selection import Selection
+from ...tables import Row, Table, pick
+from .comparison import Comparison
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+OURS = "CoCurve"
+# Okabe and Ito's set without its yellow, which is faint on white; our own method has the first
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
+
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+
+
+DASHES = ("solid", "dash", "dot")
+
+
+PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
+
+
+TITLES = {"none": "without guards", "searched": "each with its own best guards"}
+
+
+def plot_perplexity(
+    comparison: Comparison, search: str = "searched", methods: Sequence[str] | None = None
+) -> Figure:
+    """Perplexity (log axis) against the share removed, a line per method; the dense model dotted.
+
+    Error bars are the spread over calibrations, where there are several. Under-pruned cells are
+    drawn at the ratio they realised. Failed cells are left out.
+
+    Args:
+        comparison: of `compare`.
+        search: "none" or "searched".
+        methods: labels to draw; None draws all.
+
+    Raises:
+        InputError: an unknown label, or no row of the dense model.
+    """
+    go = graph_objects()
+    figure, dense = go.Figure(), comparison.dense()["perplexity"]
+    for name, style in _styles(comparison, methods).items():
+        rows = [row for row in _rows(comparison, search, [name]) if row["perplexity"] is not None]
+        if not rows:
+            continue
+        spread = [row["perplexity_spread"] for row in rows]
+        figure.add_scatter(
+            x=[row["realized_ratio"] for row in rows],
+            y=[row["perplexity"] for row in rows],
+            error_y={"array": spread} if any(spread) else None,
+            mode="lines+markers",
+            name=name,
+            line={"color": style["color"], "dash": style["dash"], "width": style["width"]},
+            marker={"symbol": style["symbol"], "size": 9, "color": style["color"]},
+            hovertemplate=f"{name}<br>%{{x:.1%}} removed<br>perplexity %{{y:.3f}}<extra></extra>",
+        )
+    ends = [end(x for trace in figure.data for x in trace.x) for end in (min, max)]
+    line = {"color": "#808080", "dash": "dot"}
+    figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=line)
+    figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".0%")
+    _perplexity_axis(figure)
+    finish(figure, f"Perplexity against ratio, {TITLES.get(search, search)}", height=560)
+    return _legend_right(figure)
+
+
+def plot_capabilities(
+    comparison: Comparison,
+    ratio: float,
+    questions: int,
+    methods: Sequence[str] | None = None,
+    search: str = "searched",
+) -> Figure:
+    """Share of right answers by family, a bar per method, the dense model as a line over each.
+
+    Args:
+        comparison: of `compare` with questions.
+        ratio: one of its ratios.
+        questions: of each family; error bars are the 95 % Wilson interval, the mean of several
+            calibrations counting as one.
+        methods: labels to draw; None draws all.
+        search: "none" or "searched".
+
+    Raises:
+        InputError: the bake-off asked no questions, or an unknown label.
+    """
+    go = graph_objects()
+    families = [name for name in comparison.metrics if name.startswith("accuracy ")]
+    families = [name for name in families if name != "accuracy all"]
+    if not families:
+        raise InputError("this bake-off asked no questions. Give Judges some, or skip the picture.")
+    labels = [name.removeprefix("accuracy ") for name in families]
+    figure, dense = go.Figure(), comparison.dense()
+    styles = _styles(comparison, methods)
+    rows = {row["method"]: row for row in _rows(comparison, search, list(styles), ratio)}
+    for number, (name, style) in enumerate(styles.items()):
+        row = rows.get(name)
+        if row is None or row[families[0]] is None:
+            continue
+        shares = np.array([row[family] for family in families])
+        ends = np.array([wilson(round(share * questions), questions) for share in shares])
+        reach = np.clip(np.stack([ends[:, 1] - shares, shares - ends[:, 0]]), 0, None)
+        figure.add_bar(
+            x=labels,
+            y=shares,
+            name=name,
+            error_y={"array": reach[0], "arrayminus": reach[1], "color": "#606060", "width": 2},
+            marker={"color": style["color"], "pattern": {"shape": PATTERNS[number % 7]}},
+            hovertemplate=f"{name}, %{{x}}: %{{y:.0%}}<extra></extra>",
+        )
+    for place, family in enumerate(families):
+        ends_x = {"x0": place - 0.45, "x1": place + 0.45}
+        figure.add_shape(
+            type="line", y0=dense[family], y1=dense[family], line={"color": "#808080"}, **ends_x
+        )
+    figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
+    title = f"Right answers by family, {ratio:.0%} removed; grey lines: dense"
+    return _legend_right(finish(figure, title, height=460))
+
+
+def plot_guards(comparison: Comparison, ratio: float) -> Figure:
+    """KL of every method without guards (open) and with its own best ones (filled), log axis.
+
+    Methods are sorted by the better of the two, best on top. A method that ignores guards has one
+    filled point.
+    """
+    go = graph_objects()
+    cells = {s: {r["method"]: r for r in _rows(comparison, s, None, ratio)} for s in TITLES}
+    found = [name for name, row in cells["searched"].items() if row["kl"] is not None]
+    names = sorted(found, key=lambda name: -float(cells["searched"][name]["kl"]))
+    figure = go.Figure()
+    for name in names:
+        pair = [cells[search][name]["kl"] for search in TITLES]
+        figure.add_scatter(
+            x=pair,
+            y=[name, name],
+            mode="lines",
+            showlegend=False,
+            hoverinfo="skip",
+            line={"color": "#808080", "width": 1},
+        )
+    looks = {"none": ("diamond-open", "#D55E00"), "searched": ("circle", "#0072B2")}
+    for search, (symbol, color) in looks.items():
+        figure.add_scatter(
+            x=[cells[search][name]["kl"] for name in names],
+            y=names,
+            mode="markers",
+            name=TITLES[search],
+            text=[cells[search][name]["guards"] for name in names],
+            marker={"symbol": symbol, "color": color, "size": 10},
+            hovertemplate="%{y}: KL %{x:.4f}<br>%{text}<extra></extra>",
+        )
+    figure.update_xaxes(title_text="KL on test text, nats per token", type="log", dtick="D1")
+    figure.update_yaxes(categoryorder="array", categoryarray=names, automargin=True)
+    title = f"What guards do for each method, {ratio:.0%} removed"
+    return finish(figure, title, height=140 + 24 * len(names))
+
+
+def plot_layers(plans: Mapping[str, Selection]) -> Figure:
+    """Share of each layer's removable parameters that each plan removes: methods by layers.
+
+    Args:
+        plans: label -> plan, of one model.
+
+    Raises:
+        InputError: no plan.
+    """
+    if not plans:
+        raise InputError("there is no plan to draw. Give at least one.")
+    go = graph_objects()
+    names, first = list(plans), next(iter(plans.values()))
+    values = np.array([layer_shares(plan) for plan in plans.values()])
+    layers = [f"{layer}" for layer in range(first.units.num_layers)]
+    few = len(layers) <= 16
+    figure = go.Figure(
+        go.Heatmap(
+            z=np.round(values, 4),
+            x=layers,
+            y=names,
+            zmin=0,
+            zmax=1,
+            colorscale="Viridis",
+            texttemplate="%{z:.0%}" if few else None,
+            showscale=not few,  # few layers have their numbers written in
+            colorbar={"title": {"text": "removed"}, "tickformat": ".0%"},
+            hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title_text="layer", type="category")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    title = f"Where each plan takes its {first.requested_ratio:.0%}"
+    return finish(figure, title, height=140 + 26 * len(names))
+
+
+def layer_shares(plan: Selection) -> np.ndarray:
+    """Share of each layer's removable parameters a plan removes [layers], float64."""
+    units = plan.units
+    count = units.num_layers
+    total = np.bincount(units.layers, units.costs, minlength=count)
+    gone = plan.indicator
+    removed = np.bincount(units.layers[gone], units.costs[gone], minlength=count)
+    return np.divide(removed, total, out=np.zeros(count), where=total > 0)
+
+
+def plot_frontier(
+    comparison: Comparison,
+    speeds: Table,
+    quantity: str = "prefill",
+    batch_size: int = 1,
+    search: str = "searched",
+) -> Figure:
+    """Perplexity against speed relative to the dense model; a point per plan, quartiles as bars.
+
+    Better is to the right and down. The symbol is the method, a line joins its ratios.
+
+    Args:
+        comparison: of `compare`, for the perplexity.
+        speeds: of `speed_table`, several ratios one after another.
+        quantity, batch_size: which speed.
+        search: of the plans timed.
+
+    Raises:
+        InputError: that speed was not measured.
+    """
+    timed = pick(speeds, quantity=quantity, batch_size=batch_size)
+    if not timed:
+        raise InputError(f"{quantity!r} at batch size {batch_size} was not timed.")
+    go = graph_objects()
+    figure, dense = go.Figure(), comparison.dense()["perplexity"]
+    styles = _styles(comparison, list(dict.fromkeys(row["method"] for row in timed)))
+    for name, style in styles.items():
+        mine, perplexities = pick(timed, method=name), []
+        for row in mine:
+            (cell,) = _rows(comparison, search, [name], row["requested_ratio"])
+            perplexities.append(cell["perplexity"])
+        figure.add_scatter(
+            x=[row["ratio"] for row in mine],
+            y=perplexities,
+            error_x={
+                "array": [row["high"] - row["ratio"] for row in mine],
+                "arrayminus": [row["ratio"] - row["low"] for row in mine],
+                "thickness": 1,
+            },
+            mode="lines+markers+text",
+            text=[f"{row['requested_ratio']:.0%}" for row in mine],
+            textposition="top center",
+            name=name,
+            line={"color": style["color"], "width": 1, "dash": "dot"},
+            marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
+            hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
+        )
+    marker = {"symbol": "cross", "size": 12, "color": "#808080"}
+    figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
+    figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
+    _perplexity_axis(figure)
+    title = "Quality against speed: right and down is better"
+    return _legend_right(finish(figure, title, height=480))
+
+
+# Parts ------------------------------------------------------------------------------------------
+def _rows(
+    comparison: Comparison, search: str, names: Sequence[str] | None, ratio: float | None = None
+) -> Table:
+    """Summary rows of some methods at one ratio, or at all in rising order."""
+    known = {row["requested_ratio"] for row in comparison.rows if row["search"] != "dense"}
+    ratios = sorted(known) if ratio is None else [ratio]
+    rows: list[Row] = [row for r in ratios for row in comparison.summary(r, search)]
+    return [row for row in rows if names is None or row["method"] in names]
+
+
+def _styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Color, symbol and dash of each label; our own method looks the same in every picture."""
+    known = dict.fromkeys(row["method"] for row in comparison.rows if row["search"] != "dense")
+    unknown = [name for name in methods or () if name not in known]
+    if unknown:
+        raise InputError(f"no cells of {unknown[0]!r}. Choose of {', '.join(known)}.")
+    names = list(known if methods is None else methods)
+    styles = {OURS: {"color": HUES[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
+    others, hues, symbols = [n for n in names if n != OURS], HUES[1:], SYMBOLS[1:]
+    for number, name in enumerate(others):
+        styles[name] = {
+            "color": hues[number % len(hues)],
+            "symbol": symbols[number % len(symbols)],
+            "dash": DASHES[(number // len(hues)) % len(DASHES)],
+            "width": 1.5,
+        }
+    return {name: styles[name] for name in names}
+
+
+def _perplexity_axis(figure: Any) -> None:
+    """A log axis whose ticks are perplexities one reads, also where it spans less than a decade."""
+    values = np.concatenate([np.asarray(trace.y, dtype=float) for trace in figure.data])
+    low, high = float(values.min()), float(values.max())
+    if high / low < 3:
+        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 10**9) if (high - low) / s < 9)
+        ticks = np.arange(np.floor(low / step), high / step + 1) * step
+    else:
+        decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+        ticks = np.outer(decades, (1, 1.5, 2, 3, 5, 7)).ravel()
+    text = [f"{tick:.6g}" for tick in ticks]
+    axis = {"tickvals": ticks, "ticktext": text, "type": "log"}
+    figure.update_yaxes(title_text="perplexity, per token", **axis)
+
+
+def _legend_right(figure: Any) -> Figure:
+    """Many names: a column beside the picture."""
+    side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
+    figure.update_layout(legend=side)
+    return figure

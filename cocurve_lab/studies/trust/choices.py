@@ -1,0 +1,366 @@
+"""Study: which lambda and which guards, by ratio, and what survives of the trust-region view.
+
+Everything is chosen on one text and reported on another, with paired standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...calibration import CalibrationSet
+from ...curvature.matrix import Curvature
+from ...measuring.choosing import (
+    GuardsChoice,
+    InteractionChoice,
+    choose_guards,
+    choose_interaction_strength,
+)
+from ...measuring.plan_memory import plans_file
+from ...measuring.racing import Candidate, ChoiceOptions, guards_text
+from ...measuring.risk import measure_plans
+from ...models.identity import fingerprint_model
+from ...tables import Folder, Row, Table, cached_table, pick
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+
+class Texts(NamedTuple):
+    """Rows to choose on, and other rows to report on."""
+
+    choose: CalibrationSet
+    report: CalibrationSet
+
+
+def strength_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen, so sharing it is safe)
+    cache: Folder = None,
+) -> Table:
+    """Held-out KL of every plan lambda makes, ratio by ratio (Section "Trust-Region View").
+
+    Args:
+        model: the dense model.
+        curvature: its H [M, M].
+        texts: rows to choose on and to report on, disjoint from each other and the calibration.
+        ratios: shares of removable cost.
+        options: how candidates are measured.
+        cache: folder that keeps the table; None keeps nothing.
+
+    Returns:
+        One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
+        marks the best), or "best", "lambda 0", "lambda 1" (measured on `texts.report`, with the
+        difference to the best). KL, edge mass E and remainder b in nats per token; `fitting` is
+        1 + b/E, `printed` is 1 - b/E. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
+        `texts.report` with its paired standard error: positive where edges help.
+
+    Raises:
+        InfeasibleError, InputError, MismatchError: as `choose_interaction_strength`.
+    """
+
+    def compute() -> Table:
+        rows = []
+        for ratio in ratios:
+            choice = choose_interaction_strength(
+                model,
+                curvature,
+                ratio,
+                texts.choose,
+                report_on=texts.report,
+                options=kept_beside(options, cache, model, texts.choose),
+            )
+            benefit = _edge_benefit(model, choice, texts.report, options)
+            rows += [row | benefit for row in _rows(choice, {"gate": choice.gate.recommended})]
+        return rows
+
+    return cached_table(
+        cache, "strength", _settings(model, curvature, texts, ratios, options), compute
+    )
+
+
+def _edge_benefit(
+    model: PreTrainedModel,
+    choice: InteractionChoice,
+    report: CalibrationSet,
+    options: ChoiceOptions,
+) -> Row:
+    """KL(lambda 0) - KL(lambda 1) over the same rows; None where one of the two has no plan."""
+    ends = [choice.report.get(name) for name in ("lambda 0", "lambda 1")]
+    plans = [entry.selection for entry in ends if entry is not None]
+    if len(plans) < 2:
+        return {"edge_benefit": None, "edge_benefit_error": None}
+    table = measure_plans(model, plans, report, progress=options.progress)
+    return dict(zip(("edge_benefit", "edge_benefit_error"), table.paired(0, 1), strict=True))
+
+
+def _rows(choice: InteractionChoice | GuardsChoice, extra: Row) -> Table:
+    shared = {
+        "requested_ratio": choice.best.requested_ratio,
+        "left_out": choice.left_out,
+        "infeasible": len(choice.infeasible),
+        **extra,
+    }
+    rows = [
+        {"role": "candidate", **shared, **_candidate(entry), "chosen": entry is choice.chosen}
+        for entry in choice.curve
+    ]
+    rows += [
+        {"role": name, **shared, **_candidate(entry), "chosen": name == "best"}
+        for name, entry in choice.report.items()
+    ]
+    return rows
+
+
+def _candidate(entry: Candidate) -> Row:
+    fit, plan = entry.fit, entry.selection
+    return {
+        "start": entry.intervals[0][0],
+        "stop": entry.intervals[-1][1],
+        "interaction_strength": plan.interaction_strength,
+        "guards": guards_text(entry.guards[0]),
+        "realized_ratio": plan.realized_ratio,
+        "units": len(plan),
+        "predicted_risk": plan.predicted_risk,
+        "kl": entry.kl,
+        "standard_error": entry.standard_error,
+        "perplexity": entry.perplexity,
+        "rows": entry.rows,
+        "difference": entry.difference,
+        "difference_error": entry.difference_error,
+        "stopped_early": entry.stopped_early,
+        "tied": entry.tied,
+        "edge_mass": fit.edge_mass,
+        "remainder": fit.remainder,
+        "fitting": fit.interaction_strength,
+        "fitting_error": fit.strength_error,
+        "printed": fit.printed,
+    }
+
+
+def strength_summary(table: Table) -> Table:
+    """By ratio: the lambda of the best plan, the lambda that fits the risk, and what edges bring.
+
+    E and b are those of the plan of lambda = 1, on the reported rows: a plan and rows that were not
+    picked for their KL.
+    """
+    rows = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        part = pick(table, requested_ratio=ratio)
+        chosen = next(row for row in part if row["role"] == "candidate" and row["chosen"])
+        best, zero, one = (
+            next((row for row in part if row["role"] == role), None)
+            for role in ("best", "lambda 0", "lambda 1")
+        )
+        row: Row = {
+            "requested_ratio": ratio,
+            "best_from": chosen["start"],
+            "best_to": chosen["stop"],
+            "gate": chosen["gate"],
+            "plans": sum(row["role"] == "candidate" for row in part),
+        }
+        for name, entry in (("best", best), ("lambda_0", zero), ("lambda_1", one)):
+            row[f"kl_{name}"] = None if entry is None else entry["kl"]
+            row[f"error_{name}"] = None if entry is None else entry["standard_error"]
+        for name, entry in (("lambda_0", zero), ("lambda_1", one)):
+            row[f"{name}_behind"] = None if entry is None else entry["difference"]
+            row[f"{name}_behind_error"] = None if entry is None else entry["difference_error"]
+        row |= {name: chosen[name] for name in ("edge_benefit", "edge_benefit_error")}
+        for name in ("edge_mass", "remainder", "fitting", "fitting_error", "printed"):
+            row[name] = None if one is None else one[name]
+        rows.append(row)
+    return rows
+
+
+def trust_statements(table: Table) -> Table:
+    """What the paper says of lambda and the trust region, against what was measured.
+
+    Statements are those of Section "A Trust-Region View" and its appendix. Each row has the
+    statement, how many ratios it could be tested on, how many agree, and the numbers.
+
+    Args:
+        table: from `strength_study`.
+    """
+    summary = [row for row in strength_summary(table) if row["edge_benefit"] is not None]
+    balance = [row["fitting"] - 1 for row in summary]
+    falling = [after["best_from"] <= before["best_to"] for before, after in pairwise(summary)]
+    rising = [after >= before for before, after in pairwise(balance)]
+
+    def values(name: str) -> list[float]:
+        return [row[name] for row in summary]
+
+    def within(name: str) -> list[bool]:
+        return [0 <= value <= 1 for value in values(name)]
+
+    def not_below(name: str) -> list[bool]:
+        return [row[name] >= -row[f"{name}_error"] for row in summary]
+
+    checks = [
+        ("the edge mass E is positive", [v > 0 for v in values("edge_mass")], values("edge_mass")),
+        (
+            "the remainder b is not negative: higher orders do harm",
+            [value >= 0 for value in values("remainder")],
+            values("remainder"),
+        ),
+        ("b/E grows with the ratio", rising, balance),
+        (
+            "1 - b/E, the paper's formula, is a lambda in [0, 1]",
+            within("printed"),
+            values("printed"),
+        ),
+        (
+            "1 + b/E, which fits the risk, is a lambda in [0, 1]",
+            within("fitting"),
+            values("fitting"),
+        ),
+        ("the best lambda does not grow with the ratio", falling, values("best_from")),
+        (
+            "lambda 1 is no worse than lambda 0, within one paired standard error",
+            not_below("edge_benefit"),
+            values("edge_benefit"),
+        ),
+        (
+            "lambda 0 is a floor: the plan chosen on held-out text is no worse on other text",
+            not_below("lambda_0_behind"),
+            values("lambda_0_behind"),
+        ),
+    ]
+    ratios = values("requested_ratio")
+    return [
+        {
+            "statement": statement,
+            "agree": sum(agree),
+            "tested": len(agree),
+            "holds": bool(agree) and all(agree),
+            "numbers": ", ".join(
+                f"{ratio:.0%}: {number:.3g}" for ratio, number in zip(ratios, numbers, strict=True)
+            ),
+        }
+        for statement, agree, numbers in checks
+    ]
+
+
+# Guards -------------------------------------------------------------------------------------------
+def guards_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.2, 0.4),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+    cache: Folder = None,
+) -> Table:
+    """Layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2, guards).
+
+    Arguments are those of `strength_study`.
+
+    Returns:
+        One row per ratio, judge and plan; `role` as there, with "no guards" and "release's guards"
+        reported beside the best.
+    """
+
+    def compute() -> Table:
+        rows = []
+        for ratio in ratios:
+            for judge in ("kl", "nll"):
+                choice = choose_guards(
+                    model,
+                    curvature,
+                    ratio,
+                    texts.choose,
+                    report_on=texts.report,
+                    options=replace(kept_beside(options, cache, model, texts.choose), judge=judge),
+                )
+                rows += _rows(choice, {"judge": judge})
+        return rows
+
+    return cached_table(
+        cache, "guards", _settings(model, curvature, texts, ratios, options), compute
+    )
+
+
+def kept_beside(
+    options: ChoiceOptions, cache: Folder, model: PreTrainedModel, text: CalibrationSet
+) -> ChoiceOptions:
+    """Measurements kept beside the tables, so that an interrupted study goes on."""
+    path = plans_file(cache, model, text)
+    return options if path is None else replace(options, checkpoint=path)
+
+
+def _settings(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float],
+    options: ChoiceOptions,
+) -> dict[str, Any]:
+    return {
+        "model": fingerprint_model(model),
+        "curvature": curvature.fingerprint,
+        "choose": texts.choose.fingerprint,
+        "report": texts.report.fingerprint,
+        "ratios": [float(ratio) for ratio in ratios],
+        "max_candidates": options.max_candidates,
+        "first_rows": options.first_rows,
+        "stop_beyond": options.stop_beyond,
+        "judge": options.judge,
+    }
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_strength(table: Table) -> Figure:
+    """Held-out KL against lambda, one curve per ratio; a ring marks the plan that was chosen.
+
+    The axis is symlog-like (arsinh), because published choices reach from 4.5e-5 to 0.2.
+    """
+    from ...figures import finish, graph_objects
+
+    go = graph_objects()
+    figure, palette = (
+        go.Figure(),
+        ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"],
+    )
+    scale = 1e-3
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
+        part = sorted(
+            (row for row in pick(table, requested_ratio=ratio) if row["role"] == "candidate"),
+            key=lambda row: row["start"],
+        )
+        color = palette[number % len(palette)]
+        x = [math.asinh((row["start"] + row["stop"]) / 2 / scale) for row in part]
+        figure.add_scatter(
+            x=x,
+            y=[row["kl"] for row in part],
+            error_y={"array": [row["standard_error"] for row in part], "thickness": 1, "width": 2},
+            mode="lines+markers",
+            name=f"{ratio:.0%}",
+            line={"color": color},
+            marker={"symbol": number, "size": 6},
+            text=[f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in part],
+            hovertemplate="%{text}<br>KL %{y:.4g}<extra></extra>",
+        )
+        best = next(n for n, row in enumerate(part) if row["chosen"])
+        figure.add_scatter(
+            x=[x[best]],
+            y=[part[best]["kl"]],
+            mode="markers",
+            showlegend=False,
+            marker={"symbol": "circle-open", "size": 16, "color": color, "line": {"width": 2}},
+            hovertemplate=f"chosen at {ratio:.0%}<extra></extra>",
+        )
+    ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
+    figure.update_xaxes(
+        title_text="λ", tickvals=np.arcsinh(np.array(ticks) / scale).tolist(), ticktext=ticks
+    )
+    figure.update_yaxes(title_text="held-out KL, nats per token", type="log")
+    return finish(figure, "Which λ is best, by share removed (rings: chosen)")

@@ -1,0 +1,386 @@
+"""What the paper says of trusting the edges, beside what the tables of the studies show.
+
+One function per study. Verdicts go by two standard errors, so the same cell says other things of
+another model. Where a claim is about several plans, one clear failure is enough against it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+from scipy.stats import rankdata
+
+from ...measuring.choosing import RELEASED
+from ...tables import Row, Table, column, pick, plus_minus
+from ..findings import ABOVE, BELOW, Finding, Verdict, every, judged, percent
+from ..shared import sequence_values
+from .choices import strength_summary
+from .fidelity import ACROSS, POOL, correlations, fidelity_summary, resampled_means
+from .iterative import ITERATIVE
+from .redundancy import redundancy_trend
+from .saturation import PAIRS, saturation_summary
+
+FIDELITY = 'App. "Surrogate Fidelity"'
+
+
+TRUST = 'Section "A trust-region view"'
+
+
+TRUST_APPENDIX = 'App. "Trust-Region View"'
+
+
+NEAR = 0.1  # a prediction that is right to second order: measured / predicted this close to 1
+
+
+TIMES = 2.0  # a prediction of a plan's size is called accurate within this factor
+
+
+# Does the prediction hold -----------------------------------------------------------------------
+def single_unit_findings(table: Table) -> list[Finding]:
+    """Of `single_unit_fidelity`: the median of measured / predicted, its error over units."""
+    ratios = column(table, "ratio").astype(float)
+    ratios = ratios[np.isfinite(ratios)]
+    middle, error = None, None
+    if len(ratios) > 1:
+        draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+        middle, error = float(np.median(ratios)), float(np.median(draws, axis=1).std(ddof=1))
+    away = float((np.abs(ratios - 1) > NEAR).mean()) if len(ratios) else math.nan
+    return [
+        Finding(
+            "single units",
+            f"½ H_uu is the KL of removing u alone, to second order (here: within {NEAR:.0%})",
+            'Prop. "Fisher quadratic"',
+            f"median measured / predicted {plus_minus(middle, error)}; {away:.0%} of "
+            f"{len(ratios)} units are off by more than {NEAR:.0%}",
+            judged(middle, error, 1 - NEAR, 1 + NEAR),
+        )
+    ]
+
+
+def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
+    """Of `fidelity_study`: order and size across ratios, order within one budget, the gap."""
+    rows = {(r["group"], r["statistic"]): r for r in fidelity_summary(table, draws)}
+    full, inf = f"{ACROSS}, lambda 1", math.inf
+    asked = [
+        (full, "spearman", "across ratios predicted and measured rise together: Spearman 1.00", 1),
+        (full, "pearson", "across ratios Pearson is 0.95", 0.95),
+        (POOL, "spearman", "plans of one budget are ranked: Spearman 0.81", 0.81),
+        (
+            POOL,
+            "random over structured",
+            "random plans of that budget cost far more: about 3 times",
+            3,
+        ),
+    ]
+    found = []
+    for group, name, claim, least in asked:
+        row, rounding = rows.get((group, name)), 0.005 if least <= 1 else 0.5
+        if row is not None:
+            found.append(_statistic("fidelity", claim, row, least - rounding, inf))
+    gap = rows.get((full, "gap exponent in units"))
+    if gap is not None:
+        claim = "the gap widens super-linearly, at most as the cube of the units removed"
+        found.append(_statistic("fidelity", f"{claim} (exponent 1 to 3)", gap, 1, 3))
+    ratio = rows.get((POOL, "median_ratio"))
+    if ratio is not None:
+        claim = f"the joint prediction ½ sᵀHs is accurate (here: within a factor of {TIMES:g})"
+        found.append(_statistic("fidelity", claim, ratio, 1 / TIMES, TIMES))
+    return [*found, *_without_edges(table, draws)]
+
+
+def _statistic(study: str, claim: str, row: Row, low: float, high: float) -> Finding:
+    errors = [e for e in (row["standard_error"], row["fit_error"]) if e is not None]
+    error = math.hypot(*errors) if errors else None
+    ours = f"{row['statistic']} {plus_minus(row['value'], error)} ({row['points']} points)"
+    return Finding(study, claim, FIDELITY, ours, judged(row["value"], error, low, high))
+
+
+def _without_edges(table: Table, draws: int) -> list[Finding]:
+    """Whether ½ sᵀHs orders the pool better than its diagonal alone; paired over draws of text."""
+    pool = pick(table, group=POOL)
+    if len(pool) < 3:
+        return []
+    measured = rankdata(resampled_means(sequence_values(pool), draws, 0), axis=1)
+    full, alone = (
+        correlations(rankdata(column(pool, name)), measured) for name in ("predicted", "diagonal")
+    )
+    gain = (full - alone)[np.isfinite(full - alone)]
+    error = float(gain[1:].std(ddof=1)) if len(gain) > 2 else None
+    value = float(gain[0]) if len(gain) else None
+    return [
+        Finding(
+            "fidelity",
+            "the order within a budget comes from co-pruning, not from the units alone",
+            FIDELITY,
+            f"Spearman {full[0]:.3f} with edges, {alone[0]:.3f} with the diagonal alone: "
+            f"{plus_minus(value, error)} gained",
+            judged(value, error, *ABOVE),
+        )
+    ]
+
+
+def saturation_findings(table: Table, draws: int = 2000) -> list[Finding]:
+    """Of `pair_saturation`: the factor of a pair, and whether H_uv has the interaction's sign."""
+    rows = {(r["group"], r["statistic"]): r for r in saturation_summary(table, draws)}
+    factor = rows[PAIRS[0], "median factor"]
+    claim = "two losses saturate: the pair costs 0.92 of the sum, below 1"
+    found = [_statistic("pairs", claim, factor, 0, 1)]
+    both = "strongest, both signs"
+    sign, chance = rows.get((both, "sign agreement")), rows.get((both, "agreement by chance"))
+    if sign is not None and chance is not None and sign["value"] is not None:
+        gain = sign["value"] - chance["value"]
+        found.append(
+            Finding(
+                "pairs",
+                "the sign of H_uv says whether a pair is worse or better than the sum",
+                "eq. (quadratic)",
+                f"{sign['value']:.0%} of {sign['points']} strongest pairs, "
+                f"{chance['value']:.0%} by chance: {plus_minus(gain, sign['standard_error'])}",
+                judged(gain, sign["standard_error"], *ABOVE),
+            )
+        )
+    return found
+
+
+# Which lambda -----------------------------------------------------------------------------------
+def strength_findings(table: Table) -> list[Finding]:
+    """Of `strength_study`: what edges bring at each ratio, the floor, the gate, and b/E."""
+    rows = [row for row in strength_summary(table) if row["edge_benefit"] is not None]
+    found = []
+    for row in rows:
+        benefit, error = row["edge_benefit"], row["edge_benefit_error"]
+        ours = f"KL(λ 0) - KL(λ 1) = {plus_minus(benefit, error)} nats per token"
+        claim = f"at {percent(row['requested_ratio'])} the edges help: λ = 1 costs less than λ = 0"
+        where = 'Section "Ablations: the edge term is decisive"'
+        found.append(Finding("lambda", claim, where, ours, judged(benefit, error, *ABOVE)))
+    agree = [_gate_agrees(row) for row in rows]
+    told = ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r['gate'])}" for r in rows)
+    claim = "the redundancy gate tells from H alone whether edges help"
+    found.append(Finding("gate", claim, 'App. "Scope"', f"recommended λ, {told}", every(agree)))
+    claims: list[tuple[str, str, Callable[[Row], Verdict], str]] = [
+        (
+            "λ = 0 is a floor: what is chosen on held-out text is never worse",
+            TRUST,
+            lambda r: judged(r["lambda_0_behind"], r["lambda_0_behind_error"], *ABOVE),
+            "lambda_0_behind",
+        ),
+        (
+            "the edge mass E is positive",
+            TRUST_APPENDIX,
+            lambda r: bool(r["edge_mass"] > 0),
+            "edge_mass",
+        ),
+        (
+            "the remainder b is not negative",
+            TRUST_APPENDIX,
+            lambda r: judged(r["remainder"], r["error_lambda_1"], *ABOVE),
+            "remainder",
+        ),
+        (
+            "1 - b/E is a λ between 0 and 1",
+            "eq. (lambdastar)",
+            lambda r: judged(r["printed"], r["fitting_error"], 0, 1),
+            "printed",
+        ),
+    ]
+    found += [
+        Finding("lambda", claim, where, _by_ratio(rows, name), every(map(judge, rows)))
+        for claim, where, judge, name in claims
+    ]
+    return [*found, *_walk(table)]
+
+
+def _gate_agrees(row: Row) -> Verdict:
+    helps = judged(row["edge_benefit"], row["edge_benefit_error"], *ABOVE)
+    return None if helps is None or row["gate"] is None else helps == (row["gate"] > 0)
+
+
+def _by_ratio(rows: Table, name: str) -> str:
+    return ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r[name])}" for r in rows)
+
+
+def _walk(table: Table) -> list[Finding]:
+    """The best lambda by ratio, where plans within two errors of the winner count as best too."""
+    spans = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        raced = pick(table, requested_ratio=ratio, role="candidate", stopped_early=False)
+        tied = [r for r in raced if r["difference"] <= 2 * r["difference_error"]]
+        spans.append((ratio, min(r["start"] for r in tied), max(r["stop"] for r in tied)))
+    ours = ", ".join(f"{percent(ratio)}: {low:.3g} to {high:.3g}" for ratio, low, high in spans)
+    steps = [
+        # the next range lies below, above, or the two meet
+        True if after[2] < before[1] else (False if after[1] > before[2] else None)
+        for before, after in pairwise(spans)
+    ]
+    low, high = min(RELEASED.values()), max(RELEASED.values())
+    twenty = [span for span in spans if math.isclose(span[0], 0.2)]
+    found = [Finding("lambda", "the best λ falls with the ratio", TRUST, ours, every(steps))]
+    for _, start, stop in twenty:
+        apart = start > high or stop < low
+        inside = low <= start and stop <= high
+        claim = f"at 20 % λ is {low:.2f} to {high:.2f}"
+        verdict = False if apart else (True if inside else None)
+        ours = f"as good as the best: {start:.3g} to {stop:.3g}"
+        found.append(Finding("lambda", claim, "the authors' release, 3 models", ours, verdict))
+    return found
+
+
+NEARLY = 0.95  # a share of the objective of greedy; above it, greedy is called nearly the best
+
+
+GUARDS = 'App. "The Greedy Co-Pruning Solver", anti-collapse guards'
+
+
+def guards_findings(table: Table) -> list[Finding]:
+    """Of `guards_study`: what guards bring at each ratio, and the release's rule beside the best.
+
+    A difference is the plan's value minus that of the guards chosen on other text.
+    """
+    found = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        part = pick(table, requested_ratio=ratio, judge="kl")
+        best = next(row for row in part if row["role"] == "best")
+        free = next((row for row in part if row["role"] == "no guards"), None)
+        claim = f"at {percent(ratio)} guards keep a plan from collapsing"
+        ours, verdict = f"chosen: {best['guards']}; without guards no plan", None
+        if free is not None and free["difference"] == 0:
+            ours, verdict = "the plan chosen is the one without guards", False
+        elif free is not None:
+            more, error = free["difference"], free["difference_error"]
+            ours = f"{best['guards']}; KL without guards higher by {plus_minus(more, error)}"
+            verdict = judged(more, error, *ABOVE)
+        found.append(Finding("guards", claim, GUARDS, ours, verdict))
+        found.append(_release(ratio, part))
+    return [*found, _judges_agree(table)]
+
+
+def _release(ratio: float, part: Table) -> Finding:
+    """The release's guards are no worse than the best of the grid."""
+    rule = next((row for row in part if row["role"] == "release's guards"), None)
+    claim = f"at {percent(ratio)} a cap of 1.5 x ratio with two layers kept at either end is right"
+    if rule is None:
+        ours = "not tested: under it greedy does not reach the share"
+        return Finding("guards", claim, "the authors' release", ours, None)
+    more, error = rule["difference"], rule["difference_error"]
+    ours = f"KL above that of the chosen guards by {plus_minus(more, error)}"
+    return Finding("guards", claim, "the authors' release", ours, judged(more, error, *BELOW))
+
+
+def _judges_agree(table: Table) -> Finding:
+    chosen = {
+        (row["requested_ratio"], row["judge"]): row["guards"]
+        for row in pick(table, role="best")  # one per ratio and judge
+    }
+    ratios = list(dict.fromkeys(ratio for ratio, _ in chosen))
+    same = [chosen[ratio, "kl"] == chosen[ratio, "nll"] for ratio in ratios]
+    ours = ", ".join(
+        f"{percent(r)}: {chosen[r, 'kl']}" + ("" if s else f" by KL, {chosen[r, 'nll']} by loss")
+        for r, s in zip(ratios, same, strict=True)
+    )
+    claim = "guards may be chosen by perplexity: KL chooses the same ones"
+    return Finding("guards", claim, 'App. "Evaluation Protocol"', ours, all(same))
+
+
+def refinement_findings(table: Table) -> list[Finding]:
+    """Of `refinement_study`: how near greedy is to any plan, and whether a lower R_λ costs less."""
+    rows = [row for row in table if row["objective"] > 0]
+    reached = [row["bound"] / row["objective"] >= NEARLY for row in rows]
+    beaten = [row["refined_objective"] / row["objective"] < NEARLY for row in rows]
+    ours = "; ".join(
+        f"{_plan(row)}: {row['refined_objective'] / row['objective']:.3f}, "
+        f"{row['bound'] / row['objective']:.3f}"
+        for row in rows
+    )
+    nearly = True if rows and all(reached) else None  # a bound may also be loose
+    moved = [row for row in table if row["units_exchanged"]]
+    return [
+        Finding(
+            "refinement",
+            "greedy is a well-behaved stand-in for the exact solution "
+            f"(here: within {1 - NEARLY:.0%})",
+            'App. "Solver Guarantees"',
+            f"R_λ after search, and bound, over that of greedy: {ours}",
+            False if any(beaten) else nearly,
+        ),
+        Finding(
+            "refinement",
+            "a plan of lower R_λ costs less on held-out text",
+            'App. "Surrogate Fidelity"',
+            _differences(moved, "difference", "difference_error") or "no plan was improved",
+            every(judged(r["difference"], r["difference_error"], *BELOW) for r in moved),
+        ),
+    ]
+
+
+def gains_findings(table: Table) -> list[Finding]:
+    """Of `gains_study`: each compensated plan on the reported rows."""
+    found = []
+    for row in pick(table, role="report"):
+        claim = f"gains lower the KL ({_plan(row)})"
+        where = 'Section "Edge-derived coupling-aware compensation"'
+        difference, error = row["difference"], row["difference_error"]
+        if row["ridge"] is None:
+            ours = "none were applied: no setting beat the plan without"
+            found.append(Finding("gains", claim, where, ours, False))
+            continue
+        ours = f"γ {row['ridge']:g}, τ {row['clip']:g}: {plus_minus(difference, error)}"
+        found.append(Finding("gains", claim, where, ours, judged(difference, error, *BELOW)))
+    return found
+
+
+def infinitesimal_findings(table: Table) -> list[Finding]:
+    """Of `measure_infinitesimal`: whether whole removals plan better, one finding per plan."""
+    found = []
+    for row in table:
+        claim = f"whole removals serve better than derivatives ({_plan(row)})"
+        ours = f"KL of the plan of H* minus that of H: {plus_minus(None)}; greedy stalls"
+        if row["difference"] is not None:
+            more = plus_minus(row["difference"], row["difference_error"])
+            ours = f"KL of the plan of H* minus that of H: {more}"
+        verdict = judged(row["difference"], row["difference_error"], *ABOVE)
+        found.append(Finding("finite or not", claim, "Section 1, Introduction", ours, verdict))
+    return found
+
+
+def redundancy_findings(table: Table) -> list[Finding]:
+    """Of `redundancy_study`: the trend over models, and the gate on each."""
+    trend = redundancy_trend(table)
+    verdict = None
+    ours = trend["note"].rstrip(".")
+    if trend["spearman"] is not None:
+        ours = f"Spearman {trend['spearman']:.2f} over {trend['models']} models"
+        ours += f", p = {trend['p_value']:.2g}"
+        verdict = None if trend["p_value"] > 0.05 else trend["spearman"] < 0
+    where = 'Fig. "edge benefit vs. FFN redundancy"'
+    claim = "the edge benefit falls as the FFN redundancy rises"
+    found = [Finding("redundancy", claim, where, ours, verdict)]
+    for row in table:
+        ours = f"redundancy {plus_minus(row['redundancy'], row['redundancy_se'])}, "
+        ours += f"edge benefit {plus_minus(row['edge_benefit'], row['edge_benefit_se'])}"
+        told = "nothing" if row["gate_lambda"] is None else f"λ = {row['gate_lambda']:g}"
+        claim = f"{row['model']}: the gate says {told}, and that is right"
+        found.append(Finding("redundancy", claim, 'App. "Scope"', ours, row["gate_right"]))
+    return found
+
+
+def iterative_findings(table: Table) -> list[Finding]:
+    """Of `iterative_study`: whether H rebuilt on the way gives better plans."""
+    found = []
+    for row in pick(table, plan=ITERATIVE):
+        claim = f"H rebuilt half-way makes a better plan ({_plan(row)})"
+        ours = f"KL minus one shot's: {plus_minus(row['difference'], row['difference_se'])}"
+        verdict = judged(row["difference"], row["difference_se"], *BELOW)
+        found.append(Finding("steps", claim, "Conclusion, as an outlook", ours, verdict))
+    return found
+
+
+def _plan(row: Row) -> str:
+    ratio = row["ratio"] if "ratio" in row else row["requested_ratio"]
+    return f"{percent(ratio)}, λ {row['interaction_strength']:g}"
+
+
+def _differences(rows: Table, name: str, error: str) -> str:
+    return "; ".join(f"{_plan(row)}: {plus_minus(row[name], row[error])}" for row in rows)

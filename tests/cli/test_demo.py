@@ -1,0 +1,87 @@
+"""The embedded model and the terminal demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.cli import demo
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+BAR = {"knowledge": 0.95, "code": 0.95, "commonsense": 0.90, "arithmetic": 0.90}
+
+
+def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
+    folder = cl.demo_folder()
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 12e6
+    assert (folder / "README.md").exists()
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        dtypes = {weights.get_tensor(name).dtype for name in weights.keys()}  # noqa: SIM118
+    assert dtypes == {torch.float16}
+    model, tokenizer = cl.load_model("demo")
+    assert 3e6 <= model.num_parameters() <= 6e6
+    assert model.config.num_key_value_heads < model.config.num_attention_heads
+    assert model.config.tie_word_embeddings
+    assert model.dtype == torch.float32
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", BAR)
+def test_the_card_is_true_and_the_bar_is_met(measure: ModuleType, family: str) -> None:
+    """Exact match on all shipped test prompts: what the card says, and at least the bar."""
+    model, tokenizer = cl.load_model("demo")
+    stated = json.loads((cl.demo_folder() / "training.json").read_text())["capability"][family]
+    lines = (DATA / "prompts" / f"{family}.jsonl").read_text().splitlines()
+    asked = [json.loads(line) for line in lines]
+    said = measure.replies(model, tokenizer, [row["prompt"] for row in asked])
+    share = np.mean([reply == row["answer"] for reply, row in zip(said, asked, strict=True)])
+    assert share == pytest.approx(stated, abs=0.011)
+    assert share >= BAR[family]
+
+
+@pytest.mark.slow
+def test_at_40_percent_random_plans_destroy_it_and_a_plan_holds(measure: ModuleType) -> None:
+    """By KL on held-out text, and by what the model still answers."""
+    model, tokenizer = cl.load_model("demo")
+    units = cl.enumerate_units(model)
+    text, held_out = cl.default_calibration("demo", tokenizer, 8, 4, positions_per_sequence="all")
+    curvature = cl.estimate_curvature(model, units, text, progress=False)
+    plans = [cl.solve_greedy(curvature, 0.4), *(demo.random_plan(units, 0.4, s) for s in range(3))]
+    table = cl.measure_plans(model, plans, held_out, progress=False, calibrated_on=curvature)
+    assert table.mean[0] < table.mean[1:].min() / 2
+
+    asked = []
+    for family in BAR:
+        lines = (DATA / "prompts" / f"{family}.jsonl").read_text().splitlines()[:40]
+        asked += [json.loads(line) for line in lines]
+    shares = []
+    for plan in plans:
+        said = measure.replies(cl.prune(model, plan), tokenizer, [row["prompt"] for row in asked])
+        right = [reply == row["answer"] for reply, row in zip(said, asked, strict=True)]
+        shares.append(float(np.mean(right)))
+    assert shares[0] > 1.5 * max(shares[1:])
+    assert np.mean(shares[1:]) < 0.4
+
+
+def test_demo_command_prints_the_table_and_both_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    demo.main(["--rows", "2", "--held-out", "2", "--ratios", "0.2"])
+    shown = capsys.readouterr().out
+    for expected in ("lambda 0", "lambda 1", "random", "masked = pruned", "dense ", "pruned "):
+        assert expected in shown
+
+
+def test_random_plan_reaches_the_ratio_and_no_further_than_a_unit() -> None:
+    model, _ = cl.load_model("demo")
+    units = cl.enumerate_units(model)
+    for ratio in (0.0, 0.2, 0.5):
+        plan = demo.random_plan(units, ratio, seed=1)
+        assert ratio <= plan.realized_ratio < ratio + units.costs.max() / units.total_cost

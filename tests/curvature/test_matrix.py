@@ -1,0 +1,442 @@
+"""The matrix H: its checks, its statistics, its files, and the authors' release."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.errors import FileFormatError, InputError, MismatchError, NumericalError
+from cocurve_lab.storage import dump_plain
+from helpers.problems import gram_curvature, llama_8b_units, make_units, random_curvature
+from helpers.release import Shape, write_release
+
+UNITS = make_units()
+SIZE = len(UNITS)
+TWO_LAYERS = Shape(layers=2)
+
+
+# Checks -------------------------------------------------------------------------------------------
+
+
+def changed(u: int, v: int, value: float) -> np.ndarray:
+    matrix = random_curvature(UNITS).matrix.copy()
+    matrix[u, v] = value
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("matrix", "error", "message"),
+    [
+        (changed(3, 5, math.nan), NumericalError, r"H\[3, 5\] is nan"),
+        (changed(0, 1, math.inf), NumericalError, r"H\[0, 1\] is inf"),
+        (changed(0, 1, 9.0), NumericalError, "not symmetric"),
+        (changed(2, 2, -0.1), NumericalError, "negative diagonal entry -0.1"),
+        (np.eye(3), InputError, r"shape \(3, 3\), but there are 15 units"),
+        (np.eye(15)[:, :14], InputError, "shape"),
+        (np.ones(15), InputError, "shape"),
+    ],
+)
+def test_what_is_no_gram_matrix_is_refused(
+    matrix: np.ndarray, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Curvature(matrix, UNITS)
+
+
+def test_group_arrays_must_fit() -> None:
+    grams, positions, risks = np.zeros((2, SIZE, SIZE)), np.ones(2, int), np.zeros((2, SIZE))
+    with pytest.raises(InputError, match="group_grams has shape"):
+        Curvature(np.eye(SIZE), UNITS, {}, grams[:, :3])
+    with pytest.raises(InputError, match="numbers of groups differ"):
+        Curvature(np.eye(SIZE), UNITS, {}, grams, positions[:1], risks)
+    with pytest.raises(InputError, match="no scored position"):
+        Curvature.from_groups(UNITS, grams, 0 * positions, risks, {})
+
+
+def test_rounding_is_symmetrised_and_the_matrix_is_read_only() -> None:
+    matrix = random_curvature(UNITS).matrix.astype(np.float32)
+    matrix[2, 3] *= np.float32(1 + 1e-6)
+    curvature = Curvature(matrix, UNITS)
+    assert curvature.matrix.dtype == np.float64
+    np.testing.assert_array_equal(curvature.matrix, curvature.matrix.T)
+    with pytest.raises(ValueError, match="read-only"):
+        curvature.matrix[0, 0] = 1.0
+    matrix[:] = 0  # the caller's array is a copy's source, no more
+    assert curvature.matrix.any()
+
+
+# Statistics ---------------------------------------------------------------------------------------
+
+
+def test_statistics_against_loops() -> None:
+    curvature = random_curvature(UNITS, 4)
+    h = curvature.matrix
+    rho = [[h[u, v] / math.sqrt(h[u, u] * h[v, v]) for v in range(SIZE)] for u in range(SIZE)]
+    np.testing.assert_allclose(curvature.correlation(), rho, atol=1e-15)
+    assert curvature.correlation().min() < 0
+    for u in range(SIZE):
+        assert curvature.saliency[u] == h[u, u]
+        others = sum(abs(h[u, v]) for v in range(SIZE) if v != u)
+        assert curvature.connectivity[u] == pytest.approx(others)
+    sums: dict[str, list[float]] = {"attention": [], "cross": [], "ffn": []}
+    for u in range(SIZE):
+        for v in range(SIZE):
+            if u != v:
+                kinds = {UNITS[u].kind, UNITS[v].kind}
+                sums["cross" if len(kinds) == 2 else kinds.pop()].append(abs(rho[u][v]))
+    expected = {block: np.mean(values) for block, values in sums.items()}
+    assert curvature.block_means() == pytest.approx(expected)
+    assert curvature.ffn_redundancy == pytest.approx(expected["ffn"])
+    with pytest.raises(InputError, match="unknown block 'mlp'"):
+        curvature.pair_mask("mlp")
+
+
+def test_risk_is_the_quadratic_form_and_the_spectrum_is_sorted() -> None:
+    curvature = random_curvature(UNITS, 5)
+    s = np.zeros(SIZE)
+    s[[1, 4, 9]] = 1
+    assert curvature.risk([1, 4, 9]) == pytest.approx(s @ curvature.matrix @ s / 2)
+    assert curvature.risk([]) == 0
+    spectrum = curvature.spectrum()
+    assert (np.diff(spectrum) <= 0).all()
+    assert spectrum.sum() == pytest.approx(curvature.saliency.sum())
+    assert spectrum.min() > -1e-12
+
+
+def test_a_unit_without_effect_correlates_with_nothing() -> None:
+    matrix = random_curvature(UNITS).matrix.copy()
+    matrix[4, :] = matrix[:, 4] = 0
+    correlation = Curvature(matrix, UNITS).correlation()
+    assert correlation[4, 4] == 1
+    assert not np.delete(correlation[4], 4).any()
+
+
+def test_one_kind_only_leaves_blocks_nan() -> None:
+    means = random_curvature(make_units(3, 2, 0)).block_means()
+    assert math.isnan(means["ffn"])
+    assert math.isnan(means["cross"])
+    assert means["attention"] > 0
+
+
+def halves(curvature: Curvature) -> list[np.ndarray]:
+    assert curvature.group_grams is not None
+    grams = curvature.group_grams[::2].sum(axis=0), curvature.group_grams[1::2].sum(axis=0)
+    return [g / np.sqrt(np.outer(np.diagonal(g), np.diagonal(g))) for g in grams]
+
+
+def test_noise_floor_and_corrected_redundancy_against_loops() -> None:
+    curvature = random_curvature(UNITS, 6, groups=6)
+    a, b = halves(curvature)
+    ffn = [u for u in range(SIZE) if UNITS[u].kind == "ffn"]
+    pairs = [(u, v) for u in ffn for v in ffn if u != v]
+    floor = np.mean([abs(a[p] - b[p]) / 2 for p in pairs])
+    corrected = np.mean([(np.sign(a[p]) * b[p] + np.sign(b[p]) * a[p]) / 2 for p in pairs])
+    assert curvature.ffn_redundancy_noise_floor == pytest.approx(floor)
+    assert curvature.ffn_redundancy_corrected == pytest.approx(corrected)
+    assert random_curvature(UNITS).ffn_redundancy_noise_floor is None
+    assert random_curvature(UNITS, groups=1).ffn_redundancy_corrected is None
+
+
+def test_independent_features_have_no_redundancy_beyond_the_floor() -> None:
+    """Truth 0: the raw value is sqrt(2 / (pi n)) of noise, the corrected one is not."""
+    units, n = make_units(8, 0, 12), 200
+    features = np.random.default_rng(0).normal(size=(96, n))
+    curvature = gram_curvature(units, features, groups=10)
+    floor = curvature.ffn_redundancy_noise_floor
+    assert floor is not None
+    assert floor == pytest.approx(math.sqrt(2 / (math.pi * n)), rel=0.03)
+    assert curvature.ffn_redundancy == pytest.approx(floor, rel=0.03)
+    assert curvature.ffn_redundancy_corrected == pytest.approx(0, abs=0.1 * floor)
+
+
+def test_a_true_correlation_survives_the_correction() -> None:
+    """Truth 0.2 between all pairs, measured on so few positions that the floor is 0.056."""
+    units, n, rho = make_units(8, 0, 12), 200, 0.2
+    rng = np.random.default_rng(0)
+    features = math.sqrt(1 - rho) * rng.normal(size=(96, n)) + math.sqrt(rho) * rng.normal(size=n)
+    curvature = gram_curvature(units, features, groups=10)
+    assert curvature.ffn_redundancy_corrected == pytest.approx(rho, abs=0.03)
+
+
+def test_single_unit_risk_is_the_mean_over_positions() -> None:
+    curvature = random_curvature(UNITS, groups=4)
+    assert curvature.single_unit_risk is not None
+    # the factory stores half the squared features, of which H_uu is the mean square
+    np.testing.assert_allclose(curvature.single_unit_risk, curvature.saliency / 2)
+    assert random_curvature(UNITS).single_unit_risk is None
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".pkl", ".npz"])
+@pytest.mark.parametrize("groups", [None, 4])
+def test_round_trip(tmp_path: Path, suffix: str, groups: int | None) -> None:
+    curvature = random_curvature(UNITS, groups=groups).with_provenance(top_r=256, model_name="m")
+    again = Curvature.load(curvature.save(tmp_path / f"H{suffix}"))
+    np.testing.assert_array_equal(again.matrix, curvature.matrix)
+    assert again.units == curvature.units
+    assert again.provenance == curvature.provenance
+    assert again.fingerprint == curvature.fingerprint
+    if groups:
+        for name in ("group_grams", "group_positions", "group_risks"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(curvature, name))
+    else:
+        assert again.group_grams is None
+
+
+@pytest.mark.parametrize("suffix", [".pkl", ".npz"])
+def test_a_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = random_curvature(UNITS).save(tmp_path / f"H{suffix}")
+    whole = path.read_bytes()
+    for share in (0.0, 0.3, 0.9, 0.999):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(FileFormatError, match=rf"H\{suffix}"):
+            Curvature.load(path)
+    with pytest.raises(FileNotFoundError):
+        Curvature.load(tmp_path / f"none{suffix}")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Save a good curvature at `path` with parts of its stored content replaced."""
+    path.write_bytes(dump_plain(random_curvature(UNITS)._to_plain() | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"version": 2}, FileFormatError),
+        ({"format": "cocurve-selection"}, FileFormatError),
+        ({"units": None}, FileFormatError),
+        ({"units": {"units": [[]], "ffn_groups": 1, "total_parameters": None}}, FileFormatError),
+        ({"units": {"units": [["moe", 0, 0, 0, 1, 1]], "ffn_groups": 1,
+                    "total_parameters": None}}, FileFormatError),
+        ({"matrix": "text"}, FileFormatError),
+        ({"provenance": None}, FileFormatError),
+        ({"group_grams": "text"}, FileFormatError),
+        ({"matrix": np.eye(3)}, FileFormatError),
+        ({"matrix": np.full((SIZE, SIZE), np.nan)}, NumericalError),
+        ({"matrix": -np.eye(SIZE)}, NumericalError),
+    ],
+)  # fmt: skip
+def test_files_with_wrong_content(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    rewrite(tmp_path / "H.pkl", **changes)
+    with pytest.raises(error):
+        Curvature.load(tmp_path / "H.pkl")
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    content = random_curvature(UNITS)._to_plain()
+    del content["matrix"]
+    (tmp_path / "H.pkl").write_bytes(dump_plain(content))
+    with pytest.raises(FileFormatError, match="matrix"):
+        Curvature.load(tmp_path / "H.pkl")
+    np.savez(tmp_path / "other.npz", x=np.eye(2))
+    with pytest.raises(FileFormatError, match="not ours"):
+        Curvature.load(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize("suffix", [".pkl", ".npz"])
+def test_other_provenance_is_refused_by_field(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"H{suffix}"
+    random_curvature(UNITS).with_provenance(top_r=256, model_name="m").save(path)
+    Curvature.load(path, expected={"top_r": 256})
+    with pytest.raises(MismatchError, match="top_r is 256, not 128") as caught:
+        Curvature.load(path, expected={"top_r": 128, "model_name": "m"})
+    assert "model_name" not in str(caught.value)
+    with pytest.raises(MismatchError, match="seq_len is None"):
+        Curvature.load(path, expected={"seq_len": 128})
+
+
+# Merge --------------------------------------------------------------------------------------------
+
+
+def shard(whole: Curvature, owned: list[int]) -> Curvature:
+    """The part of a grouped curvature built from the groups `owned` (others still empty)."""
+    assert whole.group_grams is not None
+    assert whole.group_positions is not None
+    assert whole.group_risks is not None
+    mine = np.isin(np.arange(len(whole.group_positions)), owned)
+    return Curvature.from_groups(
+        whole.units,
+        whole.group_grams * mine[:, None, None],
+        whole.group_positions * mine,
+        whole.group_risks * mine[:, None],
+        whole.provenance | {"row_fingerprints": [f"row {i}" for i in owned]},
+    )
+
+
+def test_merged_shards_are_the_bits_of_one_build() -> None:
+    whole = random_curvature(UNITS, groups=6)
+    merged = Curvature.merge([shard(whole, [0, 3]), shard(whole, [1, 2]), shard(whole, [4, 5])])
+    np.testing.assert_array_equal(merged.matrix, whole.matrix)
+    np.testing.assert_array_equal(merged.group_positions, whole.group_positions)
+    assert merged.single_unit_risk == pytest.approx(whole.single_unit_risk)
+    assert sorted(merged.provenance["row_fingerprints"]) == [f"row {i}" for i in range(6)]
+    assert merged.provenance["sequences_done"] == 6
+
+
+def test_parts_of_the_same_group_are_added() -> None:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(SIZE, 40))
+    parts = [gram_curvature(UNITS, half, 1) for half in np.split(features, 2, axis=1)]
+    parts[1] = parts[1].with_provenance(row_fingerprints=["another row"])
+    np.testing.assert_allclose(
+        Curvature.merge(parts).matrix, features @ features.T / 40, atol=1e-14
+    )
+
+
+def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
+    many = random_curvature(UNITS, groups=4)
+    few = random_curvature(UNITS, 1, groups=2).with_provenance(row_fingerprints=["x", "y"])
+    for parts in ([many, few], [few, many]):
+        merged = Curvature.merge(parts)
+        assert merged.group_positions is not None
+        assert merged.group_positions.tolist() == [45, 45, 15, 15]
+        np.testing.assert_allclose(merged.matrix, (many.matrix + few.matrix) / 2)
+
+
+def test_merge_refuses_what_would_not_be_one_build() -> None:
+    whole = random_curvature(UNITS, groups=4)
+    one, two = shard(whole, [0, 1]), shard(whole, [2, 3])
+    with pytest.raises(MismatchError, match="it would count twice"):
+        Curvature.merge([one, shard(whole, [1, 2])])
+    with pytest.raises(MismatchError, match="top_r is 128, not 256"):
+        Curvature.merge([one.with_provenance(top_r=256), two.with_provenance(top_r=128)])
+    other = random_curvature(make_units(ffn_cost=12), groups=4)
+    with pytest.raises(MismatchError, match=r"differ first at L0\.ffn\[0\]"):
+        Curvature.merge([one, other])
+    with pytest.raises(InputError, match="part 1 has no group Grams"):
+        Curvature.merge([one, random_curvature(UNITS)])
+    with pytest.raises(InputError, match="part 1 is of method 'probe'"):
+        Curvature.merge([one, two.with_provenance(method="probe")])
+    with pytest.raises(InputError, match="at least one"):
+        Curvature.merge([])
+
+
+# The authors' release -----------------------------------------------------------------------------
+
+
+def test_the_release_is_read_into_our_units(tmp_path: Path) -> None:
+    matrix = write_release(tmp_path)
+    curvature = Curvature.from_release(tmp_path)
+    np.testing.assert_allclose(curvature.matrix, matrix, atol=1e-6)
+    units = curvature.units
+    expected = llama_8b_units()
+    assert units.total_cost == expected.total_cost == 6_979_321_856
+    np.testing.assert_array_equal(units.costs, expected.costs)
+    assert units[units.index("L0.attention[1]")].start == 4 * 128
+    assert units[units.index("L0.attention[1]")].stop == 8 * 128
+    assert units[units.index("L31.ffn[15]")].stop == 14336
+    assert units.ffn_groups == 16
+    assert curvature.provenance["source"] == "release"
+    assert curvature.group_grams is None
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("Qwen2.5-7B", 2, 3584, 128, 28, 4, 18944, biases=True),
+        Shape("Falcon3-7B", 2, 3072, 256, 12, 4, 23040),
+        Shape("Nemo", 2, 5120, 128, 32, 8, 14336),
+        Shape("MHA", 2, 64, 8, 8, 8, 160),
+    ],
+    ids=lambda shape: shape.key,
+)
+def test_head_dim_follows_from_the_costs(tmp_path: Path, shape: Shape) -> None:
+    write_release(tmp_path, shape)
+    units = Curvature.from_release(tmp_path).units
+    attention = [u for u in units if u.kind == "attention" and u.layer == 0]
+    assert attention[-1].stop == shape.heads * shape.head_dim
+    assert attention[0].stop == shape.heads // shape.kv_heads * shape.head_dim
+
+
+def edit_registry(folder: Path, change: Any) -> None:
+    path = folder / "registry.json"
+    registry = json.loads(path.read_text())
+    path.write_text(json.dumps(change(registry)))
+
+
+def drop_start(registry: dict[str, Any]) -> dict[str, Any]:
+    del registry["units"][-1]["metadata"]["start_channel"]
+    return registry
+
+
+def odd_cost(registry: dict[str, Any]) -> dict[str, Any]:
+    registry["units"][0]["cost"] += 1
+    return registry
+
+
+def no_heads(registry: dict[str, Any]) -> dict[str, Any]:
+    registry["units"][1]["metadata"]["query_head_indices"] = []
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r | {"schema_version": 2}, "schema_version 2; the published layout is 1"),
+        (lambda r: [r], "schema_version None"),
+        (lambda r: {"schema_version": 1}, "the published layout"),
+        (drop_start, "lacks 'start_channel'"),
+        (odd_cost, "fits no head_dim for hidden size 4096"),
+        (no_heads, "in a unit"),
+    ],
+)
+def test_other_registries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    write_release(tmp_path, TWO_LAYERS)
+    edit_registry(tmp_path, change)
+    with pytest.raises(FileFormatError, match=message):
+        Curvature.from_release(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+        (b"", "not a numpy array"),
+        (b"PK\x03\x04", "not a numpy array"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr'", "not a numpy array"),
+    ],
+)
+def test_an_incomplete_matrix_is_named(tmp_path: Path, payload: bytes, message: str) -> None:
+    write_release(tmp_path, TWO_LAYERS)
+    (tmp_path / "matrices" / "H.npy").write_bytes(payload)
+    with pytest.raises(FileFormatError, match=message):
+        Curvature.from_release(tmp_path)
+
+
+def test_release_files_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
+    write_release(tmp_path, TWO_LAYERS)
+    np.save(tmp_path / "matrices" / "H.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(FileFormatError, match="allow_pickle"):
+        Curvature.from_release(tmp_path)
+    np.save(tmp_path / "matrices" / "H.npy", np.eye(3))
+    with pytest.raises(InputError, match=r"shape \(3, 3\), but there are 48 units"):
+        Curvature.from_release(tmp_path)
+    (tmp_path / "registry.json").write_text("{")
+    with pytest.raises(FileFormatError, match="not JSON"):
+        Curvature.from_release(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        Curvature.from_release(tmp_path / "none")
+
+
+def test_unit_sets_are_part_of_the_fingerprint() -> None:
+    curvature = random_curvature(UNITS)
+    other = Curvature(curvature.matrix, make_units(ffn_cost=12))
+    assert curvature.fingerprint != other.fingerprint
+    assert curvature.fingerprint == Curvature(curvature.matrix, make_units()).fingerprint
+
+
+def test_repr_says_what_it_is() -> None:
+    text = repr(random_curvature(UNITS).with_provenance(model_name="tiny", sequences_done=3))
+    assert "tiny: M = 15, 3 sequences" in text
+    assert "ffn 0." in text

@@ -1,0 +1,595 @@
+"""A build in shards and a build on workers: the bits of one build, and what may go wrong."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab import progress, storage
+from cocurve_lab.curvature.merging import SETTINGS, merge_shards, shard_sequences
+from cocurve_lab.errors import WorkerError
+from cocurve_lab.estimator import cluster as distributed
+from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator.build import BuildOptions
+from cocurve_lab.estimator.cluster import (
+    RayExecutor,
+    RemoteWorker,
+    Turns,
+    parcel,
+    ray_executor,
+    unpack,
+)
+from cocurve_lab.estimator.estimate import build_settings
+from cocurve_lab.estimator.files import complete_shards, files_in
+from cocurve_lab.estimator.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
+from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.runtime import measuring
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.waiting import eventually
+
+ROWS = 7
+
+
+def build(
+    model: PreTrainedModel | None = None,
+    text: cl.CalibrationSet | None = None,
+    checkpoint: Path | None = None,
+    executor: Any = None,
+    **options: Any,
+) -> cl.Curvature:
+    model = model or tiny_model()
+    return cl.estimate_curvature(
+        model,
+        cl.enumerate_units(model, GROUPS),
+        text or tiny_text(ROWS, 20, 6),
+        32,
+        checkpoint=checkpoint,
+        progress=False,
+        options=BuildOptions(**({"groups": 5} | options)),
+        executor=executor,
+    )
+
+
+def shards(count: int, **options: Any) -> list[cl.Curvature]:
+    return [build(shard=(number, count), **options) for number in range(1, count + 1)]
+
+
+def require_same_bits(a: cl.Curvature, b: cl.Curvature) -> None:
+    for name in ("matrix", "group_grams", "group_risks", "group_positions"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+
+
+# Shards -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("groups", "count"), [(16, 1), (16, 3), (5, 5), (4, 3)])
+def test_shards_share_the_sequences_and_split_no_group(groups: int, count: int) -> None:
+    parts = [shard_sequences((i, count), groups, 23) for i in range(1, count + 1)]
+    assert sorted(number for part in parts for number in part) == list(range(23))
+    owned = [{number % groups for number in part} for part in parts]
+    assert sum(map(len, owned)) == groups
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+    assert all(part == sorted(part) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("shard", "message"),
+    [
+        ((0, 2), "shard is 0/2; shards count from 1"),
+        ((3, 2), "lies in 1/2"),
+        ((1, 6), r"6 shards cannot share 5 groups.*at most 5 shards.*--groups"),
+    ],
+    ids=["zero", "beyond", "many"],
+)
+def test_impossible_shards_are_refused(shard: tuple[int, int], message: str) -> None:
+    with pytest.raises(cl.InputError, match=message):
+        build(shard=shard)
+
+
+def test_every_setting_of_a_build_is_compared_between_shards() -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    units = cl.enumerate_units(model, GROUPS)
+    settings = build_settings(model, units, text, 32, "ablation", BuildOptions())
+    assert sorted(settings) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_merged_shards_are_one_build_to_the_bit(count: int) -> None:
+    whole = build()
+    merged = cl.Curvature.merge(shards(count)[::-1])  # in any order
+    require_same_bits(merged, whole)
+    assert merged.fingerprint == whole.fingerprint
+    for key in (*SETTINGS, "row_fingerprints", "sequences_done", "complete", "runtime", "seed"):
+        assert merged.provenance[key] == whole.provenance[key], key
+    assert len(merged.provenance["sequence_seconds"]) == ROWS
+    assert "shard" not in merged.provenance
+
+
+def test_a_shard_says_what_it_is_and_is_h_over_its_rows() -> None:
+    part = build(shard=(2, 3))
+    text = tiny_text(ROWS, 20, 6)
+    assert "(shard 2 of 3)" in repr(part)
+    assert part.provenance["complete"] is False
+    mine = shard_sequences((2, 3), 5, ROWS)
+    assert mine == [2, 3]
+    assert part.provenance["row_fingerprints"] == [text.row_fingerprints[n] for n in mine]
+    np.testing.assert_allclose(part.matrix, build(text=text.rows(2, 4)).matrix, rtol=1e-12)
+
+
+def test_the_merged_build_merges_with_a_build_on_other_rows() -> None:
+    text = tiny_text(9, 20, 6)
+    merged = merge_shards(shards(2, text=text.rows(0, 7)))
+    both = cl.Curvature.merge([merged, build(text=text.rows(7, 9))])
+    assert both.provenance["sequences_done"] == 9
+
+
+def test_missing_and_repeated_shards_are_named() -> None:
+    one, two, three = shards(3)
+    with pytest.raises(cl.InputError, match=r"of 3 shards, 2, 3 are missing.*shard 2/3"):
+        cl.Curvature.merge([one])
+    with pytest.raises(cl.MismatchError, match="shard 2 of 3 is there twice"):
+        cl.Curvature.merge([one, two, two, three])
+    with pytest.raises(cl.MismatchError, match="part 1 is shard 1 of 2, but part 0 is one of 3"):
+        cl.Curvature.merge([one, build(shard=(1, 2))])
+
+
+def test_foreign_parts_are_refused_by_their_setting() -> None:
+    one = build(shard=(1, 2))
+    for change, field in (
+        ({"model": tiny_model(seed=1)}, "model_fingerprint"),
+        ({"text": tiny_text(ROWS, 20, 6, seed=1)}, "calibration_fingerprint"),
+        ({"groups": 4}, "groups is 4, not 5"),
+    ):
+        with pytest.raises(cl.MismatchError, match=rf"part 1 \(shard 2 of 2\).*{field}"):
+            merge_shards([one, build(shard=(2, 2), **change)])
+    with pytest.raises(cl.InputError, match="part 1 is not a shard but a build of its own"):
+        cl.Curvature.merge([one, build(text=tiny_text(1, 20, 6, seed=2))])
+    with pytest.raises(cl.InputError, match="got none"):
+        merge_shards([])
+
+
+def stop_after(done: int) -> Any:
+    def stop(build: Any) -> None:
+        if build.done == done:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_an_interrupted_shard_is_refused_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    path = tmp_path / "shard.ckpt"
+    part = build(checkpoint=path, shard=(1, 2), on_sequence=stop_after(2))
+    other = build(shard=(2, 2))
+    with pytest.raises(cl.InputError, match="shard 1 of 2 has 2 of its 5 sequences"):
+        merge_shards([part, other])
+    resumed = build(checkpoint=path, shard=(1, 2))
+    assert resumed.provenance["sequences_done"] == 5
+    require_same_bits(merge_shards([resumed, other]), build())
+
+
+def test_checkpoints_of_shards_and_of_the_whole_are_kept_apart(tmp_path: Path) -> None:
+    path, whole = tmp_path / "shard.ckpt", tmp_path / "whole.ckpt"
+    build(checkpoint=path, shard=(1, 2))
+    build(checkpoint=whole)
+    with pytest.raises(cl.MismatchError, match=r"shard is \[1, 2\], not \[2, 2\]"):
+        build(checkpoint=path, shard=(2, 2))
+    with pytest.raises(cl.MismatchError, match=r"shard is \[1, 2\], not None"):
+        build(checkpoint=path)
+    with pytest.raises(cl.MismatchError, match=r"shard is None, not \[1, 2\]"):
+        build(checkpoint=whole, shard=(1, 2))
+
+
+def test_shards_run_differently_are_merged_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = build(shard=(1, 2), units_per_batch=2), build(shard=(2, 2), units_per_batch=3)
+    with caplog.at_level(logging.WARNING):
+        merged = merge_shards([one, two])
+    assert "ran with units_per_batch 2, 3: the last digits may differ" in caplog.text
+    assert any("units_per_batch 2, 3" in event for event in merged.provenance["events"])
+    whole = build()
+    scale = np.sqrt(np.outer(whole.matrix.diagonal(), whole.matrix.diagonal()))
+    assert (np.abs(merged.matrix - whole.matrix) < 1e-6 * scale).all()  # float32 features
+
+
+def estimate_in(folder: Path, **options: Any) -> cl.Curvature:
+    model = tiny_model()
+    return cl.load_or_estimate(
+        folder,
+        model,
+        cl.enumerate_units(model, GROUPS),
+        tiny_text(ROWS, 20, 6),
+        32,
+        options=BuildOptions(groups=5, **options),
+    )
+
+
+def test_a_notebook_finds_the_shards_of_its_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (1, 2):
+        estimate_in(tmp_path, shard=(number, 2))
+    names = sorted(path.name.split(".", 1)[1] for path in tmp_path.iterdir())
+    assert names == ["shard-1-of-2.pkl", "shard-2-of-2.pkl"]  # no checkpoint left behind
+    monkeypatch.setattr(worker_module, "gram_matrix", None)  # nothing may be built from here on
+    capsys.readouterr()
+    estimate_in(tmp_path, shard=(2, 2))
+    assert "Merged the 2 shards" in capsys.readouterr().out
+    found = estimate_in(tmp_path)
+    assert "nothing was rebuilt" in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 3  # the shards stay
+    monkeypatch.undo()
+    require_same_bits(found, build())
+
+
+def test_one_shard_alone_does_not_stand_for_the_build(tmp_path: Path) -> None:
+    estimate_in(tmp_path, shard=(1, 2))
+    require_same_bits(estimate_in(tmp_path), build())
+
+
+def test_a_damaged_shard_matters_only_where_its_set_is_whole(tmp_path: Path) -> None:
+    estimate_in(tmp_path, shard=(1, 2))
+    (damaged,) = tmp_path.iterdir()
+    damaged.write_bytes(b"damaged")
+    estimate_in(tmp_path, shard=(2, 3))
+    require_same_bits(estimate_in(tmp_path), build())
+    (whole,) = files_in(tmp_path).whole
+    whole.unlink()
+    estimate_in(tmp_path, shard=(2, 2))
+    with pytest.raises(cl.FileFormatError, match=damaged.name):
+        estimate_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "complete"),
+    [
+        ([], []),
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-1-of-3.pkl", "H_a_1f.shard-2-of-3.pkl"], []),
+        (["H_a_1f.shard-2-of-2.pkl", "H_b_1f.shard-2-of-2.pkl"], []),  # one shard, two names
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_2f.shard-2-of-2.pkl"], []),  # of two builds
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-2-of-2.ckpt"], []),
+        (["H_a_1f.shard-1-of-2.pkl", "H_a_1f.shard-2-of-2 copy.pkl"], []),
+        (["H_a_1f.shard-0-of-1.pkl", "H_a_1f.shard-1-of-1.pkl.previous"], []),
+        (["H_x-3.1_a_1f.shard-1-of-2.pkl", "H_b_1f.shard-2-of-2.pkl", "H_b_1f.ckpt"], [0, 1]),
+        ([f"H_a_1f.shard-{number}-of-11.pkl" for number in range(1, 12)], list(range(11))),
+    ],
+    ids=["none", "missing", "twice", "foreign", "unfinished", "copy", "odd", "two", "eleven"],
+)
+def test_names_tell_what_lies_in_a_folder(
+    tmp_path: Path, names: list[str], complete: list[int]
+) -> None:
+    for name in [*names, "mine.pkl"]:
+        (tmp_path / name).touch()
+    found = complete_shards(tmp_path / "H_a_1f.pkl")
+    assert sorted(path.name for path in found) == sorted(names[number] for number in complete)
+    files = files_in(tmp_path)
+    assert files.whole == []
+    assert [path.name for path in files.checkpoints] == [n for n in names if n.endswith(".ckpt")]
+    (tmp_path / "H_a_1f.pkl").touch()
+    assert files_in(tmp_path).whole == [tmp_path / "H_a_1f.pkl"]
+
+
+# Executors --------------------------------------------------------------------------------------
+
+
+class Relay:
+    """An executor of one worker that may die: what a build asks of any executor."""
+
+    def __init__(self, die_at: int | None = None) -> None:
+        self.die_at = die_at
+        self.jobs: list[Job] = []
+
+    def threads(self) -> int:
+        return 1
+
+    @contextmanager
+    def open(self, model: PreTrainedModel, job: Job) -> Iterator[Relay]:
+        self.worker, self.model = Worker(model, job), model
+        self.units_per_batch, self.device_kind, self.device = 6, "cpu", "two cpus"
+        self.jobs.append(job)
+        yield self
+
+    def seconds(self) -> float | None:
+        return None
+
+    def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
+        note("a worker died")
+        for number in numbers:
+            if number == self.die_at:
+                raise WorkerError("all of them died")
+            with measuring(self.model, 1):
+                yield self.worker.measure_one(number, tick)
+
+
+def test_a_build_takes_its_sequences_from_the_executor() -> None:
+    relay = Relay()
+    found = build(executor=relay)
+    require_same_bits(found, build())
+    assert found.provenance["device"] == "two cpus"
+    assert found.provenance["events"] == ["sequence 0: a worker died"]
+    assert [(job.sequences, job.num_threads) for job in relay.jobs] == [(ROWS, 1)]
+
+
+def test_work_stays_when_all_workers_die_and_goes_on_here(tmp_path: Path) -> None:
+    path = tmp_path / "build.ckpt"
+    with pytest.raises(WorkerError, match="all of them died"):
+        build(checkpoint=path, executor=Relay(die_at=4))
+    assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
+    require_same_bits(build(checkpoint=path), build())
+
+
+def test_a_finished_checkpoint_opens_no_workers(tmp_path: Path) -> None:
+    path, relay = tmp_path / "build.ckpt", Relay()
+    build(checkpoint=path)
+    require_same_bits(build(checkpoint=path, executor=relay), build())
+    assert relay.jobs == []
+
+
+def test_a_preview_takes_no_executor() -> None:
+    with pytest.raises(cl.InputError, match="a preview takes seconds and runs here"):
+        cl.estimate_curvature(
+            tiny_model(), None, tiny_text(1, 20, 6), 32, method="probe", executor=LocalExecutor()
+        )
+
+
+def finished(number: int) -> Measured:
+    return Measured(number, np.zeros((1, 1)), np.zeros(1), 1, 1)
+
+
+def taken(turns: Turns) -> list[int]:
+    return [measured.number for measured in turns.take()]
+
+
+def test_results_are_taken_in_order_and_not_too_far_ahead() -> None:
+    turns = Turns([2, 3, 5, 8, 9], ahead=3)
+    assert [turns.hand_out() for _ in range(4)] == [2, 3, 5, None]
+    turns.finished(finished(5))
+    turns.finished(finished(3))
+    assert taken(turns) == []
+    assert turns.hand_out() is None  # 3 and 5 wait for 2
+    turns.finished(finished(2))
+    assert taken(turns) == [2, 3, 5]
+    assert [turns.hand_out() for _ in range(3)] == [8, 9, None]
+    assert list(turns.left) == [8, 9]
+
+
+def test_a_lost_sequence_goes_out_next_until_it_is_its_own_fault() -> None:
+    turns = Turns(range(4), ahead=2)
+    assert [turns.hand_out(), turns.hand_out()] == [0, 1]
+    turns.lost(0)
+    assert turns.hand_out() == 0
+    turns.lost(0)
+    assert turns.hand_out() == 0
+    with pytest.raises(WorkerError, match="3 workers died on sequence 0"):
+        turns.lost(0)
+
+
+def test_a_model_travels_whole_or_by_its_place(tmp_path: Path) -> None:
+    model = tiny_model("qwen2", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "model")
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    sent = pickle.loads(pickle.dumps(parcel(model, str(tmp_path / "model"))))
+    assert fingerprint_model(unpack(sent, "cpu")) == fingerprint_model(model)
+    whole = unpack(pickle.loads(pickle.dumps(parcel(model, None))), "cpu")
+    assert fingerprint_model(whole) == fingerprint_model(model)
+    assert whole.lm_head.weight is whole.model.embed_tokens.weight
+    with pytest.raises(cl.MismatchError, match="is not the model that was passed"):
+        unpack(parcel(tiny_model("qwen2", seed=1), str(tmp_path / "model")), "cpu")
+    with pytest.raises(cl.InputError, match="no-such"):
+        unpack(parcel(model, str(tmp_path / "no-such")), "cpu")
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(cl.InputError, match=r"pip install cocurve-lab\[ray\]"):
+        ray_executor()
+    with pytest.raises(cl.InputError, match=r"cocurve-lab\[ray\]"):
+        build(executor=RayExecutor())
+    with pytest.raises(cl.InputError, match="workers is 0"):
+        RayExecutor(workers=0)
+
+
+class FakeRay:
+    """Takes down what Ray is started with."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.settings: dict[str, Any] = {}
+        self.ended = 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **settings: Any) -> None:
+        self.settings = settings
+        if self.fails:
+            raise Exception("The current node timed out during startup.")
+
+    def shutdown(self) -> None:
+        self.ended += 1
+
+
+def test_ray_is_started_quietly_with_room_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    fake = FakeRay()
+    RayExecutor(workers=300, cpus_per_worker=2, init={"object_store_memory": 5})._join(fake)
+    assert fake.settings["num_cpus"] == 600
+    assert fake.settings["include_dashboard"] is False
+    assert fake.settings["object_store_memory"] == 5
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    RayExecutor(address="10.0.0.1:6379")._join(fake)
+    assert fake.settings["address"] == "10.0.0.1:6379"
+    assert "num_cpus" not in fake.settings  # a cluster has its own
+
+
+def test_a_cluster_out_of_reach_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(fails=True)
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match=r"reached at 10\.0\.0\.1.*timed out"):
+        build(executor=RayExecutor(address="10.0.0.1"))
+    assert fake.ended == 1
+
+
+def test_lines_for_a_log_say_how_far_and_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with progress.open_bar("lines", total=400, initial=100, desc="H", unit="ablation") as bar:
+        for _ in range(4):
+            clock[0] += 20
+            bar.update(50)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "H: 200 of 400 ablations (50%), 40 s here, about 80 s left",
+        "H: 300 of 400 ablations (75%), 80 s here, about 40 s left",
+        "H: 300 of 400 ablations (75%), 80 s here, about 40 s left",
+    ]
+
+
+# Ray --------------------------------------------------------------------------------------------
+
+
+def with_ray(test: Any) -> Any:
+    """Slow, and blind to what Ray leaves behind of attempts to start."""
+    blind = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    return pytest.mark.slow(blind(test))
+
+
+def patient(find: Any, seconds: float = 240) -> Any:
+    """`find`, asked again for a while where it finds nothing."""
+
+    def found(*args: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return find(*args, **options)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Ray on this machine, with two CPUs."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install cocurve-lab[ray]")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_agent_register_timeout_ms"] = "240000"  # noqa: SIM112  (Ray's spelling)
+    with warnings.catch_warnings():  # Ray does not wait for the processes it has told to end
+        warnings.simplefilter("ignore", ResourceWarning)
+        with pytest.MonkeyPatch.context() as patch:
+            # Ray gives itself 30 seconds, too few on a busy machine
+            patch.setattr(
+                ray._private.services, "get_node", patient(ray._private.services.get_node)
+            )
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+        gc.collect()
+    yield ray
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        ray.shutdown()
+        gc.collect()
+
+
+def workers(count: int = 2, **settings: Any) -> RayExecutor:
+    return ray_executor(count, start_seconds=240.0, **settings)
+
+
+@with_ray
+def test_a_worker_killed_in_the_middle_costs_its_sequence_only(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed, log = tmp_path / "killed", tmp_path / "log"
+    log.mkdir()
+
+    class Mortal(RemoteWorker):  # defined here, so that it travels whole
+        def measure(self, number: int, units_per_batch: int) -> Measured:
+            (log / f"{number}-{os.getpid()}").touch()
+            if number == 3 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), 9)
+            return super().measure(number, units_per_batch)
+
+    monkeypatch.setattr(distributed, "RemoteWorker", Mortal)
+    seen: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        found = build(executor=workers(), on_sequence=lambda b: seen.append(b.done))
+    require_same_bits(found, build(num_threads=1))
+    assert seen == list(range(1, ROWS + 1))
+    assert killed.exists()
+    assert "a worker died on sequence 3" in caplog.text
+    assert any("a worker died on sequence 3" in e for e in found.provenance["events"])
+    runs = [path.name.split("-") for path in log.iterdir()]
+    assert sorted(int(number) for number, _ in runs) == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert len({process for _, process in runs}) >= 2
+
+
+@with_ray
+def test_a_sequence_that_kills_every_worker_leaves_a_checkpoint(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doomed(RemoteWorker):
+        def measure(self, number: int, units_per_batch: int) -> Measured:
+            if number == 4:
+                os.kill(os.getpid(), 9)
+            return super().measure(number, units_per_batch)
+
+    path = tmp_path / "build.ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "RemoteWorker", Doomed)
+        with pytest.raises(WorkerError, match="3 workers died on sequence 4"):
+            build(checkpoint=path, executor=workers(), checkpoint_seconds=0)
+    assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
+    require_same_bits(build(checkpoint=path), build(num_threads=1))  # and goes on without Ray
+
+
+@with_ray
+def test_workers_read_the_model_from_its_place(cluster: Any) -> None:
+    model, tokenizer = cl.load_model("demo", device="cpu")
+    units = cl.enumerate_units(model)
+    text, _ = cl.default_calibration(
+        "demo", tokenizer, 2, 1, seq_len=32, positions_per_sequence="all"
+    )
+    options = BuildOptions(num_threads=1)
+    expected = cl.estimate_curvature(model, units, text, 16, progress=False, options=options)
+    found = cl.estimate_curvature(
+        model, units, text, 16, progress=False, executor=workers(1, source="demo")
+    )
+    require_same_bits(found, expected)
+
+
+@with_ray
+def test_errors_of_a_worker_arrive_as_what_they_are_and_ctrl_c_keeps_what_is_done(
+    cluster: Any,
+) -> None:
+    poisoned = tiny_model()
+    poisoned.model.embed_tokens.weight[:] = float("nan")
+    with pytest.raises(cl.NumericalError, match="NaN or infinite logits on sequence 0"):
+        build(poisoned, executor=workers(1))
+    partial = build(executor=workers(1), on_sequence=stop_after(3))
+    assert partial.provenance["sequences_done"] == 3
+    # the actors are ended: their CPUs come back
+    eventually(lambda: cluster.available_resources().get("CPU"), lambda free: free == 2, seconds=30)

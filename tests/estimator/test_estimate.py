@@ -1,0 +1,709 @@
+"""H: the fast build against the paper's definition, and what a build must survive."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab import storage
+from cocurve_lab.estimator import build as build_module
+from cocurve_lab.estimator import replay
+from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator.build import BuildOptions
+from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
+from cocurve_lab.models import runtime
+from cocurve_lab.storage import previous
+from helpers.problems import interrupt_at
+from helpers.tiny_models import (
+    EVERY,
+    FAMILIES,
+    GROUPS,
+    VOCAB,
+    naive_build,
+    relative_error,
+    tiny_model,
+    tiny_text,
+)
+
+
+def build(
+    model: PreTrainedModel,
+    text: cl.CalibrationSet,
+    top_r: int = 32,
+    checkpoint: Path | None = None,
+    **options: Any,
+) -> cl.Curvature:
+    units = cl.enumerate_units(model, GROUPS)
+    return cl.estimate_curvature(
+        model,
+        units,
+        text,
+        top_r,
+        checkpoint=checkpoint,
+        progress=False,
+        options=BuildOptions(**options),
+    )
+
+
+def same_bits(a: cl.Curvature, b: cl.Curvature) -> bool:
+    names = ("matrix", "group_grams", "group_risks", "group_positions")
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+# Replay = naive ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scored", ["all", 5])
+@pytest.mark.parametrize(("family", "heads"), EVERY)
+def test_replay_is_naive_full_passes(family: str, heads: str, scored: int | str) -> None:
+    model, text = tiny_model(family, heads), tiny_text(2, 20, scored)
+    curvature = build(model, text)
+    expected, risks = naive_build(model, text, 32)
+    assert relative_error(curvature.matrix, expected) <= 1e-5
+    assert curvature.single_unit_risk is not None
+    np.testing.assert_allclose(curvature.single_unit_risk, risks, rtol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float64_models_agree_to_rounding(family: str) -> None:
+    model, text = tiny_model(family, dtype=torch.float64), tiny_text(2, 20, 5)
+    curvature = build(model, text)
+    expected, risks = naive_build(model, text, 32)
+    assert relative_error(curvature.matrix, expected) <= 1e-11
+    np.testing.assert_allclose(curvature.single_unit_risk, risks, rtol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_implementations(family: str, attention: str) -> None:
+    model, text = tiny_model(family, attention=attention), tiny_text(2, 20, 5)
+    assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
+
+
+def test_sliding_window_masks_are_replayed() -> None:
+    model = tiny_model("mistral", sliding_window=5)
+    text = tiny_text(2, 24)
+    wide = naive_build(tiny_model("mistral"), text, 32)[0]
+    expected = naive_build(model, text, 32)[0]
+    assert relative_error(wide, expected) > 0.01  # the window matters here
+    assert relative_error(build(model, text).matrix, expected) <= 1e-5
+
+
+def test_write_biases_and_tied_embeddings() -> None:
+    model = tiny_model(attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+    text = tiny_text(2, 20)
+    assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_few_layers(layers: int) -> None:
+    for scored in ("all", 3):
+        model, text = tiny_model(layers=layers), tiny_text(2, 20, scored)
+        assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("way", ["once", "whole", "piecewise"])
+def test_every_way_to_the_support_logits_agrees(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way != "once":
+        monkeypatch.setattr(replay, "GATHER_BYTES", 3 * 32 * 32 * 4)  # three positions at a time
+        monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
+    model, text = tiny_model(), tiny_text(2, 20)
+    hidden = torch.randn(1, 20, 32)
+    head = SupportHead(model.lm_head, top_support(model.lm_head, hidden, 32))
+    assert (head.columns is not None, head.whole) == (way == "once", way == "whole")
+    assert relative_error(build(model, text).matrix, naive_build(model, text, 32)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("way", ["once", "whole", "piecewise"])
+def test_head_biases_are_applied(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    if way != "once":
+        monkeypatch.setattr(replay, "GATHER_BYTES", 1)
+        monkeypatch.setattr(replay, "_WHOLE_HEAD_FACTOR", {"whole": 1000, "piecewise": 0}[way])
+    head = torch.nn.Linear(8, 50)
+    hidden = torch.randn(3, 5, 8)
+    for top_r in (4, 20, 50):
+        support = top_support(head, hidden[:1], top_r)
+        expected = head(hidden).gather(-1, support.expand(3, -1, -1))
+        torch.testing.assert_close(SupportHead(head, support)(hidden), expected)
+
+
+# The paper's identities -------------------------------------------------------------------------
+
+
+def test_gram_is_the_definition_on_the_full_vocabulary() -> None:
+    """H_uv = E[dz_u^T (diag(p0) - p0 p0^T) dz_v], eq. (huv), with F written out."""
+    model, text = tiny_model("qwen2", "mqa", layers=2, dtype=torch.float64), tiny_text(2, 12)
+    units = cl.enumerate_units(model, GROUPS)
+    expected = np.zeros((len(units), len(units)))
+    for ids in text.input_ids:
+        dense = model(ids[None]).logits[0, :-1]
+        shifts = []
+        for unit in units:
+            with cl.ablate(model, [unit]):
+                shifts.append(dense - model(ids[None]).logits[0, :-1])
+        delta, p0 = torch.stack(shifts, dim=1), torch.softmax(dense, dim=-1)
+        fisher = torch.diag_embed(p0) - p0[:, :, None] * p0[:, None, :]
+        expected += torch.einsum("tuy,tyz,tvz->uv", delta, fisher, delta).numpy()
+    found = build(model, text, VOCAB)
+    assert relative_error(found.matrix, expected / text.positions.numel()) <= 1e-10
+
+
+@pytest.mark.parametrize("top_r", [1, 7, VOCAB])
+def test_matrix_is_positive_semidefinite(top_r: int) -> None:
+    curvature = build(tiny_model(), tiny_text(3, 20, 4), top_r)
+    assert np.array_equal(curvature.matrix, curvature.matrix.T)
+    assert (curvature.saliency >= 0).all()
+    scale = max(float(curvature.spectrum()[0]), 1e-30)
+    assert curvature.spectrum()[-1] >= -1e-7 * scale
+    if top_r == 1:  # one token has probability 1: nothing can be told from it
+        assert not curvature.matrix.any()
+
+
+def test_half_the_diagonal_is_the_risk_of_a_weak_unit() -> None:
+    model = tiny_model(dtype=torch.float64)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[:, :11] *= 1e-3
+    curvature = build(model, tiny_text(2, 20), VOCAB)
+    unit = curvature.units.index("L1.ffn[0]")
+    assert curvature.single_unit_risk is not None
+    ratio = curvature.saliency[unit] / 2 / curvature.single_unit_risk[unit]
+    assert ratio == pytest.approx(1, abs=2e-3)
+
+
+def test_calibration_order_does_not_matter() -> None:
+    model, text = tiny_model(), tiny_text(5, 20, 6)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    shuffled = cl.CalibrationSet(text.input_ids[order], text.positions[order])
+    a, b = build(model, text, groups=5), build(model, shuffled, groups=5)
+    assert relative_error(a.matrix, b.matrix) <= 1e-12
+    assert a.group_grams is not None
+    assert b.group_grams is not None
+    np.testing.assert_allclose(a.group_grams[order], b.group_grams, rtol=1e-12)
+
+
+def test_permuting_units_permutes_the_matrix() -> None:
+    """Two query groups of layer 0 and two channel groups of layer 1 change places."""
+    model, text = tiny_model(intermediate_size=48, dtype=torch.float64), tiny_text(2, 20)
+    before = build(model, text).matrix
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[1].mlp
+    queries, keys = (torch.arange(n).view(2, -1).flip(0).flatten() for n in (32, 16))
+    channels = torch.arange(48).view(GROUPS, -1)[[2, 1, 0, 3]].flatten()
+    for projection, rows in (
+        (attention.q_proj, queries),
+        (attention.k_proj, keys),
+        (attention.v_proj, keys),
+        (mlp.gate_proj, channels),
+        (mlp.up_proj, channels),
+    ):
+        projection.weight[:] = projection.weight[rows]
+    attention.o_proj.weight[:] = attention.o_proj.weight[:, queries]
+    mlp.down_proj.weight[:] = mlp.down_proj.weight[:, channels]
+    order = np.array([1, 0, *range(2, 8), 10, 9, 8, *range(11, 18)])
+    after = build(model, text).matrix
+    assert relative_error(after, before) > 0.01
+    assert relative_error(after, before[np.ix_(order, order)]) <= 1e-10
+
+
+def test_groups_sum_to_the_whole() -> None:
+    curvature = build(tiny_model(), tiny_text(5, 20, 6), groups=2)
+    assert curvature.group_grams is not None
+    assert curvature.group_risks is not None
+    assert curvature.group_positions is not None
+    assert curvature.group_positions.tolist() == [18, 12]
+    np.testing.assert_allclose(curvature.group_grams.sum(0) / 30, curvature.matrix, rtol=1e-12)
+    single = curvature.group_risks.sum(0) / 30
+    np.testing.assert_array_equal(curvature.single_unit_risk, single)
+    assert curvature.provenance["groups"] == 2
+
+
+def test_batch_size_changes_rounding_only() -> None:
+    model, text = tiny_model("phi3"), tiny_text(2, 20, 6)
+    one = build(model, text, units_per_batch=1)
+    for batch in (2, 3, 100):
+        assert relative_error(build(model, text, units_per_batch=batch).matrix, one.matrix) <= 1e-6
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_traces_that_do_not_fit_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    model, text = tiny_model(family), tiny_text(2, 20, 6)
+    kept = build(model, text)
+    monkeypatch.setattr(replay, "TRACE_BYTES", 0)
+    assert same_bits(build(model, text), kept)
+
+
+def test_half_precision_is_close_to_float32() -> None:
+    model, text = tiny_model(dtype=torch.bfloat16), tiny_text(3, 20)
+    found = build(model, text)
+    expected, _ = naive_build(model.float(), text, 32)  # the same rounded weights, exact arithmetic
+    assert found.provenance["model_dtype"] == "bfloat16"
+    assert relative_error(found.matrix, expected) <= 0.05
+
+
+# Interruption -----------------------------------------------------------------------------------
+
+
+def test_interrupted_build_is_labelled_and_is_the_build_over_its_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, text = tiny_model(), tiny_text(5, 20, 6)
+    first = build(model, text.rows(0, 3), groups=3)
+    interrupt_at(monkeypatch, 3, KeyboardInterrupt())
+    partial = build(model, text, groups=3)
+    assert partial.provenance["complete"] is False
+    assert partial.provenance["sequences_done"] == 3
+    assert partial.provenance["row_fingerprints"] == text.row_fingerprints[:3]
+    assert "interrupted" in repr(partial)
+    assert first.provenance["complete"] is True
+    assert np.array_equal(partial.matrix, first.matrix)
+
+
+def test_interrupt_before_the_first_sequence_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(monkeypatch, 0, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        build(tiny_model(), tiny_text(2, 20, 6))
+
+
+def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> None:
+    booked = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def book() -> None:
+        with runtime.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            booked.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        book()
+    assert booked == ["all of it"]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_resumed_is_uninterrupted_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+) -> None:
+    model, text, path = tiny_model(), tiny_text(5, 20, 6), tmp_path / "build.ckpt"
+    whole = build(model, text, groups=2)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, stop, KeyboardInterrupt())
+        build(model, text, checkpoint=path, groups=2)
+    calls = []
+    real = worker_module.gram_matrix
+    monkeypatch.setattr(worker_module, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
+    resumed = build(model, text, checkpoint=path, groups=2)
+    assert len(calls) == 5 - stop
+    assert same_bits(resumed, whole)
+    assert resumed.provenance["complete"] is True
+
+
+def test_runtime_settings_are_taken_from_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text, path = tiny_model(), tiny_text(4, 20, 6), tmp_path / "build.ckpt"
+    whole = build(model, text, units_per_batch=3)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        build(model, text, checkpoint=path, units_per_batch=3)
+    resumed = build(model, text, checkpoint=path)
+    assert resumed.provenance["runtime"]["units_per_batch"] == 3
+    assert same_bits(resumed, whole)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+import cocurve_lab as cl
+from cocurve_lab.estimator import worker as worker_module
+torch.set_num_threads(1)
+real, calls = worker_module.gram_matrix, [0]
+def gram(features):
+    calls[0] += 1
+    if calls[0] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(features)
+worker_module.gram_matrix = gram
+model = tiny_model()
+cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(6, 20, 6), 32,
+    checkpoint=sys.argv[2], progress=False, options=cl.BuildOptions(checkpoint_seconds=0))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_sequence_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "build.ckpt"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    stored = storage.load_plain(path, format_name="cocurve-build", version=1)
+    assert stored["done"] == 3
+    model, text = tiny_model(), tiny_text(6, 20, 6)
+    whole = build(model, text, num_threads=1)
+    assert same_bits(build(model, text, checkpoint=path), whole)
+
+
+# Checkpoints ------------------------------------------------------------------------------------
+
+
+def checkpoint_of(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        build(tiny_model(), tiny_text(4, 20, 6), checkpoint=path, checkpoint_seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"model": tiny_model(seed=1)}, "model_fingerprint"),
+        ({"model": tiny_model(dtype=torch.bfloat16)}, "model_dtype"),
+        ({"text": tiny_text(4, 20, 6, seed=1)}, "calibration_fingerprint"),
+        ({"text": tiny_text(3, 20, 6)}, "num_sequences"),
+        ({"top_r": 31}, "top_r is 32, not 31"),
+        ({"groups": 2}, "groups is 4, not 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_checkpoint_of_another_build_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], field: str
+) -> None:
+    path = tmp_path / "build.ckpt"
+    checkpoint_of(monkeypatch, path)
+    before = path.read_bytes()
+    asked = {"model": tiny_model(), "text": tiny_text(4, 20, 6)} | change
+    with pytest.raises(cl.MismatchError, match=field):
+        build(checkpoint=path, **asked)
+    assert path.read_bytes() == before
+
+
+def test_checkpoint_of_other_units_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "build.ckpt"
+    checkpoint_of(monkeypatch, path)
+    model = tiny_model()
+    with pytest.raises(cl.MismatchError, match="units_fingerprint"):
+        cl.estimate_curvature(
+            model, cl.enumerate_units(model, 2), tiny_text(4, 20, 6), 32, checkpoint=path
+        )
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "missing"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    path = tmp_path / "build.ckpt"
+    checkpoint_of(monkeypatch, path)
+    if damage == "missing":
+        os.replace(path, previous(path))
+    else:
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
+    found = build(tiny_model(), tiny_text(4, 20, 6), checkpoint=path)
+    assert same_bits(found, build(tiny_model(), tiny_text(4, 20, 6)))
+
+
+def test_two_damaged_checkpoints_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "build.ckpt"
+    checkpoint_of(monkeypatch, path)
+    path.write_bytes(b"junk")
+    previous(path).write_bytes(b"junk")
+    with pytest.raises(cl.FileFormatError, match=r"build\.ckpt"):
+        build(tiny_model(), tiny_text(4, 20, 6), checkpoint=path)
+
+
+def test_a_full_disk_does_not_stop_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model, text = tiny_model(), tiny_text(3, 20, 6)
+    monkeypatch.setattr(build_module, "write_atomically", full)
+    with caplog.at_level(logging.WARNING):
+        found = build(model, text, checkpoint=tmp_path / "build.ckpt", checkpoint_seconds=0)
+    assert "No space left on device" in caplog.text
+    assert "could not be written" in found.provenance["events"][0]
+    assert same_bits(found, build(model, text))
+
+
+def test_checkpoint_is_written_every_sequence_or_by_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves: list[int] = []
+    monkeypatch.setattr(build_module.Build, "save", lambda self: saves.append(self.done))
+    model, text = tiny_model(), tiny_text(4, 20, 6)
+    build(model, text, checkpoint=tmp_path / "a", checkpoint_seconds=0)
+    assert saves == [1, 2, 3, 4]
+    saves.clear()
+    build(model, text, checkpoint=tmp_path / "b", checkpoint_seconds=60)
+    assert saves == [4]
+
+
+# Merging ----------------------------------------------------------------------------------------
+
+
+def test_merged_halves_with_whole_groups_are_one_build_to_the_bit() -> None:
+    model, text = tiny_model(), tiny_text(8, 20, 6)
+    halves = [build(model, text.rows(a, b), groups=4) for a, b in ((0, 4), (4, 8))]
+    merged, whole = cl.Curvature.merge(halves), build(model, text, groups=4)
+    assert same_bits(merged, whole)
+    assert merged.provenance["sequences_done"] == 8
+    assert merged.provenance["row_fingerprints"] == whole.provenance["row_fingerprints"]
+
+
+def test_merged_uneven_parts_are_one_build() -> None:
+    model, text = tiny_model(), tiny_text(7, 20, 6)
+    parts = [build(model, text.rows(a, b)) for a, b in ((0, 1), (1, 3), (3, 7))]  # 1, 2, 4 groups
+    merged = cl.Curvature.merge(parts)
+    assert relative_error(merged.matrix, build(model, text).matrix) <= 1e-12
+    assert merged.group_positions is not None
+    assert merged.group_positions.sum() == 42
+
+
+def test_merging_overlap_or_other_settings_is_refused() -> None:
+    model, text = tiny_model(), tiny_text(4, 20, 6)
+    a, b = build(model, text.rows(0, 3)), build(model, text.rows(2, 4))
+    with pytest.raises(cl.MismatchError, match="occurs twice in the parts"):
+        cl.Curvature.merge([a, b])
+    with pytest.raises(cl.MismatchError, match="top_r is 8, not 32"):
+        cl.Curvature.merge([a, build(model, text.rows(3, 4), 8)])
+    with pytest.raises(cl.MismatchError, match="model_fingerprint"):
+        cl.Curvature.merge([a, build(tiny_model(seed=1), text.rows(3, 4))])
+
+
+# Memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_out_of_memory_halves_the_batch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    real = Replay.ablated_hidden
+    seen: list[int] = []
+
+    def tight(self: Replay, units: Any) -> torch.Tensor:
+        seen.append(len(units))
+        if len(units) > 2:
+            if kind == "cpu":
+                torch.empty(1 << 60)  # what a CPU allocation really raises
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, units)
+
+    model, text = tiny_model("llama", "mha"), tiny_text(2, 20, 6)
+    expected = build(model, text, units_per_batch=2)
+    monkeypatch.setattr(Replay, "ablated_hidden", tight)
+    with caplog.at_level(logging.WARNING):
+        found = build(model, text, units_per_batch=8)
+    assert same_bits(found, expected)
+    assert seen[:3] == [8, 4, 2]
+    assert max(seen[3:]) == 2
+    assert "out of memory, 2 units per batch" in caplog.text
+    assert found.provenance["runtime"]["units_per_batch"] == 2
+    assert len(found.provenance["events"]) == 2
+
+
+def test_one_ablation_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Replay, "ablated_hidden", full)
+    with pytest.raises(cl.InputError, match="one ablation per batch"):
+        build(tiny_model(), tiny_text(2, 20, 6))
+
+
+def test_memory_that_runs_out_elsewhere_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "build.ckpt"
+    interrupt_at(monkeypatch, 1, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(cl.InputError, match="sequence 1 outside the ablations"):
+        build(tiny_model(), tiny_text(2, 20, 6), checkpoint=path)
+    assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 1
+
+
+def test_other_runtime_errors_are_not_taken_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(Replay, "ablated_hidden", broken)
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        build(tiny_model(), tiny_text(2, 20, 6))
+
+
+PEAK = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from helpers.tiny_models import tiny_model, tiny_text
+import cocurve_lab as cl
+torch.set_num_threads(1)
+model = tiny_model(layers=2, vocab_size=512, max_position_embeddings=256)
+units = cl.enumerate_units(model, 4)
+for rows in (3, 12):  # one row's features: 12 units x 255 positions x 512 tokens = 6.3 MB
+    cl.estimate_curvature(model, units, tiny_text(rows, 256, vocab=512), 512, progress=False,
+        options=cl.BuildOptions(units_per_batch=2))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_sequences() -> None:
+    command = [sys.executable, "-c", PEAK, str(Path(__file__).parents[1])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    few, many = map(int, done.stdout.split())  # KiB
+    assert many - few < 12_000, "nine more rows would have stored 56,000 KiB of features"
+
+
+# Bad input, and what must be put back -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_r", [0, VOCAB + 1])
+def test_impossible_supports_are_refused(top_r: int) -> None:
+    with pytest.raises(cl.InputError, match=f"top_r is {top_r}.* {VOCAB}"):
+        build(tiny_model(), tiny_text(2, 20, 6), top_r)
+
+
+def test_text_that_does_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(cl.InputError, match="context is 64"):
+        build(tiny_model(), tiny_text(2, 65))
+    with pytest.raises(cl.InputError, match=r"token id \d+, the model's embedding has 97 rows"):
+        build(tiny_model(), tiny_text(2, 20, vocab=500))
+
+
+def test_a_model_without_its_weights_is_refused() -> None:
+    model = tiny_model().to("meta")
+    with pytest.raises(cl.InputError, match=r"weights are on meta .*measuring and pruning need"):
+        build(model, tiny_text(2, 20, 6))
+    model.model.embed_tokens = tiny_model().model.embed_tokens
+    with pytest.raises(cl.InputError, match="weights are on cpu, meta"):
+        cl.pruning_risk(model, [], tiny_text(2, 20, 6))
+
+
+def test_units_of_another_model_are_refused() -> None:
+    units = cl.enumerate_units(tiny_model("llama", "mha"), GROUPS)
+    with pytest.raises(cl.MismatchError, match=r"differ first at L0\.attention"):
+        cl.estimate_curvature(tiny_model(), units, tiny_text(1), progress=False)
+    with pytest.raises(cl.InputError, match="method is 'probes'"):
+        cl.estimate_curvature(tiny_model(), None, tiny_text(1), method="probes")  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="groups is 0"):
+        BuildOptions(groups=0)
+
+
+@pytest.mark.parametrize("where", ["embedding", "unit"])
+def test_poisoned_weights_are_named(where: str) -> None:
+    model = tiny_model()
+    if where == "embedding":
+        model.model.embed_tokens.weight[:] = float("nan")
+        message = "NaN or infinite logits on sequence 0"
+    else:  # finite until a unit is gone: the norm then sees only a zero
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight[:] = 1e30
+        model.model.layers[0].mlp.down_proj.weight[:] = float("inf")
+        message = "NaN or infinite logits"
+    with pytest.raises(cl.NumericalError, match=message):
+        build(model, tiny_text(2, 20, 6))
+
+
+def test_global_state_and_the_model_are_left_as_they_were() -> None:
+    model = tiny_model()
+    model.train()
+    model.model.layers[1].eval()  # a mixed state must come back mixed
+    modes = [module.training for module in model.modules()]
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        build(model, tiny_text(2, 20, 6), num_threads=threads + 1)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert torch.get_num_threads() == threads
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert torch.is_grad_enabled()
+
+
+def test_dropout_is_off_while_measuring() -> None:
+    model, text = tiny_model(attention_dropout=0.5), tiny_text(2, 20, 6)
+    expected = build(model, text)
+    assert same_bits(build(model.train(), text), expected)
+
+
+# Loading what was built -------------------------------------------------------------------------
+
+
+def test_load_or_estimate_saves_then_loads_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    units = cl.enumerate_units(model, GROUPS)
+    built = cl.load_or_estimate(tmp_path, model, units, text, 32)
+    assert "Saved H to" in capsys.readouterr().out
+    assert [path.suffix for path in tmp_path.iterdir()] == [".pkl"]  # no checkpoint left behind
+    loaded = cl.load_or_estimate(tmp_path, model, units, text, 32)
+    assert "Loaded H from" in capsys.readouterr().out
+    assert same_bits(built, loaded)
+    assert loaded.units == units
+    cl.load_or_estimate(tmp_path, model, units, text, 16, progress=False)
+    assert len(list(tmp_path.iterdir())) == 2  # another r never overwrites
+    assert capsys.readouterr().out == ""
+
+
+def test_a_full_disk_at_the_end_does_not_lose_the_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    monkeypatch.setattr(cl.Curvature, "save", full)
+    units = cl.enumerate_units(model, GROUPS)
+    with caplog.at_level(logging.WARNING):
+        found = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
+    assert same_bits(found, build(model, text))
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.glob("*.ckpt"))  # what was written stays
+
+
+def test_load_or_estimate_goes_on_after_an_interrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = tiny_model(), tiny_text(4, 20, 6)
+    units = cl.enumerate_units(model, GROUPS)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        partial = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
+    assert partial.provenance["sequences_done"] == 2
+    assert not list(tmp_path.glob("*.pkl"))
+    whole = cl.load_or_estimate(tmp_path, model, units, text, 32, progress=False)
+    assert same_bits(whole, build(model, text))
+
+
+def test_announcement_states_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_model()
+    cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6), 32)
+    said = capsys.readouterr().out
+    assert "18 units x 2 sequences of 20 tokens, 6 scored each: about" in said
+    assert "GB beside the model" in said

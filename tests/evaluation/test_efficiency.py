@@ -1,0 +1,109 @@
+"""Sizes against counting by hand; the verdict on made-up speeds. No timing is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.evaluation.efficiency import (
+    EfficiencyOptions,
+    measure_efficiency,
+    most_held,
+    speed_verdict,
+)
+from helpers.tiny_models import tiny_model
+
+SHORT = EfficiencyOptions(batch_sizes=(1, 2), new_tokens=2, repeats=2, progress=False)
+
+
+def test_sizes_are_those_counted_by_hand() -> None:
+    model = tiny_model(layers=2)
+    units = cl.enumerate_units(model, 4)
+    pruned = cl.prune(
+        model, cl.Selection(units, (0, 2, 3), 0.3)
+    )  # one of two KV heads, two FFN groups
+    found = measure_efficiency(model, pruned, SHORT)
+    gone = units[0].cost + units[2].cost + units[3].cost
+    rows = {(row["quantity"], row["batch_size"]): row for row in found.rows}
+    assert rows["parameters", None]["dense"] - rows["parameters", None]["pruned"] == gone
+    assert rows["weights", None]["pruned"] == 4 * rows["parameters", None]["pruned"]
+    # two layers, two KV heads of 8, keys and values, four bytes; one head of one layer is gone
+    assert rows["KV cache per token", None]["dense"] == 2 * 2 * 8 * 2 * 4
+    assert found.ratio("KV cache per token") == 0.75
+    for batch in (1, 2):
+        peak = rows["peak memory", batch]
+        assert peak["dense"] > rows["weights", None]["dense"]
+        assert peak["pruned"] < peak["dense"]
+        for quantity in ("prefill", "decode"):
+            row = rows[quantity, batch]
+            assert row["dense"] > 0
+            assert row["low"] <= row["ratio"] <= row["high"]
+            assert row["repeats"] == 2
+    assert "62 prompt tokens" in found.protocol
+    assert found.verdict in repr(found)
+    with pytest.raises(cl.InputError, match="batch size 3"):
+        found.ratio("decode", 3)
+
+
+def test_half_precision_takes_half_the_bytes() -> None:
+    model = tiny_model(layers=1, dtype=torch.bfloat16)
+    rows = measure_efficiency(model, model, SHORT).rows
+    assert rows[1]["dense"] == 2 * rows[0]["dense"]
+    assert rows[1]["ratio"] == 1
+
+
+def test_most_held_counts_what_lives_at_one_time() -> None:
+    given = torch.zeros(5000)
+    with torch.inference_mode(), most_held(torch.device("cpu")) as held:
+        one = torch.zeros(1000)
+        two = one + 1
+        del one
+        view = two.view(10, 100)
+        product = view @ torch.ones(100, 50)
+        given.view(50, 100)  # neither weights nor views of them are new
+        del product
+    assert held == [4 * (1000 + 5000 + 500)]
+
+
+def speeds(
+    decode: list[float], prefill: float = 1.2, parameters: float = 0.8
+) -> list[dict[str, Any]]:
+    """Rows with dense decoding as fast at every batch size as the batch size says, times 100."""
+
+    def row(quantity: str, ratio: float, batch: int | None, dense: float) -> dict[str, Any]:
+        return {
+            "quantity": quantity,
+            "batch_size": batch,
+            "ratio": ratio,
+            "low": ratio - 0.01,
+            "high": ratio + 0.01,
+            "dense": dense,
+        }
+
+    timed = [row("decode", r, b, 100 * b) for r, b in zip(decode, (1, 8), strict=True)]
+    return [row("parameters", parameters, None, 1e6), row("prefill", prefill, 1, 1e3), *timed]
+
+
+def test_the_verdict_says_what_is_faster_and_why_not() -> None:
+    both = speed_verdict(speeds([1.1, 0.97]))
+    assert "Faster than dense: prefill at batch 1 1.20x (1.19 to 1.21); decode at batch 1" in both
+    assert "No clear speed-up: decode at batch 8 0.97x" in both
+    assert "A decoding step of 8 prompts takes the dense model 1.0x as long as one of 1" in both
+    assert "No clear" not in speed_verdict(speeds([1.1, 1.3]))
+    assert "Faster" not in speed_verdict(speeds([0.9, 0.9], prefill=1.0))
+    assert "Only 1.0% of the parameters" in speed_verdict(speeds([1.0, 1.0], parameters=0.99))
+    assert "narrower ones need not fill" in speed_verdict(speeds([1.1, 1.1], prefill=0.99))
+
+
+def test_bad_input() -> None:
+    for options in ({"batch_sizes": ()}, {"batch_sizes": (0,)}, {"repeats": 0}, {"new_tokens": 0}):
+        with pytest.raises((cl.InputError, ValueError)):
+            EfficiencyOptions(**options)
+    model = tiny_model(layers=1)
+    with pytest.raises(cl.MismatchError, match="one device"):
+        measure_efficiency(model, tiny_model(layers=1, dtype=torch.float64), SHORT)
+    with pytest.raises(cl.InputError, match="do not fit the context of 64"):
+        measure_efficiency(model, model, EfficiencyOptions(prompt_tokens=63, new_tokens=2))

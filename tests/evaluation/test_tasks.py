@@ -1,0 +1,362 @@
+"""Tasks through the real harness against likelihoods and replies computed by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.evaluation import suites, tasks
+from cocurve_lab.evaluation.code_execution import run_programs
+from cocurve_lab.evaluation.harness import Scores
+from cocurve_lab.evaluation.task_files import (
+    LocalTask,
+    code,
+    humaneval,
+    local_tasks,
+    mbpp,
+    read_records,
+    write_task_files,
+)
+from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
+from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
+
+ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets" / "tasks"
+
+
+def rows_of(count: int, seed: int = 0) -> list[list[str]]:
+    generator = np.random.default_rng(seed)
+    return [[f"w{n}" for n in generator.integers(90, size=9)] for _ in range(count)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def log_likelihood(model: Any, words: list[str], scored: int) -> tuple[float, bool]:
+    """Of the last words given those before, and whether each is the likeliest."""
+    ids = torch.tensor([[int(word[1:]) + 2 for word in words]])
+    log_p = torch.log_softmax(full_logits(model, ids)[0], dim=-1)
+    where = range(len(words) - scored - 1, len(words) - 1)
+    wanted = [float(log_p[t, ids[0, t + 1]]) for t in where]
+    greedy = all(int(log_p[t].argmax()) == int(ids[0, t + 1]) for t in where)
+    return sum(wanted), greedy
+
+
+@pytest.fixture
+def harness() -> Any:
+    return pytest.importorskip("lm_eval")
+
+
+def run(model: Any, *files: Any, **options: Any) -> Any:
+    settings = TaskOptions(files=files, progress=False, batch_size=3, **options)
+    return evaluate_tasks(model, word_tokenizer(), "local", options=settings)
+
+
+def test_multiple_choice_equals_likelihoods_by_hand(harness: Any, tmp_path: Path) -> None:
+    model, rows = tiny_model(), rows_of(12)
+    choices = [[" ".join(row[4:6]), row[6], " ".join(row[6:9])] for row in rows]
+    records = [
+        {"query": " ".join(row[:4]), "choices": offered, "gold": n % 3}
+        for n, (row, offered) in enumerate(zip(rows, choices, strict=True))
+    ]
+    right = {"acc": 0, "acc_norm": 0}
+    for record, row in zip(records, rows, strict=True):
+        parts = [choice.split() for choice in record["choices"]]
+        values = np.array([log_likelihood(model, row[:4] + part, len(part))[0] for part in parts])
+        bytes_ = np.array([len(choice.encode()) for choice in record["choices"]])
+        right["acc"] += int(values.argmax() == record["gold"])
+        right["acc_norm"] += int((values / bytes_).argmax() == record["gold"])
+    report = run(model, write(tmp_path / "three.jsonl", records))
+    assert report["three"] == {name: pytest.approx(count / 12) for name, count in right.items()}
+    assert report.samples == {"three": 12}
+    assert report.averaged == {"three": "acc_norm"}
+    assert report.errors["three"]["acc"] > 0
+    assert report.versions["lm_eval"] == harness.__version__
+
+
+def test_schema_cloze_and_generation_equal_those_by_hand(harness: Any, tmp_path: Path) -> None:
+    model, rows = tiny_model(), rows_of(10, seed=1)
+    contexts = [[" ".join(row[:3]), " ".join(row[3:6])] for row in rows]
+    schemas = [
+        {"context_options": pair, "continuation": " ".join(row[6:]), "gold": 1}
+        for pair, row in zip(contexts, rows, strict=True)
+    ]
+    better = [
+        log_likelihood(model, row[3:], 3)[0] > log_likelihood(model, row[:3] + row[6:], 3)[0]
+        for row in rows
+    ]
+    greedy = []
+    for row in rows:
+        ids = torch.tensor([[int(word[1:]) + 2 for word in row[:5]]])
+        for _ in range(2):
+            ids = torch.cat([ids, full_logits(model, ids)[:, -1:].argmax(-1)], dim=1)
+        greedy.append([f"w{int(token) - 2}" for token in ids[0, 5:]])
+    # every second continuation is what the model itself would write
+    words = {f"w{n}" for n in range(90)}
+    told = [
+        mine if n % 2 and words.issuperset(mine) else row[5:7]
+        for n, (row, mine) in enumerate(zip(rows, greedy, strict=True))
+    ]
+    clozes = [
+        {"context": " ".join(row[:5]), "continuation": " ".join(end)}
+        for row, end in zip(rows, told, strict=True)
+    ]
+    asked = [{"prompt": c["context"], "answer": c["continuation"]} for c in clozes]
+    found = [log_likelihood(model, row[:5] + end, 2) for row, end in zip(rows, told, strict=True)]
+    report = run(
+        model,
+        write(tmp_path / "schema.jsonl", schemas),
+        write(tmp_path / "cloze.jsonl.gz", clozes),
+        LocalTask(write(tmp_path / "g.jsonl", asked), name="written", max_new_tokens=2),
+    )
+    assert report["schema"]["acc"] == pytest.approx(np.mean(better))
+    assert report["cloze"]["acc"] == pytest.approx(np.mean([is_greedy for _, is_greedy in found]))
+    assert report["written"]["exact_match"] == report["cloze"]["acc"] > 0
+    parts = [np.mean(better), report["cloze"]["acc"], report["written"]["exact_match"]]
+    assert report.average == pytest.approx(np.mean(parts))
+
+
+def test_the_demo_suite_is_the_models_card(harness: Any) -> None:
+    model, tokenizer = cl.load_model("demo")
+    before = tokenizer.padding_side, model.generation_config
+    report = evaluate_tasks(model, tokenizer, limit=6, options=TaskOptions(progress=False))
+    families = ["arithmetic", "code", "commonsense", "knowledge", "stories"]
+    assert list(report.averaged) == families
+    asked = cl.demo_questions(6)
+    for family in families:
+        mine = [
+            question.is_right(cl.continue_text(model, tokenizer, question.prompt, 16))
+            for question in asked
+            if question.capability == family
+        ]
+        assert report[family] == {"exact_match": np.mean(mine)}
+        assert report.samples[family] == 6
+    assert {"acc", "acc_norm"} == report["stories_choice"].keys()
+    assert 1 < report["texts"]["byte_perplexity"] < 2
+    assert (tokenizer.padding_side, model.generation_config) == before
+    assert report.settings["limit"] == 6
+    assert not any(report.settings["truncated"].values())
+
+
+def test_pruned_models_go_through(harness: Any) -> None:
+    model, tokenizer = cl.load_model("demo")
+    units = cl.enumerate_units(model)
+    whole_layer = tuple(n for n, unit in enumerate(units) if unit.layer == 0)
+    pruned = cl.prune(model, cl.Selection(units, whole_layer, 0.1))
+    options = TaskOptions(tasks=("knowledge", "knowledge_choice"), progress=False)
+    report = evaluate_tasks(pruned, tokenizer, limit=8, options=options)
+    assert report.values.keys() == {"knowledge", "knowledge_choice"}
+    assert report["knowledge"]["exact_match"] < 1  # the dense model knows them all
+
+
+def test_long_prompts_are_counted(harness: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": " ".join(["w1"] * n), "answer": "w2"} for n in (5, 60, 63)]
+    file = LocalTask(write(tmp_path / "long.jsonl", rows), max_new_tokens=3)
+    report = run(tiny_model(), file)
+    assert report.settings["truncated"] == {"long": 1}  # 61 and fewer tokens leave room for 3
+    assert "1 of long" in repr(report)
+
+
+def test_the_files_are_what_the_harness_reads(harness: Any, tmp_path: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
+    written = write_task_files(suites.demo_tasks(), tmp_path)
+    assert len(written) == 9
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
+    assert sorted(manager.all_subtasks) == sorted(path.stem for path in written)
+
+
+# pass@1 -----------------------------------------------------------------------------------------
+
+
+def code_rows() -> list[dict[str, Any]]:
+    test = "def check(f):\n    assert f(2) == 4"
+    return [{"prompt": "def double(x):\n", "test": test, "entry_point": "double"}] * 3
+
+
+def test_code_is_refused_unless_allowed(harness: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "human.jsonl", code_rows())
+    with pytest.raises(cl.InputError, match="allow_code_execution=True"):
+        run(tiny_model(), file)
+    with pytest.raises(cl.InputError, match="allow_code_execution=True"):
+        evaluate_tasks(tiny_model(), word_tokenizer(), "paper")
+
+
+def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
+    task = humaneval(code_rows())
+    replies = ["    return 2 * x", "    return x", "    import sys; sys.exit(0)"]
+    samples = [{"doc_id": n, "resps": [[reply]]} for n, reply in reversed(list(enumerate(replies)))]
+    scores = Scores()
+    results, options = {"samples": {"humaneval": samples}}, TaskOptions(progress=False)
+    tasks._execute_code(results, [task], True, options, scores)
+    assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
+    assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
+    assert "network" in scores.notes[0]
+
+
+def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
+    settings = TaskOptions(files=[write(tmp_path / "human.jsonl", code_rows())], progress=False)
+    report = evaluate_tasks(
+        tiny_model(), word_tokenizer(), "local", allow_code_execution=True, options=settings
+    )
+    assert report["human"] == {"pass@1": 0.0}
+    assert "human: replies have at most 32 tokens" in repr(report)
+    assert report.samples["human"] == 3
+
+
+def test_mbpp_asks_with_three_examples() -> None:
+    rows = [
+        {"task_id": n, "text": f"Task {n}.", "code": f"f = {n}", "test_list": [f"assert f == {n}"]}
+        for n in (2, 3, 4, 5, 11, 12)
+    ]
+    task = mbpp(rows)
+    assert len(task.records) == 2
+    prompt = task.records[0]["prompt"]
+    assert prompt.count("[BEGIN]\n") == 4
+    assert prompt.count("[DONE]\n\n") == 3
+    assert "Task 2." in prompt
+    assert "Task 5." not in prompt
+    assert prompt.endswith(
+        "Task 11. Your code should pass these tests:\n\nassert f == 11\n[BEGIN]\n"
+    )
+    assert task.program is not None
+    assert task.program(task.records[0], "f = 11").endswith("f = 11\n\nassert f == 11\n")
+    with pytest.raises(cl.InputError, match="three-shot"):
+        mbpp(rows[1:])
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+CHOICE = {"query": "q", "choices": ["a", "b"], "gold": 0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([CHOICE, CHOICE | {"gold": 2}], "record 2: gold is 2, of 2"),
+        ([CHOICE | {"gold": -1}], "gold is -1"),
+        ([CHOICE | {"gold": True}], "gold is True"),
+        ([CHOICE | {"choices": ["a", ""]}], "choice is empty"),
+        ([CHOICE | {"choices": []}], "choice is empty"),
+        ([CHOICE, {"query": "q"}], "record 2: choices is None"),
+        ([{"question": "?"}], "of no known kind"),
+        ([], "no record"),
+    ],
+)
+def test_bad_records(rows: list[dict[str, Any]], says: str, tmp_path: Path) -> None:
+    with pytest.raises(cl.InputError, match=says):
+        local_tasks([write(tmp_path / "bad.jsonl", rows)])
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"a": 1}\nnot json\n')
+    with pytest.raises(cl.InputError, match="line 2 is not JSON"):
+        read_records(tmp_path / "text.jsonl")
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    with pytest.raises(cl.InputError, match="line 1 is not a JSON object"):
+        read_records(tmp_path / "list.jsonl")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9])
+    for name in ("cut.jsonl.gz", "absent.jsonl"):
+        with pytest.raises(cl.InputError, match="cannot be read"):
+            read_records(tmp_path / name)
+    file = write(tmp_path / "one.jsonl", [CHOICE])
+    with pytest.raises(cl.InputError, match="two tasks have one name"):
+        local_tasks([file, file])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(cl.InputError, match="no JSONL file"):
+        local_tasks([tmp_path / "empty"])
+
+
+def test_bad_arguments(harness: Any, tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(), word_tokenizer()
+    with pytest.raises(cl.InputError, match="suite is 'piqa'"):
+        evaluate_tasks(model, tokenizer, "piqa")
+    with pytest.raises(cl.InputError, match="limit is 0"):
+        evaluate_tasks(model, tokenizer, limit=0)
+    with pytest.raises(cl.InputError, match="needs files"):
+        evaluate_tasks(model, tokenizer, "local")
+    with pytest.raises(cl.InputError, match="no task 'sums'; there are"):
+        evaluate_tasks(model, tokenizer, options=TaskOptions(tasks=("sums",)))
+    with pytest.raises(cl.InputError, match="give a list"):
+        TaskOptions(files="a.jsonl")
+    file = write(tmp_path / "one.jsonl", [CHOICE])
+    with pytest.raises(cl.InputError, match="context is 64"):
+        run(model, file, max_length=65)
+    with pytest.raises(cl.InputError, match="kind is 'essay'"):
+        LocalTask(file, kind="essay")
+
+
+def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(cl.InputError, match=r"cocurve-lab\[eval\]"):
+        evaluate_tasks(tiny_model(), word_tokenizer())
+
+
+def test_the_harness_is_imported_only_when_tasks_are_run() -> None:
+    check = (
+        "import sys, cocurve_lab.evaluation.tasks, cocurve_lab.evaluation.efficiency; "
+        "sys.exit('lm_eval' in sys.modules or 'datasets' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+def test_the_paper_suite_offline(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(suites.PAPER_NAMES) == 14
+    assert sum(metric is not None for metric in suites.PAPER_HARNESS.values()) == 7
+    import lm_eval.tasks
+
+    class Gone:
+        def __init__(self, **_: Any) -> None: ...
+
+        def load(self, names: list[str]) -> None:
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", Gone)
+    options = TaskOptions(tasks=("piqa",), progress=False)
+    with pytest.raises(cl.InputError, match="needs it: go online once"):
+        evaluate_tasks(tiny_model(), word_tokenizer(), "paper", options=options)
+
+
+# Real data --------------------------------------------------------------------------------------
+
+real = pytest.mark.skipif(not ASSETS.is_dir(), reason=f"{ASSETS} is not on this machine")
+
+
+@real
+def test_real_files_are_understood() -> None:
+    known = {"piqa": 1838, "openbook_qa": 500, "arc_easy": 2376, "winogrande": 1267}
+    found = {task.name: task for task in local_tasks([ASSETS])}
+    assert {name: len(found[name].records) for name in known} == known
+    assert len(found["HumanEval"].records) == 164
+    assert len(found["mbpp"].records) == 500
+    assert found["winogrande"].average == "acc"
+
+
+@real
+@pytest.mark.slow
+def test_canonical_solutions_pass() -> None:
+    rows = read_records(ASSETS / "HumanEval.jsonl.gz")
+    task = humaneval(rows)
+    assert task.program is not None
+    programs = [
+        task.program(record, row["canonical_solution"])
+        for record, row in zip(task.records, rows, strict=True)
+    ]
+    found = run_programs(programs, allow_code_execution=True, workers=2, progress=False)
+    assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
+
+
+def test_names_of_tasks_are_plain() -> None:
+    with pytest.raises(cl.InputError, match="a task is named"):
+        code("../x", [], lambda *_: "", ("\n",), 4)

@@ -1,0 +1,426 @@
+"""What an exported file holds: widths per layer, weights, tokenizer; and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.errors import ArchitectureError, InputError, NumericalError
+from cocurve_lab.export import tensors as gguf_tensors
+from cocurve_lab.export.gguf import export_gguf
+from helpers.bpe import SIZE, byte_level, sentencepiece
+from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
+
+GGUFReader = pytest.importorskip("gguf").GGUFReader
+
+HEAD_DIM = {"mistral": 12}  # others 8
+
+
+def pruned_tiny(
+    family: str = "llama", heads: str = "gqa", gone: Any = (), **changes: Any
+) -> PreTrainedModel:
+    model = tiny_model(family, heads, **changes)
+    units = cl.enumerate_units(model, ffn_groups=4)
+    gone = {(0, "ffn", 1), (1, "ffn", 0), (1, "ffn", 3), *gone}
+    if heads != "mqa":
+        gone |= {(2, "attention", 0)}
+    indices = [i for i, u in enumerate(units) if (u.layer, u.kind, u.index) in gone]
+    return cl.prune(model, cl.Selection.from_pruned(units, indices))
+
+
+def written(model: PreTrainedModel, path: Path, **options: Any) -> tuple[Any, Any]:
+    """(fields by key, tensors by name as arrays) of an export without a tokenizer."""
+    export_gguf(model, options.pop("tokenizer", None), path, **options)
+    reader = GGUFReader(path)
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    return fields, {tensor.name: tensor for tensor in reader.tensors}
+
+
+def paired_by_hand(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Row 2j of a head is its row j, row 2j + 1 its row j + head_dim / 2."""
+    out, step = np.empty_like(rows), len(rows) // heads
+    for head in range(heads):
+        for j in range(step // 2):
+            out[head * step + 2 * j] = rows[head * step + j]
+            out[head * step + 2 * j + 1] = rows[head * step + j + step // 2]
+    return out
+
+
+@pytest.mark.parametrize(("family", "heads"), EVERY)
+def test_every_weight_is_there_in_its_order(family: str, heads: str, tmp_path: Path) -> None:
+    model = pruned_tiny(family, heads)
+    fields, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
+    head_dim = HEAD_DIM.get(family, 8)
+    queries, groups, widths = [], [], []
+    for layer, block in enumerate(model.model.layers):
+        attention, mlp = block.self_attn, block.mlp
+        widths.append(mlp.down_proj.weight.shape[1])
+        queries.append(attention.o_proj.weight.shape[1] // head_dim)
+        groups.append(queries[-1] * {"mha": 4, "gqa": 2, "mqa": 1}[heads] // 4)
+        if family == "phi3":
+            sizes = [queries[-1] * head_dim, groups[-1] * head_dim, groups[-1] * head_dim]
+            q, k, v = attention.qkv_proj.weight.split(sizes)
+            gate, up = mlp.gate_up_proj.weight.chunk(2)
+        else:
+            q, k, v = (getattr(attention, f"{n}_proj").weight for n in "qkv")
+            gate, up = mlp.gate_proj.weight, mlp.up_proj.weight
+        expected = {
+            "attn_q": paired_by_hand(q.numpy(), queries[-1]),
+            "attn_k": paired_by_hand(k.numpy(), groups[-1]),
+            "attn_v": v.numpy(),
+            "attn_output": attention.o_proj.weight.numpy(),
+            "ffn_gate": gate.numpy(),
+            "ffn_up": up.numpy(),
+            "ffn_down": mlp.down_proj.weight.numpy(),
+            "attn_norm": block.input_layernorm.weight.numpy(),
+            "ffn_norm": block.post_attention_layernorm.weight.numpy(),
+        }
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(tensors.pop(f"blk.{layer}.{name}.weight").data, rows)
+        if family == "qwen2":
+            for name, count in (("q", queries[-1]), ("k", groups[-1]), ("v", None)):
+                bias = getattr(attention, f"{name}_proj").bias.numpy()
+                bias = bias if count is None else paired_by_hand(bias, count)
+                found = tensors.pop(f"blk.{layer}.attn_{name}.bias").data
+                np.testing.assert_array_equal(found, bias)
+    for name, module in (
+        ("token_embd", model.model.embed_tokens),
+        ("output_norm", model.model.norm),
+        ("output", model.lm_head),
+    ):
+        np.testing.assert_array_equal(tensors.pop(f"{name}.weight").data, module.weight.numpy())
+    assert not tensors  # llama.cpp refuses a file with a tensor it does not ask for
+    assert fields["deci.attention.head_count"] == queries
+    assert fields["deci.attention.head_count_kv"] == groups
+    assert fields["deci.feed_forward_length"] == widths
+    assert len(set(widths)) == 3
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        assert fields[f"deci.{key}"] == head_dim
+
+
+def test_what_is_said_of_the_model(tmp_path: Path) -> None:
+    model = pruned_tiny(rope_parameters={"rope_type": "default", "rope_theta": 12345.0})
+    fields, tensors = written(model, tmp_path / "m.gguf", dtype="f16")
+    manifest: Any = model.cocurve_manifest
+    assert fields["general.architecture"] == "deci"
+    assert fields["general.file_type"] == 1
+    assert fields["deci.rope.freq_base"] == 12345.0
+    assert fields["deci.context_length"] == 64
+    assert fields["deci.vocab_size"] == 97
+    assert fields["deci.attention.layer_norm_rms_epsilon"] == np.float32(model.config.rms_norm_eps)
+    assert fields["cocurve.realized_ratio"] == np.float32(manifest["realized_ratio"])
+    assert fields["cocurve.selection_fingerprint"] == manifest["selection_fingerprint"]
+    assert f"{manifest['realized_ratio']:.1%}" in fields["general.name"]
+    assert "rope_freqs.weight" not in tensors
+
+
+def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
+    _, tensors = written(pruned_tiny(tie_word_embeddings=True), tmp_path / "m.gguf")
+    assert "output.weight" not in tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_llama3_frequencies_are_divided(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = pruned_tiny(rope_parameters=LLAMA_3).to(dtype)  # rounds the model's own frequencies
+    _, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
+    expected = []
+    for pair in range(4):  # Llama 3.1's own rule
+        wavelength = 2 * np.pi * 10000 ** (2 * pair / 8)
+        if wavelength < 32 / 4:
+            expected.append(1.0)
+        elif wavelength > 32 / 1:
+            expected.append(8.0)
+        else:
+            smooth = (32 / wavelength - 1) / (4 - 1)
+            expected.append(1 / ((1 - smooth) / 8 + smooth))
+    assert len({round(x, 3) for x in expected}) > 1
+    np.testing.assert_allclose(tensors["rope_freqs.weight"].data, expected, rtol=1e-4)
+
+
+def test_layers_that_lost_a_block(tmp_path: Path) -> None:
+    gone = {(0, "attention", i) for i in range(2)} | {(2, "attention", i) for i in range(2)}
+    gone |= {(1, "ffn", i) for i in range(4)}
+    model = pruned_tiny(gone=gone)
+    result = export_gguf(model, None, tmp_path / "m.gguf", dtype="q8_0")
+    assert [note[:30] for note in result.notes[:2]] == [
+        "Layer 0 has no attention: writ",
+        "Layer 1 has no FFN: written as",
+    ]
+    fields, tensors = written(model, tmp_path / "n.gguf", dtype="f32")
+    assert fields["deci.attention.head_count"] == [1, 4, 0]  # llama.cpp needs one in layer 0
+    assert fields["deci.attention.head_count_kv"] == [1, 2, 0]
+    assert fields["deci.feed_forward_length"][1] == 32
+    assert fields["cocurve.notes"][0].startswith("Layer 0 has no attention")
+    assert not any(name.startswith("blk.2.attn") for name in tensors)
+    for name in ("blk.0.attn_q", "blk.0.attn_output", "blk.1.ffn_gate", "blk.1.ffn_down"):
+        assert not tensors[f"{name}.weight"].data.any()
+
+
+def test_types_of_storage(tmp_path: Path) -> None:
+    model = pruned_tiny("qwen2")  # hidden 32: rows of one block; FFN widths of 31, 21 and 42
+    _, plain = written(model, tmp_path / "a.gguf", dtype="f32")
+    _, halves = written(model, tmp_path / "b.gguf", dtype="f16")
+    result = export_gguf(model, None, tmp_path / "c.gguf", dtype="q8_0")
+    blocks = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "c.gguf").tensors}
+    assert result.tensors["F16"] == 3 + 1  # ffn_down, and the attention output of 16 columns
+    assert f"{result.tensors['F16']} matrices stay F16" in result.notes[0]
+    assert repr(result).startswith(f"{tmp_path / 'c.gguf'}: 0.0 MB")
+    assert result.bytes == (tmp_path / "c.gguf").stat().st_size
+    for name, tensor in plain.items():
+        kinds = [store[name].tensor_type.name for store in (plain, halves, blocks)]
+        if tensor.data.ndim == 1:
+            assert kinds == ["F32"] * 3
+            continue
+        np.testing.assert_array_equal(halves[name].data, tensor.data.astype(np.float16))
+        if tensor.data.shape[1] % 32:
+            assert kinds == ["F32", "F16", "F16"]
+            continue
+        assert kinds == ["F32", "F16", "Q8_0"]
+        rows = blocks[name].data.reshape(-1, 34)  # a float16 scale, then 32 signed bytes
+        scales = rows[:, :2].copy().view(np.float16).astype(np.float64)
+        found = scales * rows[:, 2:].copy().view(np.int8)
+        step = np.abs(tensor.data.reshape(-1, 32)).max(axis=1, keepdims=True) / 127
+        error = np.abs(found - tensor.data.reshape(-1, 32))
+        assert (error <= 0.5 * step + 127 * step * 2**-11 + 1e-9).all()
+
+
+REASONS = {
+    "qwen3": "queries and keys",
+    "gemma": "GELU",
+    "gemma2": "capped",
+    "gemma3_text": "behind its blocks",
+    "olmo2": "behind its blocks",
+    "gpt_neox": "side by side",
+    "gpt_neox_sequential": "side by side",
+    "gpt2": "learned positions",
+    "opt": "learned positions",
+    "opt_350m": "learned positions",
+}
+
+
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_other_families_are_refused_with_the_reason(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, "mha" if family in MHA_ONLY else "gqa", layers=2)
+    with pytest.raises(ArchitectureError, match=REASONS[family]):
+        export_gguf(model, None, tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 32,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "match"),
+    [
+        ("llama", {"rope_parameters": YARN}, "'yarn'"),
+        (
+            "phi3",
+            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+            "'longrope'",
+        ),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "4 of 8 dimensions are rotated",
+        ),
+        ("llama", {"hidden_act": "gelu"}, "'gelu'"),
+    ],
+    ids=["yarn", "longrope", "partial rotary", "gelu"],
+)
+def test_what_the_block_cannot_do_is_refused(
+    family: str, changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArchitectureError, match=match):
+        export_gguf(tiny_model(family, **changes), None, tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_scale_of_attention_or_weights_elsewhere_are_refused(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.model.layers[1].self_attn.scaling = 0.5
+    with pytest.raises(ArchitectureError, match=r"layer 1 scales attention by 0\.5"):
+        export_gguf(model, None, tmp_path / "m.gguf")
+    with pytest.raises(ArchitectureError, match="meta device"):
+        export_gguf(tiny_model().to("meta"), None, tmp_path / "m.gguf")
+
+
+def test_a_short_window_becomes_the_context(tmp_path: Path) -> None:
+    model = tiny_model("mistral", sliding_window=16)
+    assert "last 16 tokens" in export_gguf(model, None, tmp_path / "a.gguf").notes[0]
+    fields, _ = written(model, tmp_path / "m.gguf")
+    assert fields["deci.context_length"] == 16
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(np.nan, "f32"), (np.inf, "q8_0"), (1e6, "f16")])
+def test_numbers_that_cannot_be_stored(value: float, dtype: Any, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = value
+    with pytest.raises(NumericalError, match=r"blk\.1\.ffn_up"):
+        export_gguf(model, None, tmp_path / "m.gguf", dtype=dtype)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_file_is_kept(tmp_path: Path) -> None:
+    path, model = tmp_path / "m.gguf", tiny_model()
+    path.write_bytes(b"precious")
+    with pytest.raises(InputError, match="overwrite=True"):
+        export_gguf(model, None, path)
+    with pytest.raises(InputError, match="folder"):
+        export_gguf(model, None, tmp_path)
+    with pytest.raises(InputError, match="dtype is 'q4_0'"):
+        export_gguf(model, None, tmp_path / "n.gguf", dtype="q4_0")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"precious"
+    assert export_gguf(model, None, path, overwrite=True).bytes > 1000
+    assert GGUFReader(path).fields
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match=r"pip install cocurve-lab\[gguf\]"):
+        export_gguf(tiny_model(), None, tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_write_leaves_the_old_file(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "m.gguf", []
+    path.write_bytes(b"precious")
+    original = gguf_tensors.FileTensor.values
+
+    def stops(self: Any, dtype: Any) -> np.ndarray:
+        seen.append(self.name)
+        if len(seen) == 5:
+            raise error("stop")
+        return original(self, dtype)
+
+    monkeypatch.setattr(gguf_tensors.FileTensor, "values", stops)
+    with pytest.raises(error, match="stop"):
+        export_gguf(tiny_model(), None, path, overwrite=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+    assert path.read_bytes() == b"precious"
+
+
+def test_a_byte_level_tokenizer_is_written(tmp_path: Path) -> None:
+    tokenizer = byte_level("llama-bpe", bos=True)
+    fields, _ = written(
+        tiny_model(vocab_size=SIZE + 2), tmp_path / "m.gguf", tokenizer=tokenizer, dtype="f16"
+    )
+    vocab = tokenizer.get_vocab()
+    tokens = fields["tokenizer.ggml.tokens"]
+    assert fields["tokenizer.ggml.model"] == "gpt2"
+    assert fields["tokenizer.ggml.pre"] == "llama-bpe"
+    assert {token: index for index, token in enumerate(tokens[:SIZE])} == vocab
+    assert tokens[SIZE:] == ["[PAD400]", "[PAD401]"]
+    assert fields["tokenizer.ggml.token_type"][:3] == [3, 3, 1]  # control, control, normal
+    assert fields["tokenizer.ggml.token_type"][SIZE:] == [5, 5]  # unused
+    assert len(fields["tokenizer.ggml.merges"]) == SIZE - 258
+    assert fields["tokenizer.ggml.bos_token_id"] == vocab["<|begin|>"]
+    assert fields["tokenizer.ggml.eos_token_id"] == vocab["<|end|>"]
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.add_eos_token"] is False
+
+
+def test_a_sentencepiece_tokenizer_is_written(tmp_path: Path) -> None:
+    tokenizer = sentencepiece("no prefix")
+    model = tiny_model(vocab_size=SIZE)
+    model.generation_config.eos_token_id = [2, 7]
+    fields, _ = written(model, tmp_path / "m.gguf", tokenizer=tokenizer)
+    scores, tokens = fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.tokens"]
+    assert fields["tokenizer.ggml.model"] == "llama"
+    assert fields["tokenizer.ggml.token_type"][:4] == [2, 3, 3, 6]  # unknown, control, byte
+    assert fields["tokenizer.ggml.add_space_prefix"] is False
+    assert fields["tokenizer.ggml.add_bos_token"] is True
+    assert fields["tokenizer.ggml.eot_token_id"] == 7
+    longer = [i for i in range(259, len(tokenizer)) if len(tokens[i]) > 1]
+    assert len(longer) > 20
+    assert [scores[i] for i in longer] == sorted((scores[i] for i in longer), reverse=True)
+
+
+def test_chat_templates_are_kept(tmp_path: Path) -> None:
+    tokenizer = byte_level("qwen2")
+    tokenizer.chat_template = "{{ messages }}"
+    try:
+        fields, _ = written(tiny_model(vocab_size=SIZE), tmp_path / "m.gguf", tokenizer=tokenizer)
+    finally:
+        tokenizer.chat_template = None
+    assert fields["tokenizer.chat_template"] == "{{ messages }}"
+    assert "in NFC" in fields["cocurve.notes"][-1]
+
+
+def with_rules(*rules: Any) -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    copy = Tokenizer.from_str(byte_level("gpt-2").backend_tokenizer.to_str())
+    copy.pre_tokenizer = pre_tokenizers.Sequence(list(rules))
+    return PreTrainedTokenizerFast(tokenizer_object=copy, eos_token="<|end|>")
+
+
+def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=SIZE)
+    odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
+    with pytest.raises(InputError, match=r"\[aeiou\]"):
+        export_gguf(model, odd, tmp_path / "m.gguf")
+    with pytest.warns(UserWarning, match="'gpt-2', as asked"):
+        result = export_gguf(model, odd, tmp_path / "m.gguf", pretokenizer="gpt-2")
+    assert result.tokenizer == "gpt2/gpt-2"
+    near = with_rules(
+        pre_tokenizers.Split(Regex("[aeiou]"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    )
+    with pytest.warns(UserWarning, match=r"lacks \['\[aeiou\]'\]"):
+        result = export_gguf(model, near, tmp_path / "n.gguf")
+    assert "gpt-2" in result.notes[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own = export_gguf(model, byte_level("gpt-2"), tmp_path / "o.gguf", pretokenizer="gpt-2")
+    assert own.notes == ()
+
+
+def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
+    path, spaced = tmp_path / "m.gguf", with_rules(pre_tokenizers.ByteLevel(add_prefix_space=True))
+    with pytest.raises(InputError, match="WordLevel"):
+        export_gguf(tiny_model(), word_tokenizer(), path)
+    for size in (97, 2 * SIZE + 2):  # too few rows for its tokens; or far too many
+        with pytest.raises(InputError, match=f"token is {SIZE - 1}, the model embeds {size}"):
+            export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
+    with pytest.raises(InputError, match="add_prefix_space"):
+        export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
+    with pytest.raises(InputError, match="splits no text"):
+        export_gguf(
+            tiny_model(vocab_size=SIZE), sentencepiece("prefix"), path, pretokenizer="gpt-2"
+        )
+    nameless = with_rules(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    nameless.eos_token = None
+    with pytest.raises(InputError, match="end-of-text"):
+        export_gguf(tiny_model(vocab_size=SIZE), nameless, path)
+    assert not list(tmp_path.iterdir())

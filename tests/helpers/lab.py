@@ -1,0 +1,281 @@
+"""A real JupyterLab and Chromium for tests: open a notebook, run it, see what happens."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from helpers.waiting import eventually
+
+CHROMIUM = Path("/usr/bin/chromium")
+NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
+IN_LAB = "the test of this notebook in JupyterLab does it, in Chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+KERNEL_READY = """() => {
+  const widget = window.jupyterapp && jupyterapp.shell.currentWidget;
+  const session = widget && widget.sessionContext && widget.sessionContext.session;
+  return session && session.kernel && session.kernel.connectionStatus === 'connected'
+    && session.kernel.status === 'idle';
+}"""
+# every code cell has a number, so all of them have run; or one has failed, and the rest will not
+FINISHED = """() => {
+  const cells = jupyterapp.shell.currentWidget.content.widgets.filter(c => c.model.type === 'code');
+  for (const { model } of cells) {
+    for (let i = 0; i < model.outputs.length; i++) {
+      if (model.outputs.get(i).type === 'error') return 'error';
+    }
+  }
+  return cells.length > 0 && cells.every(c => c.model.executionState === 'idle'
+    && c.model.executionCount !== null) && 'done';
+}"""
+
+CONTENT = "() => jupyterapp.shell.currentWidget.content.model.toJSON()"
+ASK = """async code => {
+  const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  const options = {code: '', user_expressions: {x: code}, silent: true};
+  const reply = await kernel.requestExecute(options).done;
+  const found = reply.content.user_expressions.x;
+  return found.data ? found.data['text/plain'] : JSON.stringify(found);
+}"""
+
+
+FEW = {"ROWS": 3, "HELD_OUT": 2}  # sequences, as many as every notebook needs
+SMALL = FEW | {"LENGTH": 64}  # and short
+
+
+def set_parameters(content: nbformat.NotebookNode, values: dict[str, Any]) -> None:
+    """Give names of a notebook's parameters cell other values; the names must be there."""
+    if not values:
+        return
+    cell = next(c for c in content.cells if "parameters" in c.metadata.get("tags", []))
+    own = {name: ast.unparse(value) for name, value in assigned(cell.source)}
+    assert own.keys() >= values.keys(), f"not among the parameters: {values.keys() - own.keys()}"
+    own |= {name: repr(value) for name, value in values.items()}
+    cell.source = "\n".join(f"{name} = {value}" for name, value in own.items())
+
+
+def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
+    """Every name of `a = 1` and `b, c = 2, 3`, with what it is given."""
+    for line in ast.parse(source).body:
+        assert isinstance(line, ast.Assign), ast.unparse(line)
+        names = [node.id for node in ast.walk(line.targets[0]) if isinstance(node, ast.Name)]
+        value = line.value
+        given = value.elts if len(names) > 1 and isinstance(value, ast.Tuple) else [value]
+        yield from zip(names, given, strict=True)
+
+
+@dataclass
+class Visit:
+    """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
+
+    page: Any
+    outside: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    received: int = 0
+
+    def listen(self, address: str) -> None:
+        """Keep a record of everything that goes wrong or out."""
+        own = (address, "data:", "blob:", "file:")
+        self.page.on(
+            "request",
+            lambda r: None if r.url.startswith(own) else self.outside.append(r.url),
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))
+
+    def _count(self, data: str | bytes) -> None:
+        self.received += len(data)
+
+    def run_all(self, timeout: float = 500) -> None:
+        """Run every cell and wait until all have a number."""
+        self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
+        # not at every frame, which would have the page drawn all the time
+        found = self.page.wait_for_function(FINISHED, timeout=timeout * 1000, polling=250)
+        assert found.json_value() == "done", self.failures()
+
+    def content(self) -> nbformat.NotebookNode:
+        """The notebook as it stands in the page, outputs included."""
+        return nbformat.from_dict(self.page.evaluate(CONTENT))
+
+    def failures(self) -> list[str]:
+        """What went wrong in cells, in view or out of it."""
+        outputs = (o for cell in self.content().cells for o in cell.get("outputs", []))
+        return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
+
+    def ask(self, expression: str) -> str:
+        """What an expression is in the notebook's kernel, as it would be printed there."""
+        return str(self.page.evaluate(ASK, expression))
+
+    def becomes(self, expression: str, wanted: str) -> None:
+        """Wait until the kernel has a value; traits travel behind the page."""
+        eventually(lambda: self.ask(expression), lambda text: text == wanted)
+
+    @contextmanager
+    def slow_model(self, seconds: float) -> Iterator[None]:
+        """Every pass of the notebook's model takes longer: a click may else come too late."""
+        pause = f"lambda *_: __import__('time').sleep({seconds})"
+        hook = f"slow = model.model.register_forward_pre_hook({pause})"
+        assert self.ask(f"exec({hook!r})") == "None"
+        yield
+        assert self.ask("slow.remove()") == "None"
+
+    def theme(self, name: str) -> None:
+        """Switch JupyterLab to its "Light" or "Dark" theme."""
+        self.page.evaluate(
+            "name => jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
+            f"JupyterLab {name}",
+        )
+        self.page.wait_for_function(
+            "light => document.body.dataset.jpThemeLight === light",
+            arg=str(name == "Light").lower(),
+        )
+        self.page.wait_for_timeout(800)
+
+    def picture(self, name: str, locator: Any = None) -> None:
+        """A screenshot for a person, where COCURVE_SCREENSHOTS names a folder."""
+        folder = os.environ.get("COCURVE_SCREENSHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (locator or self.page).screenshot(path=str(Path(folder) / f"{name}.png"))
+
+    def require_clean(self) -> None:
+        """Nothing went out, nothing failed in the page, no cell shows an error."""
+        assert not self.outside, self.outside
+        noise = ("favicon", "the server responded with a status of 404")
+        found = [text for text in self.errors if not any(part in text for part in noise)]
+        assert not found, found
+        assert not self.failures()
+
+
+@dataclass
+class Lab:
+    """A JupyterLab on 127.0.0.1 with its own settings, and a browser to look at it."""
+
+    address: str
+    folder: Path
+    browser: Any
+
+    @contextmanager
+    def open(
+        self,
+        notebook: Path,
+        values: dict[str, Any] | None = None,
+        *,
+        inside: Path | None = None,
+        width: int = 1280,
+    ) -> Iterator[Visit]:
+        """A copy of a notebook, with other values of its parameters, on a cold kernel.
+
+        It lies in the lab's folder, or in another one `inside` that.
+        """
+        content = nbformat.read(notebook, as_version=4)
+        set_parameters(content, values or {})
+        place = (inside or self.folder) / notebook.name
+        nbformat.write(content, place)
+        page = self.browser.new_page(viewport={"width": width, "height": 1000})
+        visit = Visit(page)
+        visit.listen(self.address)
+        try:
+            where = place.relative_to(self.folder).as_posix()
+            page.goto(f"{self.address}/doc/tree/{where}?token=local&reset")
+            page.wait_for_function(KERNEL_READY, timeout=120_000)
+            visit.theme("Light")  # the last visit's choice is remembered
+            yield visit
+        finally:
+            page.close()
+            self._end_kernels()
+
+    def bring(self, folder: Path) -> Path:
+        """A copy of a folder where a notebook has run, for a second run here."""
+        copy = self.folder / folder.name
+        shutil.copytree(folder, copy)
+        return copy
+
+    def _end_kernels(self) -> None:
+        import json
+
+        listing = urllib.request.urlopen(f"{self.address}/api/sessions?token=local").read()
+        for session in json.loads(listing):
+            request = urllib.request.Request(
+                f"{self.address}/api/sessions/{session['id']}?token=local", method="DELETE"
+            )
+            urllib.request.urlopen(request).close()
+
+
+@contextmanager
+def running_lab(folder: Path) -> Iterator[Lab]:
+    """Start JupyterLab and Chromium; their files go under `folder`, notebooks in its `work`."""
+    from playwright.sync_api import sync_playwright
+
+    work = folder / "work"
+    work.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    places = {name: str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    environment = os.environ | {f"JUPYTER_{name}_DIR": path for name, path in places.items()}
+    settings = folder / "CONFIG/lab/user-settings/@jupyterlab/apputils-extension"
+    settings.mkdir(parents=True)
+    quiet = '{"fetchNews": "false", "checkForUpdates": false}'
+    (settings / "notification.jupyterlab-settings").write_text(quiet)
+    environment["IPYTHONDIR"] = str(folder / "ipython")
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *("--ServerApp.port_retries=0", "--allow-root", "--IdentityProvider.token=local"),
+        *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
+        *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
+    address = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_for(f"{address}/api/status?token=local", server)
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(
+                    executable_path=str(CHROMIUM), headless=True, args=FLAGS
+                )
+                yield Lab(address, work, browser)
+                browser.close()
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            for name in (*places.values(), str(folder / "ipython")):
+                shutil.rmtree(name, ignore_errors=True)
+
+
+def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=1).close()
+            return
+        except OSError:
+            assert server.poll() is None, "JupyterLab ended while starting"
+            time.sleep(0.5)
+    raise AssertionError("JupyterLab did not answer within two minutes")

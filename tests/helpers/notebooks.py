@@ -1,0 +1,72 @@
+"""Notebooks run without a browser, and what they showed and left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+import cocurve_lab as cl
+from helpers.lab import FEW, set_parameters
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOK = NOTEBOOKS[0]
+
+
+def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.NotebookNode:
+    """Execute a notebook in `folder` with some values of its parameters cell replaced."""
+    content = nbformat.read(notebook, as_version=4)
+    set_parameters(content, values)
+    client = NotebookClient(
+        content,
+        timeout=600,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        store_widget_state=False,
+        coalesce_streams=True,  # one print can arrive in several messages
+    )
+    return client.execute()
+
+
+def text_of(notebook: nbformat.NotebookNode) -> str:
+    """Everything the cells printed or showed as text."""
+    shown = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            shown.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
+    return "\n".join(shown)
+
+
+def figures(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
+    """Every Plotly figure that the cells showed."""
+    kind = "application/vnd.plotly.v1+json"
+    shown = [o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", [])]
+    return [data[kind] for data in shown if kind in data]
+
+
+def written(folder: Path) -> dict[str, int]:
+    """When each file a notebook left was written; the notebook itself and checkpoints aside."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    kept = (path for path in files if path.suffix not in (".ipynb", ".lock"))
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in kept}
+
+
+def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
+    """A first run of notebook 01 left an H, and showed three pictures."""
+    (saved,) = folder.glob("H_demo_*.pkl")
+    assert not list(folder.glob("*.ckpt*"))
+    curvature = cl.Curvature.load(saved)
+    assert curvature.provenance["sequences_done"] == 3
+    assert len(figures(first)) == 3
+    assert f"Saved H to {saved.name}" in text_of(first)
+    assert "masked = pruned" in text_of(first)
+
+
+def require_loaded(folder: Path) -> None:
+    """A second run reads the H of the first."""
+    (saved,) = folder.glob("H_demo_*.pkl")
+    before = written(folder)
+    assert f"Loaded H from {saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
+    assert written(folder) == before

@@ -1,0 +1,303 @@
+"""Tiny random models, text and tokenizers, and the paper's definitions computed the slow way.
+
+Nothing here imports the module it is used to test: columns of units come from the configuration,
+masks are hooks of our own, H is eq. (gram) written out over full passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from cocurve_lab import CalibrationSet
+
+torch.set_num_threads(1)  # models this small only wait for a second thread
+
+HIDDEN, FFN, VOCAB, CONTEXT, GROUPS = 32, 42, 97, 64, 4  # 42 / 4: uneven groups of 11 and 10
+HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"head_dim": 12, "sliding_window": None}),  # not hidden / heads
+    "qwen2": (Qwen2Config, {}),  # biases on q, k and v
+    "phi3": (Phi3Config, {"pad_token_id": 0}),  # fused projections
+}
+EVERY = [(family, heads) for family in FAMILIES for heads in HEADS]
+# windows and softcaps small enough to matter on rows of 24 tokens; test_families.py runs all
+MORE_FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen3": (Qwen3Config, {"head_dim": 12}),
+    "gemma": (GemmaConfig, {"head_dim": 12, "pad_token_id": None}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "final_logit_softcapping": 2.5,
+            "attn_logit_softcapping": 1.5,
+            "query_pre_attn_scalar": 10,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "gemma3_text": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 12,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
+    "olmo2": (Olmo2Config, {"pad_token_id": None}),
+    "gpt_neox": (GPTNeoXConfig, {}),
+    "gpt_neox_sequential": (GPTNeoXConfig, {"use_parallel_residual": False}),
+    "gpt2": (GPT2Config, {"tie_word_embeddings": True}),
+    "opt": (OPTConfig, {"word_embed_proj_dim": HIDDEN, "tie_word_embeddings": True}),
+    "opt_350m": (OPTConfig, {"word_embed_proj_dim": 20, "do_layer_norm_before": False}),
+}
+MHA_ONLY = ("gpt_neox", "gpt_neox_sequential", "gpt2", "opt", "opt_350m")
+EVERY_FAMILY = EVERY + [
+    (family, heads)
+    for family in MORE_FAMILIES
+    for heads in (("mha",) if family in MHA_ONLY else HEADS)
+]
+# what other configurations call a setting; None: they have none
+_NAMES: dict[Any, dict[str, str | None]] = {
+    GPT2Config: {
+        "hidden_size": "n_embd",
+        "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": None,
+        "max_position_embeddings": "n_positions",
+    },
+    GPTNeoXConfig: {"num_key_value_heads": None},
+    OPTConfig: {
+        "intermediate_size": "ffn_dim",
+        "num_key_value_heads": None,
+        "initializer_range": "init_std",
+    },
+}
+LLAMA_3 = {  # rope_parameters of Llama 3.1 and later, for rows this short
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+# (layers, W_O, W_down) by model_type, in the model and in a layer
+LLAMA_PLACES = ("model.layers", "self_attn.o_proj", "mlp.down_proj")
+PLACES = {
+    "gpt_neox": ("gpt_neox.layers", "attention.dense", "mlp.dense_4h_to_h"),
+    "gpt2": ("transformer.h", "attn.c_proj", "mlp.c_proj"),
+    "opt": ("model.decoder.layers", "self_attn.out_proj", "fc2"),
+}
+
+
+def tiny_model(
+    family: str = "llama",
+    heads: str = "gqa",
+    *,
+    layers: int = 3,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    attention: str = "sdpa",
+    **changes: Any,
+) -> PreTrainedModel:
+    """A random model whose biases and norms are random too, in eval mode."""
+    make, own = (FAMILIES | MORE_FAMILIES)[family]
+    query, key_value = HEADS[heads]
+    settings = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "vocab_size": VOCAB,
+        "num_hidden_layers": layers,
+        "num_attention_heads": query,
+        "num_key_value_heads": key_value,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    names = _NAMES.get(make, {})
+    named = {names.get(key, key): value for key, value in (settings | own | changes).items()}
+    named.pop(None, None)
+    if "layer_types" in named:
+        named["layer_types"] = named["layer_types"][:layers]
+    if family == "gemma2" and attention == "sdpa":
+        attention = "eager"  # the one with softcapping
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(make(**named), attn_implementation=attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model.to(dtype).eval().requires_grad_(False)
+
+
+def tiny_text(
+    rows: int = 4,
+    length: int = 24,
+    scored: int | str = "all",
+    *,
+    seed: int = 0,
+    vocab: int = VOCAB,
+) -> CalibrationSet:
+    """Random rows; `scored` positions per row, or "all"."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(vocab, (rows, length), generator=generator)
+    if scored == "all":
+        return CalibrationSet(input_ids=ids)
+    draws = [torch.randperm(length - 1, generator=generator)[:scored] for _ in range(rows)]
+    return CalibrationSet(input_ids=ids, positions=torch.stack(draws).sort().values)
+
+
+def word_tokenizer(context: int = 10**30, eos: str | None = "<end>") -> PreTrainedTokenizerFast:
+    """Words w0 ... w89 by whitespace; id of "wN" is N + 2."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocab = {"<end>": 0, "<unk>": 1} | {f"w{n}": n + 2 for n in range(90)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=eos, unk_token="<unk>", model_max_length=context
+    )
+
+
+class Columns(NamedTuple):
+    """A unit from the configuration alone."""
+
+    layer: int
+    kind: str
+    start: int
+    stop: int
+
+
+def units_by_hand(model: PreTrainedModel, groups: int = GROUPS) -> list[Columns]:
+    """The paper's units in order: KV-aligned query groups, then contiguous channel groups."""
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = 1 if config.model_type == "olmo2" else heads  # one norm over all of them
+    step = head_dim * config.num_attention_heads // heads
+    names = ("intermediate_size", "n_inner", "ffn_dim")
+    width = next(getattr(config, name) for name in names if hasattr(config, name))
+    channels = [
+        (int(part[0]), int(part[-1]) + 1) for part in np.array_split(np.arange(width), groups)
+    ]
+    units = []
+    for layer in range(config.num_hidden_layers):
+        for group in range(heads):
+            units.append(Columns(layer, "attention", group * step, (group + 1) * step))
+        units += [Columns(layer, "ffn", start, stop) for start, stop in channels]
+    return units
+
+
+@contextmanager
+def masked_by_hand(
+    model: PreTrainedModel, units: Iterable[Any], gains: dict[Any, float] | None = None
+) -> Iterator[None]:
+    """Zero the units' input columns of the output projections with hooks of our own."""
+    layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
+    scales = [(unit, 0.0) for unit in units] + list((gains or {}).items())
+    with ExitStack() as stack:
+        for unit, scale in scales:
+            output = outputs[unit.kind == "ffn"]
+            module = model.get_submodule(f"{layers}.{unit.layer}.{output}")
+
+            def cut(_: Any, args: Any, unit: Any = unit, scale: float = scale) -> Any:
+                changed = args[0].clone()
+                changed[..., unit.start : unit.stop] *= scale
+                return (changed,)
+
+            stack.callback(module.register_forward_pre_hook(cut).remove)
+        yield
+
+
+@torch.no_grad()
+def full_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Logits [N, T, V] float64 of a whole pass."""
+    return model(input_ids=ids, use_cache=False).logits.double()
+
+
+def naive_build(
+    model: PreTrainedModel, calibration: CalibrationSet, top_r: int, groups: int = GROUPS
+) -> tuple[np.ndarray, np.ndarray]:
+    """H [M, M] by eq. (gram) and the single-unit KL [M] on the support: a full pass per unit."""
+    units = units_by_hand(model, groups)
+    features: list[list[Tensor]] = [[] for _ in units]
+    risks: list[list[Tensor]] = [[] for _ in units]
+    for ids, positions in zip(calibration.input_ids, calibration.positions, strict=True):
+        teacher = full_logits(model, ids[None])[0, positions]
+        support = teacher.topk(top_r, dim=-1).indices
+        z0 = teacher.gather(-1, support)
+        p0 = torch.softmax(z0, dim=-1)
+        for index, unit in enumerate(units):
+            with masked_by_hand(model, [unit]):
+                z = full_logits(model, ids[None])[0, positions].gather(-1, support)
+            delta = z0 - z
+            mean = (p0 * delta).sum(dim=-1, keepdim=True)
+            features[index].append((p0.sqrt() * (delta - mean)).flatten())
+            logp, logq = torch.log_softmax(z0, -1), torch.log_softmax(z, -1)
+            risks[index].append((p0 * (logp - logq)).sum(dim=-1))
+    scored = calibration.positions.numel()
+    bar = torch.stack([torch.cat(parts) for parts in features])
+    return (bar @ bar.T / scored).numpy(), torch.stack([torch.cat(r).mean() for r in risks]).numpy()
+
+
+def naive_risk(
+    model: PreTrainedModel,
+    units: Iterable[Any],
+    calibration: CalibrationSet,
+    gains: dict[Any, float] | None = None,
+    *,
+    double: bool = True,
+) -> np.ndarray:
+    """Full-vocabulary KL(teacher || masked) of each row [N], in float64 but for a quantised model.
+
+    `double=False` leaves the weights as they are, for those that have no float64 form.
+    """
+    wide, units = tiny_double(model) if double else model, list(units)
+    rows = []
+    for ids, positions in zip(calibration.input_ids, calibration.positions, strict=True):
+        log_p = torch.log_softmax(full_logits(wide, ids[None])[0, positions], dim=-1)
+        with masked_by_hand(wide, units, gains):
+            log_q = torch.log_softmax(full_logits(wide, ids[None])[0, positions], dim=-1)
+        rows.append(float((log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()))
+    return np.array(rows)
+
+
+def tiny_double(model: PreTrainedModel) -> PreTrainedModel:
+    """A float64 copy of a model with the same weights."""
+    import copy
+
+    return copy.deepcopy(model).double()
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Frobenius norm of the difference over that of the expectation."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -1,0 +1,335 @@
+"""Replies of plans against whole greedy replies, and the statistics against hand-made tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.answers import (
+    ALL,
+    AnswerOptions,
+    AnswerTable,
+    ReplyEngine,
+    answer_accuracy,
+    judge,
+    wilson,
+)
+from cocurve_lab.measuring.generation import Question
+from helpers.problems import make_units
+from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_double, tiny_model
+
+LENGTH = 5  # tokens of a reply
+PROMPTS = ["ab", "cda", "a.bd ", "dd c", "bca", "cab d", "adcb", "b", "ca\n", "dbd"]
+
+
+def spelling_tokenizer() -> PreTrainedTokenizerFast:
+    """Letters and pairs of letters: most texts have several spellings in tokens."""
+    from tokenizers import Tokenizer, decoders, models
+
+    letters, pairs = "abcd .\n", ["ab", "cd", "ca", "bd"]
+    vocab = {token: i for i, token in enumerate(["<end>", "<unk>", *letters, *pairs])}
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>", model_max_length=64
+    )
+
+
+TOKENIZER = spelling_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model(vocab_size=len(TOKENIZER), eos_token_id=0, seed=3)
+
+
+@pytest.fixture(scope="module")
+def plans(model: PreTrainedModel) -> list[cl.Selection]:
+    units = cl.enumerate_units(model, GROUPS)
+    sets: list[list[int]] = [[], [0, 5], [3, 8, 14], [1, 2, 9, 16]]
+    return [cl.Selection.from_pruned(units, chosen) for chosen in sets]
+
+
+SAID: dict[tuple[tuple[int, ...], str], str] = {}
+
+
+def reply(model: PreTrainedModel, plan: cl.Selection, prompt: str) -> str:
+    """The greedy reply of the one fixture model, masked by hand; remembered."""
+    if (plan.pruned, prompt) not in SAID:
+        SAID[plan.pruned, prompt] = generate(model, plan, prompt)
+    return SAID[plan.pruned, prompt]
+
+
+def generate(model: PreTrainedModel, plan: cl.Selection, prompt: str) -> str:
+    with masked_by_hand(model, [plan.units[u] for u in plan.pruned]):
+        return cl.continue_text(model, TOKENIZER, prompt, LENGTH)
+
+
+@pytest.fixture(scope="module")
+def questions(model: PreTrainedModel, plans: list[cl.Selection]) -> list[Question]:
+    """Answers that some plan gives, so that there are right and wrong replies of every plan."""
+    found = []
+    for number, prompt in enumerate(PROMPTS):
+        for plan in plans:
+            said = reply(model, plan, prompt).lstrip(" ")
+            head = said.split(".")[0].split("\n")[0].strip()
+            if head and "<" not in head:
+                found.append(Question(f"kind {number % 2}", prompt, head))
+    return found
+
+
+OPTIONS = AnswerOptions(max_new_tokens=LENGTH)
+
+
+def ask(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    options: AnswerOptions = OPTIONS,
+) -> AnswerTable:
+    return answer_accuracy(model, TOKENIZER, plans, questions, options=options, progress=False)
+
+
+def test_the_verdict_is_that_of_a_whole_greedy_reply(
+    model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
+) -> None:
+    table = ask(model, plans, questions)
+    expected = [[q.is_right(reply(model, plan, q.prompt)) for q in questions] for plan in plans]
+    assert table.right.tolist() == expected
+    assert 0.1 < table.right.mean() < 0.9
+    # other spellings of a right answer are what decoding is for
+    assert (table.decoded & table.right).any()
+    assert (table.decoded & ~table.right).any()
+    assert (~table.decoded & table.right).any()
+
+
+def test_the_likelihood_is_the_sum_over_the_answers_tokens(
+    model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
+) -> None:
+    table, wide = ask(model, plans, questions), tiny_double(model)
+    for p, plan in enumerate(plans):
+        for q in (0, len(questions) // 2, len(questions) - 1):
+            asked = questions[q]
+            prompt = TOKENIZER(asked.prompt)["input_ids"]
+            space = "" if asked.prompt[-1] in " \n" else " "
+            ids = TOKENIZER(asked.prompt + space + str(asked.answer))["input_ids"]
+            if ids[: len(prompt)] != prompt:  # "a" + "b" would merge
+                ids = prompt + TOKENIZER(space + str(asked.answer))["input_ids"]
+            with masked_by_hand(wide, [plan.units[u] for u in plan.pruned]):
+                logs = torch.log_softmax(full_logits(wide, torch.tensor([ids])), dim=-1)[0]
+            expected = sum(float(logs[t - 1, ids[t]]) for t in range(len(prompt), len(ids)))
+            assert table.log_likelihood[p, q] == pytest.approx(expected, rel=1e-4)
+            assert table.answer_tokens[q] == len(ids) - len(prompt)
+
+
+def test_batches_do_not_change_anything(
+    model: PreTrainedModel, plans: list[cl.Selection], questions: list[Question]
+) -> None:
+    table = ask(model, plans, questions)
+    single = ask(model, plans, questions, AnswerOptions(LENGTH, batch_tokens=40))
+    assert (single.right == table.right).all()
+    assert (single.decoded == table.decoded).all()
+    np.testing.assert_allclose(single.log_likelihood, table.log_likelihood, atol=1e-4)
+
+
+def test_memory_that_runs_out_halves_the_batch(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, whole, most = ask(model, plans, questions), ReplyEngine._batch, 3
+
+    def small(self: ReplyEngine, plans: Any, part: Any, forced: Any) -> Any:
+        if len(part) > most:
+            raise torch.OutOfMemoryError
+        return whole(self, plans, part, forced)
+
+    monkeypatch.setattr(ReplyEngine, "_batch", small)
+    table = ask(model, plans, questions)
+    assert (table.right == expected.right).all()
+    most = 0
+    with pytest.raises(cl.InputError, match="one reply"):
+        ask(model, plans, questions)
+
+
+def test_a_checkpoint_remembers_plans_and_refuses_other_questions(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = AnswerOptions(LENGTH, checkpoint=tmp_path / "replies.pkl")
+    first = ask(model, plans[:3], questions, options)
+    measured, whole = [], ReplyEngine.measure
+
+    def counting(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
+        measured.append(len(scales))
+        return whole(self, scales, part)
+
+    monkeypatch.setattr(ReplyEngine, "measure", counting)
+    again = ask(model, plans, questions, options)
+    assert set(measured) == {1}  # only the fourth plan is new
+    assert (again.right[:3] == first.right).all()
+    assert (again.log_likelihood[:3] == first.log_likelihood).all()
+    for changed in (
+        lambda: ask(model, plans, questions[1:], options),
+        lambda: ask(model, plans, questions, AnswerOptions(4, checkpoint=options.checkpoint)),
+        lambda: ask(tiny_model(vocab_size=len(TOKENIZER), seed=4), plans, questions, options),
+    ):
+        with pytest.raises(cl.MismatchError, match="Use another file"):
+            changed()
+
+
+def test_an_interrupted_measurement_goes_on_where_it_stopped(
+    model: PreTrainedModel,
+    plans: list[cl.Selection],
+    questions: list[Question],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = questions * 2  # more than one part
+    assert len(asked) > 32
+    options = AnswerOptions(LENGTH, checkpoint=tmp_path / "replies.pkl")
+    whole, done = ReplyEngine.measure, []
+
+    def once(self: ReplyEngine, scales: Any, part: Any) -> np.ndarray:
+        if done:
+            raise KeyboardInterrupt
+        done.append(part)
+        return whole(self, scales, part)
+
+    monkeypatch.setattr(ReplyEngine, "measure", once)
+    with pytest.raises(KeyboardInterrupt):
+        ask(model, plans, asked, options)
+    monkeypatch.setattr(ReplyEngine, "measure", whole)
+    table = ask(model, plans, asked, options)
+    assert (table.right == ask(model, plans, asked).right).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "verdict"),
+    [
+        ("", False, None),
+        (" tw", False, None),
+        (" two", False, None),
+        (" two ", False, None),
+        (" two.", False, True),
+        ("two\nthree", False, True),
+        (" two words.", False, False),
+        (" two w", False, False),
+        (" twe", False, False),
+        ("\n two", False, False),
+        (" two", True, True),
+        (" tw", True, False),
+    ],
+)
+def test_a_reply_is_judged_when_nothing_can_change_it(
+    said: str, ended: bool, verdict: bool | None
+) -> None:
+    assert judge(Question("words", "one", "two"), said, ended) is verdict
+
+
+def hand_made() -> AnswerTable:
+    """Two plans; sums: 4 questions, plan 1 loses two and gains one; words: 2, nothing changes."""
+    names = ["sums"] * 4 + ["words"] * 2
+    right = np.array([[1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 1]], dtype=bool)
+    likelihood = np.array([[-1.0, -2, -3, -4, -1, -1], [-2.0, -4, -3, -4, -1, -3]])
+    plan = cl.Selection.from_pruned(make_units(), [0])
+    return AnswerTable(
+        (plan, plan),
+        tuple(Question(name, "p", "a") for name in names),
+        right,
+        likelihood,
+        np.ones(6, dtype=int),
+        np.zeros((2, 6), dtype=bool),
+    )
+
+
+def test_differences_are_paired_and_flips_are_counted() -> None:
+    sums, words, every = hand_made().paired(1, 0)
+    assert (sums["lost"], sums["gained"], sums["questions"]) == (2, 1, 4)
+    assert sums["accuracy"] == -0.25
+    difference = np.array([-1, -1, 0, 1])
+    assert sums["accuracy_error"] == pytest.approx(difference.std(ddof=1) / 2)
+    assert sums["p_value"] == 1.0  # 2 of 3: P(at least 2 or at most 1) = 1
+    assert sums["log_likelihood"] == -0.75
+    assert sums["log_likelihood_error"] == pytest.approx(np.std([-1, -2, 0, 0], ddof=1) / 2)
+    assert (words["lost"], words["gained"], words["accuracy_error"]) == (0, 0, 0)
+    assert words["p_value"] == 1.0
+    assert (every["capability"], every["questions"], every["lost"]) == (ALL, 6, 2)
+
+
+def test_rows_by_capability() -> None:
+    rows = hand_made().by_capability()
+    assert [(row["plan"], row["capability"]) for row in rows] == [
+        (plan, name) for plan in (0, 1) for name in ("sums", "words", ALL)
+    ]
+    assert rows[0]["accuracy"] == 0.75
+    assert rows[0]["accuracy_error"] == pytest.approx(0.25)
+    assert rows[3]["accuracy"] == 0.5
+    assert rows[1]["accuracy_error"] == 0
+    assert rows[1]["accuracy_low"] == pytest.approx(2 / (2 + 1.96**2))
+    assert rows[1]["accuracy_high"] == pytest.approx(1)
+    assert rows[4]["log_likelihood"] == -2
+
+
+def test_wilsons_interval_solves_its_equation() -> None:
+    """Its ends are the shares p at which the observed share is 1.96 standard deviations away."""
+    for successes, count in ((3, 10), (50, 100), (199, 200)):
+        for end in wilson(successes, count):
+            deviation = np.sqrt(end * (1 - end) / count)
+            assert abs(successes / count - end) == pytest.approx(1.96 * deviation)
+
+
+def test_bad_input_is_refused(model: PreTrainedModel, plans: list[cl.Selection]) -> None:
+    good = Question("words", "ab", "cd")
+    for chosen, asked, words in (
+        ([], [good], "no plan"),
+        (plans, [Question("words", "ab")], "none of the 1 questions"),
+        (plans, [Question("words", "ab", "a.b")], "full"),
+        (plans, [Question("words", "ab", "")], "the answer ''"),
+        (plans, [Question("words", " ", "cd")], "empty"),
+        (plans, [Question("words", "ab", "c" * 80)], "context"),
+    ):
+        with pytest.raises(cl.InputError, match=words):
+            ask(model, chosen, asked)
+    with pytest.raises(cl.InputError, match="batch_tokens"):
+        AnswerOptions(batch_tokens=0)
+    other = cl.Selection.from_pruned(make_units(), [0])
+    with pytest.raises(cl.MismatchError):
+        ask(model, [other], [good])
+
+
+def test_questions_without_an_answer_are_counted(
+    model: PreTrainedModel, plans: list[cl.Selection]
+) -> None:
+    table = ask(model, plans, [Question("words", "ab"), Question("words", "ab", "cd")])
+    assert table.left_out == 1
+    assert table.right.shape == (len(plans), 1)
+    assert "1 without an answer" in repr(table)
+
+
+@pytest.mark.slow
+def test_the_demo_model_agrees_with_generating() -> None:
+    model, tokenizer = cl.load_model("demo")
+    units = cl.enumerate_units(model)
+    chosen = np.random.default_rng(0).permutation(len(units))[:48]
+    plans = [cl.Selection.from_pruned(units, part) for part in ([], chosen.tolist())]
+    questions = cl.demo_questions(3)
+    table = answer_accuracy(model, tokenizer, plans, questions, progress=False)
+    for p, plan in enumerate(plans):
+        with cl.ablate(model, plan):
+            said = [cl.continue_text(model, tokenizer, q.prompt, 32) for q in questions]
+        assert table.right[p].tolist() == [
+            q.is_right(one) for q, one in zip(questions, said, strict=True)
+        ]
+    assert table.right[0].mean() > table.right[1].mean()

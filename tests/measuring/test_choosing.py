@@ -1,0 +1,713 @@
+"""Choosing lambda and guards: against direct measurements, and against planted tables of KL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.estimator.estimate import estimate_curvature
+from cocurve_lab.measuring import choosing, racing, risk
+from cocurve_lab.measuring.choosing import RELEASED, choose_guards, choose_interaction_strength
+from cocurve_lab.measuring.racing import ChoiceOptions, Fit
+from cocurve_lab.measuring.risk import PlanTable, pruning_risk
+from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.interaction import LambdaPath, Segment, lambda_path, redundancy_gate
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from helpers.problems import gram_curvature, make_units, random_curvature
+from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
+
+QUIET = ChoiceOptions(progress=False)
+EVERYTHING = ChoiceOptions(progress=False, stop_beyond=math.inf, max_candidates=10**6)
+TEXT, TEST = tiny_text(32, seed=7), tiny_text(6, seed=8)
+UNITS = make_units(8, 2, 8)
+CURVATURE = random_curvature(UNITS, seed=1, shared=1.0)  # at 0.3: 16 segments, 12 sets
+
+
+@cache
+def real() -> tuple[PreTrainedModel, Curvature]:
+    """A tiny model and the H of four rows of it."""
+    model = tiny_model()
+    units = enumerate_units(model, GROUPS)
+    return model, estimate_curvature(model, units, tiny_text(4), 16, progress=False)
+
+
+class Planted:
+    """Stands in for `measure_plans`: KL of a plan on a row by a function, and what was asked.
+
+    The loss on the text is 10 - KL, so that judging by it turns every order around.
+    """
+
+    def __init__(self, kl: Callable[[Selection], np.ndarray], text: CalibrationSet = TEXT) -> None:
+        self.kl = kl
+        self.places = {mark: place for place, mark in enumerate(text.row_fingerprints)}
+        self.asked: list[tuple[str, int]] = []
+
+    def __call__(
+        self, model: object, plans: Sequence[Selection], text: CalibrationSet, **_: Any
+    ) -> PlanTable:
+        rows = [self.places[mark] for mark in text.row_fingerprints]
+        self.asked += [(plan.fingerprint, row) for plan in plans for row in rows]
+        kl = np.array([self.kl(plan)[rows] for plan in plans])
+        return PlanTable(tuple(plans), kl, nll=10 - kl)
+
+
+def planted(
+    monkeypatch: pytest.MonkeyPatch,
+    kl: Callable[[Selection], np.ndarray],
+    text: CalibrationSet = TEXT,
+) -> Planted:
+    fake = Planted(kl, text)
+    monkeypatch.setattr(racing, "measure_plans", fake)
+    return fake
+
+
+def table_by_strength(means: dict[float, np.ndarray]) -> Callable[[Selection], np.ndarray]:
+    """KL [rows] by the lambda whose plan of CURVATURE it is; those plans must differ."""
+    rows = {
+        solve_greedy(CURVATURE, 0.3, strength).fingerprint: values
+        for strength, values in means.items()
+    }
+    assert len(rows) == len(means)
+    return lambda plan: rows[plan.fingerprint]
+
+
+def choose(candidates: Any = "path", options: ChoiceOptions = QUIET, **more: Any) -> Any:
+    """On CURVATURE and TEXT, where `measure_plans` is planted and no model is needed."""
+    return choose_interaction_strength(
+        None, CURVATURE, 0.3, TEXT, candidates=candidates, options=options, **more
+    )
+
+
+def wave(seed: int, size: float = 1.0) -> np.ndarray:
+    """Noise over the rows with mean exactly 0 and standard error exactly `size`."""
+    noise = np.random.default_rng(seed).normal(size=len(TEXT))
+    noise -= noise.mean()
+    return noise * size * math.sqrt(len(TEXT)) / noise.std(ddof=1)
+
+
+# The curve ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("candidates", ["path", [1.0, 0.0, 0.5, 0.5]])
+def test_the_curve_is_the_measured_risk_of_each_plan(candidates: Any) -> None:
+    model, curvature = real()
+    options = replace(EVERYTHING, first_rows=2)
+    text = tiny_text(7, 20, 5, seed=7)
+    choice = choose_interaction_strength(
+        model, curvature, 0.3, text, candidates=candidates, options=options
+    )
+    assert len(choice.curve) > 1
+    chosen = {}
+    for candidate in choice.curve:
+        plan = candidate.selection
+        assert candidate.kl == pytest.approx(pruning_risk(model, plan, text), rel=1e-5)
+        per_row = naive_risk(model, [plan.units[u] for u in plan.pruned], text)
+        chosen[plan.fingerprint] = per_row
+        assert candidate.standard_error == pytest.approx(
+            per_row.std(ddof=1) / math.sqrt(7), rel=1e-3
+        )
+        assert (candidate.rows, candidate.stopped_early) == (7, False)
+    least = min(chosen.values(), key=np.mean)
+    assert choice.winner.kl == pytest.approx(least.mean(), rel=1e-5)
+    for candidate in choice.curve:
+        gap = chosen[candidate.selection.fingerprint] - least
+        assert candidate.difference == pytest.approx(gap.mean(), abs=1e-6)
+        assert candidate.difference_error == pytest.approx(gap.std(ddof=1) / math.sqrt(7), abs=1e-6)
+    assert choice.cells == 7 * len(choice.curve)
+
+
+def test_the_path_is_measured_whole_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, lambda plan: np.ones(32) + 0.01 * len(plan) + wave(1))
+    choice = choose(options=EVERYTHING)
+    path = lambda_path(CURVATURE, 0.3)
+    assert len(choice.curve) == path.distinct_sets > 5
+    assert len(fake.asked) == len(set(fake.asked)) == 32 * path.distinct_sets
+    assert choice.left_out == 0
+    pieces = sorted(span for candidate in choice.curve for span in candidate.intervals)
+    assert [start for start, _ in pieces] == [segment.start for segment in path]
+    assert [stop for _, stop in pieces] == [segment.stop for segment in path]
+    for candidate in choice.curve:
+        for start, stop in candidate.intervals:
+            middle = solve_greedy(CURVATURE, 0.3, (start + stop) / 2)
+            assert set(middle.pruned) == set(candidate.selection.pruned)
+        made = solve_greedy(CURVATURE, 0.3, candidate.selection.interaction_strength)
+        assert made.pruned == candidate.selection.pruned
+    starts = [candidate.intervals[0][0] for candidate in choice.curve]
+    assert starts == sorted(starts)
+    assert choice.curve[0].selection.interaction_strength == 0
+    last = max(choice.curve, key=lambda candidate: candidate.intervals[-1][1])
+    assert last.intervals[0][1] == 1  # it does not come back, so it is made at exactly 1
+    assert last.selection.interaction_strength == 1
+
+
+def test_a_set_that_comes_back_is_one_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero, one = (solve_greedy(CURVATURE, 0.3, strength) for strength in (0.0, 1.0))
+    other = solve_greedy(CURVATURE, 0.3, 0.2)
+    assert len({plan.fingerprint for plan in (zero, one, other)}) == 3
+    parts = [
+        Segment(0.0, 0.1, zero),
+        Segment(0.1, 0.4, other),
+        Segment(0.4, 0.5, zero),
+        Segment(0.5, 1.0, one),
+    ]
+    monkeypatch.setattr(choosing, "lambda_path", lambda *_: LambdaPath(tuple(parts), 4, 0.3))
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    choice = choose()
+    assert [c.intervals for c in choice.curve] == [
+        ((0.0, 0.1), (0.4, 0.5)),
+        ((0.1, 0.4),),
+        ((0.5, 1.0),),
+    ]
+    assert [c.selection.interaction_strength for c in choice.curve] == [0, 0.2, 1]
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 5, 7])
+def test_a_truncated_path_keeps_its_ends_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    total = lambda_path(CURVATURE, 0.3).distinct_sets
+    assert total > 7
+    choice = choose(options=replace(QUIET, max_candidates=limit))
+    assert len(choice.curve) == len({c.selection.fingerprint for c in choice.curve}) == limit
+    assert choice.left_out == total - limit
+    assert f"{total - limit} further plans" in repr(choice)
+    measured = {candidate.selection.fingerprint for candidate in choice.curve}
+    for strength in (0.0, 1.0):
+        assert solve_greedy(CURVATURE, 0.3, strength).fingerprint in measured
+
+
+@given(st.integers(3, 60), st.data())
+def test_a_truncated_path_is_spread_evenly(count: int, data: st.DataObject) -> None:
+    limit = data.draw(st.integers(3, count))
+    top = data.draw(st.integers(0, count - 1))  # the plan that also holds at lambda 1
+    plan = solve_greedy(CURVATURE, 0.3)
+    plans = [
+        racing.Contender(plan, ((float(i), 1e3 if i == top else i + 1.0),), ())
+        for i in range(count)
+    ]
+    ranks = [int(kept.intervals[0][0]) for kept in choosing._spread(plans, limit)]
+    assert len(set(ranks)) == limit
+    assert ranks == sorted(ranks)
+    assert {0, top} <= set(ranks)
+    assert np.diff([*ranks, count]).max() <= 2 * math.ceil(count / (limit - 2 or 1)) + 1
+
+
+def test_a_grid_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda plan: wave(len(plan)) + 2)
+    grid = np.array([1.5, 0.0, 1e-9, 0.5])
+    choice = choose(grid, replace(QUIET, max_candidates=2))
+    assert [c.intervals for c in choice.curve] == [
+        ((0.0, 0.0), (1e-9, 1e-9)),  # one set, but nothing is claimed in between
+        ((0.5, 0.5),),
+        ((1.5, 1.5),),
+    ]
+    assert choice.left_out == 0
+
+
+# The race -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0, 40), min_size=2, max_size=8),
+    st.integers(0, 10**6),
+    st.sampled_from([2, 3, 8, 32, 99]),
+)
+@settings(max_examples=60, deadline=None)
+def test_stopping_early_loses_no_plan_that_is_close(
+    gaps: list[float], seed: int, first_rows: int
+) -> None:
+    """With row-wise noise of size 1 in every plan, but 1000 shared by all, and gaps of any size."""
+    rng = np.random.default_rng(seed)
+    kl = 1e4 + 1e3 * rng.normal(size=32) + rng.uniform(-1, 1, (len(gaps), 32))
+    kl += np.array(gaps)[:, None]
+    plans = [
+        racing.Contender(Selection.from_pruned(UNITS, [number]), ((0.0, 0.0),), (Guards(),))
+        for number in range(len(gaps))
+    ]
+    by_plan = {plan.selection.fingerprint: row for plan, row in zip(plans, kl, strict=True)}
+    fake = Planted(lambda plan: by_plan[plan.fingerprint])
+    options = replace(QUIET, first_rows=first_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(racing, "measure_plans", fake)
+        curve = racing.race(None, plans, TEXT, options)  # type: ignore[arg-type]
+    assert len(fake.asked) == len(set(fake.asked)) == sum(c.rows for c in curve)
+    assert any(not candidate.stopped_early for candidate in curve)
+    for candidate, row in zip(curve, kl, strict=True):
+        assert candidate.stopped_early == (candidate.rows < 32)
+        assert candidate.kl == pytest.approx(row[: candidate.rows].mean())
+        if not candidate.stopped_early:
+            continue
+        # it really was that far behind some plan on the rows it was measured on
+        behind = row[: candidate.rows] - kl[:, : candidate.rows]
+        error = behind.std(axis=1, ddof=1) / math.sqrt(candidate.rows)
+        assert (behind.mean(axis=1) > 4 * error * (1 - 1e-9)).any()
+
+
+def test_the_true_winner_survives_a_bad_start_and_losers_save_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """lambda 0.5 is ahead on the first 8 rows, within noise; 0.2 and 1 are hopeless throughout."""
+    noise = np.tile([0.3, -0.3], 16)
+    shared = 50 * wave(5)
+    start = np.where(np.arange(32) < 8, -0.2, 0.1)
+    table = {
+        0.0: shared + 5,  # the true winner
+        0.5: shared + 5 + start + noise,
+        0.2: shared + 9 + noise,
+        1.0: shared + 30 - noise,
+    }
+    assert table[0.5][:8].mean() < table[0.0][:8].mean()
+    fake = planted(monkeypatch, table_by_strength(table))
+    choice = choose(list(table))
+    assert {c.selection.interaction_strength: c.rows for c in choice.curve} == {
+        0.0: 32,
+        0.2: 8,
+        0.5: 32,
+        1.0: 8,
+    }
+    assert choice.interaction_strength == 0
+    assert choice.cells == len(fake.asked) == 32 + 8 + 32 + 8
+    assert f"{choice.cells} of {4 * 32} plan x row" in repr(choice)
+    assert repr(choice).count("stopped after 8 rows") == 2
+    dropped = choice.curve[1]
+    assert dropped.stopped_early
+    assert not dropped.tied
+    gap = (table[0.2] - table[0.0])[:8]  # to the winner, over the rows both were measured on
+    assert dropped.kl == pytest.approx(table[0.2][:8].mean())
+    assert dropped.difference == pytest.approx(gap.mean())
+    assert dropped.difference_error == pytest.approx(gap.std(ddof=1) / math.sqrt(8))
+    full = choose(list(table), EVERYTHING)
+    assert full.cells == 4 * 32
+    assert full.best.pruned == choice.best.pruned
+
+
+def test_a_dropped_plan_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped for its first 8 rows although the others would have made it the best of all."""
+    turn = np.where(np.arange(32) < 8, 1.0, -5.0)
+    planted(monkeypatch, table_by_strength({0.0: np.full(32, 9.0), 1.0: 9 + turn}))
+    choice = choose([0.0, 1.0])
+    assert choice.winner.selection.interaction_strength == 0
+    assert choice.curve[1].stopped_early
+    whole = choose([0.0, 1.0], EVERYTHING)
+    assert whole.interaction_strength == 1
+
+
+def test_a_dropped_plan_is_no_tie_with_a_winner_it_was_close_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0 is dropped against 0.5, yet on those rows it is as good as the later winner, 1."""
+    early = np.arange(32) < 8
+    noise = np.where(early, np.tile([3.0, -3.0], 16) + 0.9, -5.0)
+    table = {0.0: np.full(32, 10.0), 0.5: np.full(32, 9.0), 1.0: 9 + noise}
+    planted(monkeypatch, table_by_strength(table))
+    choice = choose(list(table))
+    dropped = choice.curve[0]
+    assert dropped.stopped_early
+    assert dropped.difference < dropped.difference_error
+    assert not dropped.tied
+    assert choice.interaction_strength == 1
+
+
+# The rule -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gap", "strength"), [(0.99, 0.0), (1.01, 0.5)])
+def test_ties_go_to_the_smallest_lambda(
+    monkeypatch: pytest.MonkeyPatch, gap: float, strength: float
+) -> None:
+    """The winner is lambda 1; 0.5 is 0.3 paired errors behind it, 0 is just inside or outside."""
+    shared = 9 + 30 * wave(1)  # far larger than the paired errors of 1
+    table = {0.0: shared + gap + wave(2), 0.5: shared + 0.3 + wave(3), 1.0: shared}
+    planted(monkeypatch, table_by_strength(table))
+    choice = choose([1.0, 0.5, 0.0])
+    assert choice.winner.selection.interaction_strength == 1
+    assert choice.interaction_strength == choice.best.interaction_strength == strength
+    behind = choice.curve[0]
+    assert behind.difference == pytest.approx(gap)
+    assert behind.difference_error == pytest.approx(1)
+    assert behind.standard_error > 20
+    assert [candidate.tied for candidate in choice.curve] == [gap < 1, True, True]
+
+
+def test_equal_plans_everywhere_tie_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda plan: np.ones(32))
+    assert choose().interaction_strength == 0
+    assert choose([1.0, 0.5, 0.25]).interaction_strength == 0.25
+
+
+# The lambda that fits -----------------------------------------------------------------------------
+
+
+@given(st.integers(0, 200), st.floats(0, 1), st.floats(1e-6, 1e2))
+@settings(max_examples=80, deadline=None)
+def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured: float) -> None:
+    """R_lambda(s) = 1/2 sum of H_uu + lambda E, summed here pair by pair, meets R(s) at 1 + b/E."""
+    curvature = random_curvature(UNITS, seed)
+    plan = solve_greedy(curvature, 0.3, strength)
+    candidate = racing.standing(
+        racing.Contender(plan, ((strength, strength),), (Guards(),)),
+        np.full((2, 2), measured),
+        np.zeros((2, 2)),
+    )
+    fit, matrix = candidate.fit, curvature.matrix
+    node = sum(matrix[u, u] / 2 for u in plan.pruned)
+    edges = sum(matrix[u, v] for u in plan.pruned for v in plan.pruned if u < v)
+    assert fit.edge_mass == pytest.approx(edges, rel=1e-9, abs=1e-12)
+    assert fit.remainder == pytest.approx(measured - node - edges, rel=1e-9, abs=1e-12)
+    for value in (0.0, 0.7, 3.0):  # the algebra of the appendix
+        gap = node + value * edges - measured
+        assert gap == pytest.approx((value - 1) * fit.edge_mass - fit.remainder, abs=1e-9)
+    assert node + fit.interaction_strength * edges == pytest.approx(measured, rel=1e-6, abs=1e-9)
+    assert replace(plan, interaction_strength=fit.interaction_strength).objective == pytest.approx(
+        measured, rel=1e-6, abs=1e-9
+    )
+    # the printed sign misses by twice the remainder
+    assert node + fit.printed * edges == pytest.approx(measured - 2 * fit.remainder, abs=1e-6)
+
+
+def test_the_fit_of_planted_numbers() -> None:
+    fit = Fit(measured_risk=0.5, standard_error=0.02, edge_mass=0.1, remainder=0.3)
+    assert fit.interaction_strength == pytest.approx(4)
+    assert fit.printed == pytest.approx(-2)
+    assert fit.strength_error == pytest.approx(0.2)
+    negative = replace(fit, edge_mass=-0.1)
+    assert (negative.interaction_strength, negative.printed) == pytest.approx((-2, 4))
+    assert negative.strength_error == pytest.approx(0.2)
+    none = replace(fit, edge_mass=0.0)
+    values = (none.interaction_strength, none.printed, none.strength_error)
+    assert all(math.isnan(value) for value in values)
+
+
+def test_the_fit_of_a_choice_is_that_of_its_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, table_by_strength({0.0: 9 + wave(1), 1.0: 4 + wave(2, 0.5)}))
+    choice = choose([0.0, 1.0])
+    best = solve_greedy(CURVATURE, 0.3, 1.0)
+    assert choice.fit.measured_risk == pytest.approx(4)
+    assert choice.fit.standard_error == pytest.approx(0.5)
+    assert choice.fit.remainder == pytest.approx(4 - CURVATURE.risk(best.pruned))
+    expected = (4 - best.node_risk) / best.edge_risk  # type: ignore[operator]
+    assert choice.fitting_strength == pytest.approx(expected)
+    row = choice.summary()
+    assert row["interaction_strength"] == 1
+    assert row["fitting_strength"] == choice.fitting_strength
+    assert row["fitting_strength_printed"] == pytest.approx(2 - expected)
+    assert row["requested_ratio"] == 0.3
+    assert [r["interaction_strength"] for r in choice.rows()] == [0, 1]
+    assert all(set(r) <= set(row) for r in choice.rows())
+
+
+def test_the_gate_and_the_release_stand_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda plan: np.ones(32))
+    choice = choose()
+    assert choice.gate == redundancy_gate(CURVATURE, 0.3)
+    assert choice.summary()["gate"] == choice.gate.recommended
+    assert choice.released is RELEASED
+    assert all(0 < strength < 0.3 for strength in RELEASED.values())
+
+
+def test_nothing_removed_costs_nothing() -> None:
+    model, curvature = real()
+    choice = choose_interaction_strength(model, curvature, 0.0, TEST, options=QUIET)
+    (only,) = choice.curve
+    assert (only.kl, only.intervals, choice.best.pruned) == (0, ((0.0, 1.0),), ())
+    assert math.isnan(choice.fitting_strength)
+
+
+# The report ---------------------------------------------------------------------------------------
+
+
+def test_the_report_is_measured_on_its_own_rows() -> None:
+    model, curvature = real()
+    text = tiny_text(4, seed=9)
+    choice = choose_interaction_strength(model, curvature, 0.4, text, report_on=TEST, options=QUIET)
+    assert list(choice.report) == ["best", "lambda 0", "lambda 1"]
+    plans = {"best": choice.best} | {
+        f"lambda {s:g}": solve_greedy(curvature, 0.4, s) for s in (0.0, 1.0)
+    }
+    rows = {
+        name: naive_risk(model, [plan.units[u] for u in plan.pruned], TEST)
+        for name, plan in plans.items()
+    }
+    for name, entry in choice.report.items():
+        gap = rows[name] - rows["best"]
+        assert entry.selection.pruned == plans[name].pruned
+        assert entry.kl == pytest.approx(rows[name].mean(), rel=1e-5)
+        assert entry.difference == pytest.approx(gap.mean(), abs=1e-6)
+        assert entry.difference_error == pytest.approx(gap.std(ddof=1) / 6**0.5, abs=1e-6)
+    assert repr(choice).count("reported") == 3
+    silent = choose_interaction_strength(model, curvature, 0.4, text, options=QUIET)
+    assert silent.report == {}
+
+
+def test_shared_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, curvature = real()
+    fake = planted(monkeypatch, lambda plan: np.ones(32))
+    seen = tiny_text(4)  # what `real` was built on
+    both: list[Callable[..., Any]] = [choose_interaction_strength, choose_guards]
+    for chooser in both:
+        for held_out, report_on in (
+            (seen, None),
+            (seen, TEST),
+            (TEST, seen),
+            (TEST, TEST.rows(5, 6)),
+        ):
+            with pytest.raises(MismatchError, match="rows are in both sets"):
+                chooser(model, curvature, 0.3, held_out, report_on=report_on)
+    assert fake.asked == []
+
+
+def test_a_finished_choice_is_read_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, curvature = real()
+    text = tiny_text(6, seed=9)
+    options = replace(EVERYTHING, first_rows=2, checkpoint=tmp_path / "kl")
+    arguments: dict[str, Any] = {"report_on": TEST, "options": options}
+    first = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["kl.report", "kl.rows0-2", "kl.rows2-4", "kl.rows4-6"]
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a masked pass was made")
+
+    monkeypatch.setattr(risk._Engine, "measure", fail)
+    again = choose_interaction_strength(model, curvature, 0.4, text, **arguments)
+    assert repr(again) == repr(first)
+    with pytest.raises(AssertionError, match="masked pass"):
+        choose_interaction_strength(model, curvature, 0.5, text, **arguments)
+
+
+# Guards -------------------------------------------------------------------------------------------
+
+
+def choose_from(caps: Any, protections: Any, ratio: float = 0.3, **more: Any) -> Any:
+    return choose_guards(
+        None,  # type: ignore[arg-type]
+        CURVATURE,
+        ratio,
+        TEXT,
+        layer_caps=caps,
+        protections=protections,
+        options=more.pop("options", QUIET),
+        **more,
+    )
+
+
+def test_the_curve_of_guards_is_the_measured_risk_of_each_plan() -> None:
+    model, curvature = real()
+    text = tiny_text(4, seed=9)
+    choice = choose_guards(
+        model,
+        curvature,
+        0.3,
+        text,
+        layer_caps=(None, "1.5x", 0.8),
+        protections=((0, 0), (1, 0)),
+        interaction_strength=0.5,
+        report_on=TEST,
+        options=EVERYTHING,
+    )
+    assert len(choice.curve) > 1
+    for candidate in choice.curve:
+        assert candidate.kl == pytest.approx(pruning_risk(model, candidate.selection, text), 1e-5)
+        assert candidate.selection.interaction_strength == 0.5
+        for guards in candidate.guards:
+            made = solve_greedy(curvature, 0.3, 0.5, guards)
+            assert set(made.pruned) == set(candidate.selection.pruned)
+    tried = [guards for candidate in choice.curve for guards in candidate.guards]
+    tried += [entry.guards for entry in choice.infeasible]
+    assert sorted(map(repr, tried)) == sorted(
+        repr(Guards(**cap, protect_first=first))
+        for cap in ({}, {"layer_cap_factor": 1.5}, {"layer_cap": 0.8})
+        for first in (0, 1)
+    )
+    assert choice.report["best"].kl == pytest.approx(pruning_risk(model, choice.best, TEST), 1e-5)
+    assert choice.report["no guards"].selection.guards == Guards()
+    assert "release's guards" not in choice.report  # protects four of three layers: no plan
+
+
+def test_guards_that_give_no_plan_are_listed_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planted(monkeypatch, lambda plan: np.ones(32))
+    choice = choose_from((None, 0.3), ((0, 0), (2, 2)))
+    # 0.3 of each layer leaves less than 0.3 in whole units; four open layers of eight likewise
+    refused = {(e.guards.layer_cap, e.guards.protect_first): e for e in choice.infeasible}
+    assert set(refused) == {(0.3, 0), (0.3, 2)}
+    assert "layer cap of 0.3" in refused[0.3, 0].reason
+    assert "no plan removes more than" in refused[0.3, 2].reason
+    assert repr(choice).count("infeasible: ratio 0.3 is out of reach") == 2
+    with pytest.raises(InfeasibleError, match="out of reach") as caught:
+        choose_from((0.1, 0.2), ((0, 0), (1, 1)))
+    with pytest.raises(InfeasibleError) as loosest:
+        solve_greedy(CURVATURE, 0.3, 1.0, Guards(layer_cap=0.2))
+    assert str(caught.value) == str(loosest.value)
+
+
+@pytest.mark.parametrize(("gap", "protected"), [(0.9, 0), (1.1, 1), (3.0, 1)])
+def test_ties_go_to_the_loosest_guards(
+    monkeypatch: pytest.MonkeyPatch, gap: float, protected: int
+) -> None:
+    loose, tight = (solve_greedy(CURVATURE, 0.3, 1.0, Guards(protect_first=p)) for p in (0, 1))
+    rows = {loose.fingerprint: 9 + gap + wave(1), tight.fingerprint: np.full(32, 9.0)}
+    assert len(rows) == 2
+    planted(monkeypatch, lambda plan: rows[plan.fingerprint])
+    choice = choose_from((None,), ((1, 0), (0, 0)))
+    assert [candidate.guards[0].protect_first for candidate in choice.curve] == [0, 1]
+    assert choice.guards.protect_first == choice.best.guards.protect_first == protected
+    assert choice.winner.guards[0].protect_first == 1
+
+
+def test_guards_can_be_chosen_by_perplexity(monkeypatch: pytest.MonkeyPatch) -> None:
+    loose, tight = (solve_greedy(CURVATURE, 0.3, 1.0, Guards(protect_first=p)) for p in (0, 1))
+    rows = {loose.fingerprint: 6 + wave(1), tight.fingerprint: 9 + wave(2)}
+    planted(monkeypatch, lambda plan: rows[plan.fingerprint])
+    by_kl = choose_from((None,), ((0, 0), (1, 0)))
+    by_loss = choose_from((None,), ((0, 0), (1, 0)), options=replace(QUIET, judge="nll"))
+    assert (by_kl.guards.protect_first, by_loss.guards.protect_first) == (0, 1)
+    assert by_loss.winner.judged == by_loss.winner.nll == pytest.approx(10 - by_loss.winner.kl)
+    assert by_loss.rows()[0]["perplexity"] == pytest.approx(math.exp(by_loss.curve[0].nll))
+    assert by_loss.curve[0].difference > 0
+    with pytest.raises(InputError, match="judge is 'accuracy'"):
+        ChoiceOptions(judge="accuracy")
+
+
+def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, lambda plan: np.ones(32))
+    choice = choose_from((1.0, None, "5x"), ((0, 0),))
+    (only,) = choice.curve
+    assert len(only.guards) == 3
+    assert len(fake.asked) == 32
+
+
+def test_looser_guards_never_come_later() -> None:
+    """Caps 0.01 and 0.02 leave nothing, 0.9 and 0.905 the same: the later keys decide there."""
+    caps = (None, "2x", 0.01, 0.02, 0.4, 0.9, 0.905)
+    grid = [choosing._guards(cap, (first, 0)) for cap in caps for first in (0, 1, 2)]
+    keys = [choosing._looseness(CURVATURE, 0.3, guards) for guards in grid]
+    for a, key in zip(grid, keys, strict=True):
+        for b, other in zip(grid, keys, strict=True):
+            if a.cap_at(0.3) >= b.cap_at(0.3) and a.protect_first <= b.protect_first:
+                assert key > other or a is b
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        ("grid", 'give "path" or a list'),
+        ([], "candidates is empty"),
+        ([0.5, -0.1], "lambda is finite and at least 0"),
+        ([math.nan], "lambda is finite and at least 0"),
+        ([math.inf], "lambda is finite and at least 0"),
+        (["a"], "lambdas are numbers"),
+        (0.5, "lambdas are numbers"),
+    ],
+)
+def test_bad_candidates_are_refused(candidates: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose(candidates)
+
+
+@pytest.mark.parametrize(
+    ("caps", "protections", "message"),
+    [
+        ((), ((0, 0),), "grid of guards is empty"),
+        ((None,), (), "grid of guards is empty"),
+        ((1.5,), ((0, 0),), "share in"),
+        (("1.5",), ((0, 0),), "multiples of the ratio"),
+        (("x",), ((0, 0),), "multiples of the ratio"),
+        (("-1x",), ((0, 0),), "must be above 0"),
+        ((None,), ((0, -1),), "cannot be negative"),
+        ((None,), (2,), "protections are pairs"),
+        ((None,), ((1, 2, 3),), "protections are pairs"),
+    ],
+)
+def test_bad_guards_are_refused(caps: Any, protections: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose_from(caps, protections)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_candidates": 1}, {"first_rows": 1}, {"stop_beyond": 0.5}, {"stop_beyond": math.nan}],
+)
+def test_bad_options_are_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InputError, match=f"{name} is"):
+        ChoiceOptions(**wrong)
+
+
+def test_other_bad_input_is_refused() -> None:
+    with pytest.raises(InputError, match="held_out has 1 row"):
+        choose_interaction_strength(None, CURVATURE, 0.3, TEXT.rows(0, 1))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="ratio is 1"):
+        choose_interaction_strength(None, CURVATURE, 1.0, TEXT)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="at least 0"):
+        choose_from((None,), ((0, 0),), interaction_strength=-1.0)
+    with pytest.raises(MismatchError):  # a curvature of other units than the model's
+        choose_interaction_strength(real()[0], CURVATURE, 0.3, TEXT, options=QUIET)
+
+
+def stalling() -> tuple[Curvature, Guards]:
+    """Room for 4 of 7 per layer: at lambda 0 cheap attention (3) blocks the FFN pair (2 + 2)."""
+    units = UnitSet(
+        (
+            Unit("attention", 0, 0, 0, 3, 3),
+            Unit("ffn", 0, 0, 0, 2, 2),
+            Unit("ffn", 0, 1, 2, 4, 2),
+            Unit("ffn", 1, 0, 0, 4, 4),
+            Unit("ffn", 1, 1, 4, 7, 3),
+        )
+    )
+    # layer 1 goes first; it is correlated with the attention unit
+    features = np.array([[1.0, 0, 0], [0, 1.2, 0], [0, 0, 1.2], [0.9, 0, 0], [0, 9.0, 9.0]])
+    return gram_curvature(units, features), Guards(layer_cap=4 / 7)
+
+
+def test_lambdas_at_which_greedy_stalls_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    curvature, guards = stalling()
+    path = lambda_path(curvature, 0.55, guards)
+    assert [segment.selection is None for segment in path] == [True, False]
+    planted(monkeypatch, lambda plan: np.ones(32))
+    for candidates in ("path", [0.0, 1.0]):
+        choice = choose_interaction_strength(
+            None,  # type: ignore[arg-type]
+            curvature,
+            0.55,
+            TEXT,
+            guards,
+            candidates=candidates,
+            options=QUIET,
+        )
+        (stall,) = choice.infeasible
+        assert "stalls at 50" in stall.reason
+        assert stall.interval[0] == 0
+        assert set(choice.best.pruned) == {1, 2, 3}
+    with pytest.raises(InfeasibleError, match="stalls at 50"):
+        choose_interaction_strength(
+            None,  # type: ignore[arg-type]
+            curvature,
+            0.55,
+            TEXT,
+            guards,
+            candidates=[0.0, 0.01],
+        )

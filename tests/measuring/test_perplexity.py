@@ -1,0 +1,147 @@
+"""Perplexity against a pass of its own for every token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cocurve_lab import InputError, MismatchError, NumericalError
+from cocurve_lab.measuring.perplexity import PerplexityOptions, perplexity
+from helpers.tiny_models import CONTEXT, full_logits, tiny_model, word_tokenizer
+
+QUIET = PerplexityOptions(progress=False)
+
+
+def words(count: int, seed: int = 0) -> str:
+    return " ".join(f"w{n}" for n in np.random.default_rng(seed).integers(90, size=count))
+
+
+def naive(model, ids: list[int], context: int, stride: int) -> tuple[float, int]:
+    """Sum of nats and count: each token from the first window that holds it and a token before."""
+    nats, count = 0.0, 0
+    for token in range(1, len(ids)):
+        starts = [s for s in range(0, len(ids), stride) if s <= token < s + context]
+        start = starts[0]
+        if start == token:
+            continue  # the first token of a window that begins where the one before it ended
+        logits = full_logits(model, torch.tensor([ids[start:token]]))[0, -1]
+        nats -= float(torch.log_softmax(logits, dim=-1)[ids[token]])
+        count += 1
+    return nats, count
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "stride"),
+    [
+        (70, 16, 4),
+        (70, 16, 16),
+        (71, 16, 5),
+        (9, 16, 4),
+        (64, 16, 16),
+        (65, 16, 16),
+        (20, 16, 1),
+        (2, 2, 2),
+    ],
+)
+def test_equals_a_pass_per_token(tokens: int, context: int, stride: int) -> None:
+    model, text = tiny_model(), words(tokens)
+    nats, count = naive(model, [int(w[1:]) + 2 for w in text.split()], context, stride)
+    found = perplexity(model, word_tokenizer(), text, context, stride, QUIET)
+    assert found.tokens == count == sum(found.window_tokens)
+    assert found.nll == pytest.approx(nats / count, abs=1e-5)
+    assert found.value == pytest.approx(math.exp(nats / count), rel=1e-5)
+    assert str(count) in repr(found)
+    assert f"Context {context} tokens" in repr(found)
+
+
+def test_sliding_scores_every_token_but_the_first_and_blocks_lose_one_each() -> None:
+    model, text = tiny_model(), words(100)
+    sliding = perplexity(model, word_tokenizer(), text, 20, 5, QUIET)
+    blocks = perplexity(model, word_tokenizer(), text, 20, 20, QUIET)
+    assert (sliding.tokens, blocks.tokens) == (99, 95)
+    assert "sliding window, stride 5" in sliding.protocol
+    assert "non-overlapping" in blocks.protocol
+
+
+def test_batches_do_not_matter() -> None:
+    model, text = tiny_model(), words(90)
+    sizes = [PerplexityOptions(batch_size=size, progress=False) for size in (1, 3, 64)]
+    found = [perplexity(model, word_tokenizer(), text, 16, 4, options) for options in sizes]
+    assert found[0].nll == pytest.approx(found[1].nll, abs=1e-6)
+    assert found[0].nll == pytest.approx(found[2].nll, abs=1e-6)
+    assert len(found[0].window_nll) == len(found[2].window_nll) > 10
+
+
+def test_a_shorter_context_is_used_and_said() -> None:
+    model, text = tiny_model(), words(200)
+    asked = perplexity(model, word_tokenizer(), text, options=QUIET)
+    assert (asked.context, asked.stride) == (CONTEXT, CONTEXT // 4)
+    assert "the model's own; 2048 with stride 512 was asked for" in asked.protocol
+    own = perplexity(model, word_tokenizer(), text, CONTEXT, CONTEXT // 4, QUIET)
+    assert own.value == asked.value
+    assert "asked for" not in own.protocol
+    blocks = perplexity(model, word_tokenizer(), text, 2048, 2048, QUIET)
+    assert blocks.stride == CONTEXT
+
+
+def test_documents_are_joined_as_said() -> None:
+    model, tokenizer, parts = tiny_model(), word_tokenizer(), ["w1 w2", "w3 w4 w5"]
+    blank = perplexity(model, tokenizer, parts, 16, 4, QUIET)
+    assert blank.nll == perplexity(model, tokenizer, "w1 w2\n\nw3 w4 w5", 16, 4, QUIET).nll
+    assert "2 documents joined by a blank line" in blank.protocol
+    ended = perplexity(
+        model, tokenizer, parts, 16, 4, PerplexityOptions("end token", progress=False)
+    )
+    nats, count = naive(model, [3, 4, 0, 5, 6, 7, 0], 16, 4)
+    assert (ended.tokens, ended.nll) == (count, pytest.approx(nats / count, abs=1e-5))
+    assert "the end token" in ended.protocol
+
+
+def test_the_paired_error_is_that_of_the_differences() -> None:
+    text, tokenizer = words(300), word_tokenizer()
+    one, other = (perplexity(tiny_model(seed=s), tokenizer, text, 20, 20, QUIET) for s in (0, 1))
+    difference, error = one.minus(other)
+    gaps = np.array(one.window_nll) - np.array(other.window_nll)
+    assert difference == pytest.approx(one.nll - other.nll)
+    assert error == pytest.approx(gaps.std(ddof=1) / 19 / math.sqrt(15), rel=1e-9)
+    assert one.minus(one) == (0.0, 0.0)
+    assert one.standard_error == pytest.approx(
+        np.std(one.window_nll, ddof=1) / 19 / math.sqrt(15), rel=1e-9
+    )
+    with pytest.raises(MismatchError, match="one protocol"):
+        one.minus(perplexity(tiny_model(), tokenizer, text, 20, 5, QUIET))
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "stride", "says"),
+    [
+        ("w1 w2", 16, 0, "stride 0"),
+        ("w1 w2", 16, 17, "stride 17"),
+        ("w1 w2", 1, 1, "context is 1"),
+        ("w1", 16, 4, "1 tokens"),
+        ("", 16, 4, "0 tokens"),
+        ([b"w1 w2"], 16, 4, "bytes"),
+    ],
+)
+def test_bad_input(text, context: int, stride: int, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        perplexity(tiny_model(), word_tokenizer(), text, context, stride, QUIET)
+
+
+def test_bad_options_and_models() -> None:
+    with pytest.raises(InputError, match="join"):
+        PerplexityOptions(join="space")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="batch_size is 0"):
+        PerplexityOptions(batch_size=0)
+    endless, options = word_tokenizer(eos=None), PerplexityOptions("end token")
+    with pytest.raises(InputError, match="no end token"):
+        perplexity(tiny_model(), endless, ["w1", "w2"], 16, 4, options)
+    with pytest.raises(InputError, match="embedding 40 rows"):
+        perplexity(tiny_model(vocab_size=40), word_tokenizer(), words(50), 16, 4, QUIET)
+    broken = tiny_model()
+    broken.lm_head.weight[3, 0] = torch.nan
+    with pytest.raises(NumericalError, match="window 0"):
+        perplexity(broken, word_tokenizer(), words(50), 16, 4, QUIET)

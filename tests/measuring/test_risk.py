@@ -1,0 +1,420 @@
+"""Measured risk: the KL plans really cost, and the one engine that measures many of them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.estimator.features import kl_divergence, whiten
+from cocurve_lab.measuring import plan_memory, risk
+from cocurve_lab.measuring.lockstep import forced_kl
+from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, naive_risk, tiny_model, tiny_text
+
+PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
+
+
+def plans_of(model: PreTrainedModel, plans: list[list[int]] = PLANS) -> list[cl.Selection]:
+    units = cl.enumerate_units(model, GROUPS)
+    return [cl.Selection.from_pruned(units, plan) for plan in plans]
+
+
+def count_forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every masked or teacher pass from here on."""
+    rows: list[int] = []
+    real = risk._scored_hidden
+
+    def counted(architecture: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        rows.append(len(ids))
+        return real(architecture, ids, *rest)
+
+    monkeypatch.setattr(risk, "_scored_hidden", counted)
+    return rows
+
+
+# The number -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_risk_is_the_full_vocabulary_divergence(family: str) -> None:
+    model, text = tiny_model(family), tiny_text(3, 20, 5)
+    for plan in plans_of(model):
+        chosen = [plan.units.units[i] for i in plan.pruned]
+        expected = naive_risk(model, chosen, text).mean()
+        assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=2e-5, abs=1e-12)
+
+
+def test_float64_models_are_measured_in_float64() -> None:
+    model, text = tiny_model(dtype=torch.float64), tiny_text(3, 20)
+    for plan in plans_of(model):
+        expected = naive_risk(model, [plan.units.units[i] for i in plan.pruned], text).mean()
+        assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=1e-10, abs=1e-15)
+
+
+def test_names_and_indices_are_those_of_the_unit_set() -> None:
+    """By default they are those of 16 FFN groups; here there are 4."""
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    units = cl.enumerate_units(model, GROUPS)
+    place = units.index("L0.ffn[3]")
+    wanted = cl.pruning_risk(model, [units[place]], text)
+    row = text.input_ids[0]
+    for said in (place, "L0.ffn[3]"):
+        assert cl.pruning_risk(model, [said], text, unit_set=units) == wanted
+        assert np.array_equal(
+            forced_kl(model, [said], row, unit_set=units), forced_kl(model, [units[place]], row)
+        )
+
+
+def test_an_empty_plan_costs_nothing() -> None:
+    model, text = tiny_model(), tiny_text(2, 20)
+    assert cl.pruning_risk(model, [], text) == 0
+    assert cl.measure_plans(model, plans_of(model, [[], [3]]), text, progress=False).mean[0] == 0
+
+
+def test_gains_are_measured() -> None:
+    model, text = tiny_model(), tiny_text(2, 20)
+    plan = plans_of(model, [[0, 3]])[0].with_gains({2: 1.3, 10: 0.6})
+    units = plan.units
+    expected = naive_risk(model, [units[0], units[3]], text, {units[2]: 1.3, units[10]: 0.6}).mean()
+    assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-3])
+def test_the_risk_of_a_nearly_null_unit_keeps_its_digits(scale: float) -> None:
+    """Logits shift by 1e-3 or 1e-4: differences of float32 log-probabilities would be noise."""
+    model, text = tiny_model(), tiny_text(3, 20)
+    model.model.layers[2].mlp.down_proj.weight[:, :11] *= scale
+    plan = plans_of(model, [[14]])[0]
+    assert plan.units[14].name == "L2.ffn[0]"
+    expected = naive_risk(model, [plan.units[14]], text).mean()
+    assert 1e-10 < expected < 1e-5
+    assert cl.pruning_risk(model, plan, text) == pytest.approx(expected, rel=2e-6 / scale)
+
+
+# The two formulas -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-5, 1e-4, 1e-2, 0.3, 1.0, 10.0])
+def test_divergence_keeps_its_digits_at_every_size(size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(8, 300, generator=generator)
+    shift = size * torch.randn(8, 300, generator=generator)
+    p0, p64 = torch.softmax(logits, -1), torch.softmax(logits.double(), -1)
+    log_p = torch.log_softmax(logits.double(), -1)
+    log_q = torch.log_softmax(logits.double() + shift.double(), -1)
+    expected = (p64 * (log_p - log_q)).sum(-1)
+    if size < 1e-3:  # float64 itself cancels: third-order expansion, exact to 1e-6
+        d = shift.double() - (p64 * shift.double()).sum(-1, keepdim=True)
+        expected = (p64 * (d**2 / 2 + d**3 / 6)).sum(-1)
+    torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("size", [40.0, 200.0, 3000.0])
+def test_divergence_survives_enormous_shifts(size: float) -> None:
+    p0 = torch.tensor([[0.7, 0.2, 0.1 - 1e-7, 1e-7]])
+    shift = torch.tensor([[0.0, -1.0, 0.5, size]])
+    log_p, wide = p0.double().log(), shift.double()
+    log_q = torch.log_softmax(log_p + wide, -1)
+    expected = (p0.double() * (log_p - log_q)).sum(-1)
+    torch.testing.assert_close(kl_divergence(p0, shift).double(), expected, rtol=1e-5, atol=0)
+
+
+def test_a_constant_shift_changes_nothing() -> None:
+    p0 = torch.softmax(torch.randn(4, 50), -1)
+    assert (kl_divergence(p0, torch.full((4, 50), 7.0)) < 1e-10).all()
+    assert whiten(p0, torch.full((4, 50), 7.0)).abs().max() < 1e-5
+
+
+def test_whitened_products_are_fisher_products() -> None:
+    p0 = torch.softmax(torch.randn(40, dtype=torch.float64), -1)
+    a, b = torch.randn(2, 40, dtype=torch.float64)
+    fisher = torch.diag(p0) - torch.outer(p0, p0)
+    torch.testing.assert_close(whiten(p0, a) @ whiten(p0, b), a @ fisher @ b)
+
+
+def test_tokens_of_probability_zero_do_not_matter() -> None:
+    p0 = torch.tensor([[0.5, 0.5, 0.0]])
+    for size in (1.0, 100.0):
+        value = kl_divergence(p0, torch.tensor([[0.0, 0.0, size]]))
+        assert value == pytest.approx(0, abs=1e-7)
+
+
+# The engine -------------------------------------------------------------------------------------
+
+
+def test_a_table_holds_each_plans_risk_on_each_sequence() -> None:
+    model, text = tiny_model("qwen2"), tiny_text(3, 20, 5)
+    plans = plans_of(model)
+    table = cl.measure_plans(model, plans, text, progress=False)
+    assert table.kl.shape == (5, 3)
+    for row, plan in enumerate(plans):
+        chosen = [plan.units.units[i] for i in plan.pruned]
+        np.testing.assert_allclose(table.kl[row], naive_risk(model, chosen, text), 2e-5, 1e-12)
+        assert table.mean[row] == pytest.approx(cl.pruning_risk(model, plan, text), rel=1e-5)
+    assert len(table) == 5
+    assert [row["units"] for row in table.rows()] == [len(plan) for plan in plans]
+    assert "5 plans x 3 sequences" in repr(table)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 50])
+def test_batch_size_does_not_matter(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
+    expected = cl.measure_plans(model, plans_of(model), text, progress=False)
+    rows = count_forwards(monkeypatch)
+    found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=batch, progress=False)
+    np.testing.assert_allclose(found.kl, expected.kl, rtol=1e-5, atol=1e-12)
+    assert max(rows) == min(batch, 4)
+    assert sum(rows) == 3 * (1 + 4)  # the teacher once per sequence; the empty plan is the teacher
+
+
+def test_paired_differences_and_errors() -> None:
+    model, text = tiny_model(), tiny_text(4, 20, 5)
+    table = cl.measure_plans(model, plans_of(model, [[0], [0, 3]]), text, progress=False)
+    difference = table.kl[1] - table.kl[0]
+    mean, error = table.paired(1, 0)
+    assert mean == pytest.approx(difference.mean())
+    assert error == pytest.approx(difference.std(ddof=1) / 2)
+    assert table.paired(0, 1)[0] == pytest.approx(-mean)
+    np.testing.assert_allclose(table.standard_error, table.kl.std(axis=1, ddof=1) / 2)
+    single = cl.measure_plans(model, plans_of(model, [[0]]), text.rows(0, 1), progress=False)
+    assert np.isnan(single.standard_error).all()
+
+
+def test_equal_plans_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    rows = count_forwards(monkeypatch)
+    table = cl.measure_plans(model, plans_of(model, [[3, 1], [1, 3]]), text, progress=False)
+    assert rows == [1, 1, 1, 1]
+    assert np.array_equal(table.kl[0], table.kl[1])
+
+
+def test_interrupted_measurements_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
+    plans = plans_of(model, [[0], [2, 9]])
+    expected = cl.measure_plans(model, plans, text, progress=False)
+    real, calls = risk._Engine.measure, []
+
+    def interrupted(self: Any, number: int, scales: Any) -> np.ndarray:
+        calls.append(number)
+        if calls == [0, 1, 2]:
+            raise KeyboardInterrupt
+        return real(self, number, scales)
+
+    monkeypatch.setattr(risk._Engine, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    found = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    assert calls == [0, 1, 2, 2, 3]
+    assert np.array_equal(found.kl, expected.kl)
+
+
+def test_adding_plans_measures_only_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+    first = cl.measure_plans(
+        model, plans_of(model, [[0], [3]]), text, checkpoint=path, progress=False
+    )
+    rows = count_forwards(monkeypatch)
+    more = plans_of(model, [[3], [5], [0]])
+    table = cl.measure_plans(model, more, text, checkpoint=path, progress=False)
+    assert rows == [1, 1] * 3  # teacher and the one new plan, per sequence
+    assert np.array_equal(table.kl[[2, 0]], first.kl)
+    rows.clear()
+    cl.measure_plans(model, more, text, checkpoint=path, progress=False)
+    assert rows == []
+
+
+@pytest.mark.parametrize("progress", [True, "lines"])
+def test_progress_counts_the_plans_that_are_measured(
+    progress: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+    said = {"KL of 2 plans:": [[0], [3]], "KL of 1 plan:": [[3], [5]], "": [[5]]}
+    for words, plans in said.items():
+        cl.measure_plans(model, plans_of(model, plans), text, checkpoint=path, progress=progress)
+        shown = capsys.readouterr().err
+        assert words in shown
+        assert bool(shown) == bool(words)
+
+
+def test_half_measured_plans_are_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text, path = tiny_model(), tiny_text(4, 20, 5), tmp_path / "plans.pkl"
+    old, new = plans_of(model, [[0], [3]])
+    real = risk._Engine.measure
+    with monkeypatch.context() as patch:
+
+        def stop(self: Any, number: int, scales: Any) -> np.ndarray:
+            if number == 2:
+                raise KeyboardInterrupt
+            return real(self, number, scales)
+
+        patch.setattr(risk._Engine, "measure", stop)
+        with pytest.raises(KeyboardInterrupt):
+            cl.measure_plans(model, [old], text, checkpoint=path, progress=False)
+    rows = count_forwards(monkeypatch)
+    cl.measure_plans(model, [old, new], text, checkpoint=path, progress=False)
+    assert rows == [1, 1, 1, 1, 1, 2, 1, 2]  # rows 0 and 1 need only the new plan
+
+
+def test_a_full_disk_does_not_stop_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    monkeypatch.setattr(plan_memory, "write_atomically", full)
+    with caplog.at_level(logging.WARNING):
+        table = cl.measure_plans(
+            model, plans_of(model), text, checkpoint=tmp_path / "plans.pkl", progress=False
+        )
+    assert "No space left on device" in caplog.text
+    assert np.isfinite(table.kl).all()
+
+
+def test_out_of_memory_halves_the_batch_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
+    expected = cl.measure_plans(model, plans_of(model), text, plans_per_batch=2, progress=False)
+    real = risk._scored_hidden
+    tried: list[int] = []
+
+    def tight(architecture: Any, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        tried.append(len(ids))
+        if len(ids) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(architecture, ids, *rest)
+
+    monkeypatch.setattr(risk, "_scored_hidden", tight)
+    with caplog.at_level(logging.WARNING):
+        found = cl.measure_plans(model, plans_of(model), text, plans_per_batch=4, progress=False)
+    assert np.array_equal(found.kl, expected.kl)
+    assert [rows for rows in tried if rows > 2] == [4]
+    assert "measuring 2 plans at a time" in caplog.text
+
+
+def test_one_plan_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    real = risk._scored_hidden
+
+    def tight(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
+        if masks:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+        return real(architecture, ids, positions, masks)
+
+    monkeypatch.setattr(risk, "_scored_hidden", tight)
+    with pytest.raises(cl.InputError, match="sequence 0 with one plan per forward"):
+        cl.measure_plans(model, plans_of(model), text, progress=False)
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+def test_files_of_other_text_or_models_are_refused(tmp_path: Path) -> None:
+    model, text, path = tiny_model(), tiny_text(2, 20, 5), tmp_path / "plans.pkl"
+    plans = plans_of(model, [[0]])
+    cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    with pytest.raises(cl.MismatchError, match="another text_fingerprint"):
+        cl.measure_plans(model, plans, tiny_text(2, 20, 6), checkpoint=path, progress=False)
+    other = tiny_model(seed=1)
+    with pytest.raises(cl.MismatchError, match="another model_fingerprint"):
+        cl.measure_plans(other, plans_of(other, [[0]]), text, checkpoint=path, progress=False)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(cl.FileFormatError, match=r"plans\.pkl"):
+        cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+
+
+def test_text_the_curvature_has_seen_is_refused() -> None:
+    model, text = tiny_model(), tiny_text(4, 20, 5)
+    plans = plans_of(model, [[0]])
+    seen = text.rows(0, 2)
+    curvature = cl.estimate_curvature(model, plans[0].units, seen, 16, progress=False)
+    for calibrated_on in (seen, curvature):
+        with pytest.raises(cl.MismatchError, match="rows are in both sets"):
+            cl.measure_plans(model, plans, text, calibrated_on=calibrated_on, progress=False)
+        cl.measure_plans(model, plans, text.rows(2, 4), calibrated_on=calibrated_on, progress=False)
+
+
+def test_plans_of_other_units_are_refused() -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 5)
+    foreign = plans_of(tiny_model("llama", "mha"))[1]
+    for measure in (
+        lambda: cl.pruning_risk(model, foreign, text),
+        lambda: cl.measure_plans(model, [foreign], text, progress=False),
+    ):
+        with pytest.raises(cl.MismatchError, match="differ first at L0"):
+            measure()
+    with pytest.raises(cl.InputError, match="no plan"):
+        cl.measure_plans(model, [], text)
+
+
+def test_text_that_does_not_fit_is_refused() -> None:
+    model = tiny_model()
+    plans = plans_of(model, [[0]])
+    with pytest.raises(cl.InputError, match="context is 64"):
+        cl.pruning_risk(model, plans[0], tiny_text(1, 65))
+    with pytest.raises(cl.InputError, match=f"embedding has {VOCAB} rows"):
+        cl.measure_plans(model, plans, tiny_text(2, 20, vocab=500), progress=False)
+
+
+def test_nan_logits_are_an_error() -> None:
+    model = tiny_model()
+    model.lm_head.weight[3] = float("nan")
+    with pytest.raises(cl.NumericalError, match="sequence 0 gives NaN or infinite logits"):
+        cl.pruning_risk(model, plans_of(model)[0], tiny_text(2, 20, 5))
+
+
+# Likelihood of the text itself -------------------------------------------------------------------
+
+
+def test_nll_is_the_loss_of_the_masked_model(tmp_path: Path) -> None:
+    model, text, path = tiny_model(), tiny_text(3, 20, 5), tmp_path / "plans.pkl"
+    plans = plans_of(model, [[0], [3, 1], []])
+    table = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    for plan, nll in zip(plans, table.nll, strict=True):
+        for row, positions, found in zip(text.input_ids, text.scored, nll, strict=True):
+            with cl.ablate(model, plan), torch.no_grad():
+                logits = model(row[None]).logits[0].double()
+            naive = [-torch.log_softmax(logits[t], -1)[row[t + 1]] for t in positions.tolist()]
+            assert found == pytest.approx(float(torch.stack(naive).mean()), abs=1e-5)
+    assert np.array_equal(table.dense_nll, table.nll[2])  # nothing pruned is the dense model
+    assert table.kl[2].max() == 0
+    assert table.perplexity == pytest.approx(np.exp(table.nll.mean(axis=1)))
+    assert table.rows()[0]["perplexity"] == pytest.approx(float(table.perplexity[0]))
+    again = cl.measure_plans(model, plans, text, checkpoint=path, progress=False)
+    assert np.array_equal(again.nll, table.nll)
+    assert np.array_equal(again.dense_nll, table.dense_nll)
+
+
+def test_a_table_without_nll_says_so() -> None:
+    table = cl.PlanTable((), np.zeros((0, 2)))
+    with pytest.raises(cl.InputError, match="no nll"):
+        _ = table.perplexity
+
+
+# Two models -------------------------------------------------------------------------------------
+
+
+def test_the_risk_of_a_cut_model_is_that_of_its_mask() -> None:
+    model, text = tiny_model(), tiny_text(3, 20, 5)
+    for plan in plans_of(model, [[0], [1, 4, 5, 12, 17], []]):
+        found = risk.model_risk(model, cl.prune(model, plan), text)
+        masked = cl.measure_plans(model, [plan], text, progress=False).kl[0]
+        np.testing.assert_allclose(found, masked, rtol=1e-4, atol=1e-10)
+
+
+def test_models_of_other_vocabularies_are_refused() -> None:
+    text = tiny_text(2, 20, 5)
+    with pytest.raises(cl.MismatchError, match="97 and 98 logits"):
+        risk.model_risk(tiny_model(), tiny_model(vocab_size=98), text)

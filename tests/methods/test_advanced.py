@@ -1,0 +1,690 @@
+"""LLM-Pruner, SlimGPT, SlimLLM and 2SSP against their formulas computed the slow way."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.errors import InfeasibleError, InputError, MismatchError, NumericalError
+from cocurve_lab.methods.base import Evidence, Method
+from cocurve_lab.methods.llm_pruner import LlmPruner
+from cocurve_lab.methods.registry import get_method
+from cocurve_lab.methods.slimgpt import SlimGpt, incremental_weights, refit, removal_scores
+from cocurve_lab.methods.slimllm import SlimLlm, layer_shares, pearson_scores, swap_search
+from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards
+from helpers.problems import llama_8b_units, make_units
+from helpers.tiny_models import (
+    EVERY,
+    GROUPS,
+    Columns,
+    full_logits,
+    masked_by_hand,
+    tiny_double,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+)
+
+LAYERS = 3
+every_model = pytest.mark.parametrize(("family", "heads"), EVERY)
+TEXT = tiny_text(rows=4, length=24)
+
+
+def measure(method: Method, model: PreTrainedModel, text: cl.CalibrationSet = TEXT) -> Evidence:
+    return method.measure(model, cl.enumerate_units(model, GROUPS), text, progress=False)
+
+
+def planted(units: UnitSet, method: Method, **arrays: Any) -> Evidence:
+    return Evidence(method.name, units, {k: np.asarray(v) for k, v in arrays.items()})
+
+
+# Activations by hand ------------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What every layer saw, rows and tokens apart [rows, T, .], float64."""
+
+    columns: dict[tuple[int, str], Tensor]  # inputs of W_O and W_down
+    ffn_in: dict[int, Tensor]
+    ffn_out: dict[int, Tensor]
+    layer_in: dict[int, Tensor]
+    layer_out: dict[int, Tensor]
+
+
+@lru_cache
+def model_of(family: str, heads: str) -> PreTrainedModel:
+    return tiny_model(family, heads)
+
+
+@lru_cache
+def seen(family: str, heads: str) -> Seen:
+    """Full activations of a float64 copy on TEXT, by hooks of our own."""
+    wide = tiny_double(model_of(family, heads))
+    found = Seen({}, {}, {}, {}, {})
+
+    def keep(into: dict[Any, Tensor], key: Any, what: str) -> Any:
+        def hook(_: Any, args: Any, output: Any) -> None:
+            value = args[0] if what == "in" else output
+            into[key] = (value[0] if isinstance(value, tuple) else value).detach()
+
+        return hook
+
+    for number, layer in enumerate(wide.model.layers):
+        attention = keep(found.columns, (number, "attention"), "in")
+        layer.self_attn.o_proj.register_forward_hook(attention)
+        layer.mlp.down_proj.register_forward_hook(keep(found.columns, (number, "ffn"), "in"))
+        layer.mlp.register_forward_hook(keep(found.ffn_in, number, "in"))
+        layer.mlp.register_forward_hook(keep(found.ffn_out, number, "out"))
+        layer.register_forward_hook(keep(found.layer_in, number, "in"))
+        layer.register_forward_hook(keep(found.layer_out, number, "out"))
+    full_logits(wide, TEXT.input_ids)
+    return found
+
+
+def output_weight(model: PreTrainedModel, layer: int, kind: str) -> np.ndarray:
+    block = model.model.layers[layer]
+    module = block.self_attn.o_proj if kind == "attention" else block.mlp.down_proj
+    return module.weight.detach().double().numpy()
+
+
+def blocks_by_hand(model: PreTrainedModel) -> Iterator[tuple[int, str, list[int], list[Columns]]]:
+    """(layer, kind, unit numbers, their columns) of every block."""
+    everything = units_by_hand(model)
+    for layer in range(LAYERS):
+        for kind in ("attention", "ffn"):
+            numbers = [n for n, u in enumerate(everything) if (u.layer, u.kind) == (layer, kind)]
+            yield layer, kind, numbers, [everything[n] for n in numbers]
+
+
+# LLM-Pruner ---------------------------------------------------------------------------------------
+
+
+def unit_entries(model: PreTrainedModel, unit: Columns) -> list[tuple[Any, list[int] | slice, Any]]:
+    """(weight, rows, columns) of everything that goes with a unit, from the configuration."""
+    config, layer, every = model.config, model.model.layers[unit.layer], slice(None)
+    channels = list(range(unit.start, unit.stop))
+    if unit.kind == "ffn":
+        entries: list[Any] = [(layer.mlp.down_proj.weight, every, channels)]
+        if hasattr(layer.mlp, "gate_up_proj"):
+            up = [config.intermediate_size + c for c in channels]
+            return [*entries, (layer.mlp.gate_up_proj.weight, channels + up, every)]
+        return [
+            *entries,
+            (layer.mlp.gate_proj.weight, channels, every),
+            (layer.mlp.up_proj.weight, channels, every),
+        ]
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    group = unit.start // (head_dim * heads // groups)
+    shared = [group * head_dim + c for c in range(head_dim)]
+    entries = [(layer.self_attn.o_proj.weight, every, channels)]
+    if hasattr(layer.self_attn, "qkv_proj"):
+        keys = [heads * head_dim + r for r in shared]
+        values = [(heads + groups) * head_dim + r for r in shared]
+        return [*entries, (layer.self_attn.qkv_proj.weight, channels + keys + values, every)]
+    return [
+        *entries,
+        (layer.self_attn.q_proj.weight, channels, every),
+        (layer.self_attn.k_proj.weight, shared, every),
+        (layer.self_attn.v_proj.weight, shared, every),
+    ]
+
+
+def naive_taylor(model: PreTrainedModel, taylor: str) -> np.ndarray:
+    """Importance [M] from the gradient of every row, all weights at once, in float64."""
+    wide = tiny_double(model).requires_grad_(True)
+    gradients: list[dict[int, Tensor]] = []
+    for ids in TEXT.input_ids:
+        wide.zero_grad()
+        log_p = torch.log_softmax(wide(input_ids=ids[None]).logits[0, :-1], dim=-1)
+        (-log_p[torch.arange(len(ids) - 1), ids[1:]].mean()).backward()
+        gradients.append({id(p): p.grad.clone() for p in wide.parameters()})
+    scores = []
+    for unit in units_by_hand(wide):
+        score = 0.0
+        for weight, rows, columns in unit_entries(wide, unit):
+            stacked = torch.stack([g[id(weight)] for g in gradients])
+            first = weight * stacked.mean(dim=0)
+            second = weight**2 * stacked.square().mean(dim=0)
+            formulas = {
+                "param_first": first,
+                "param_second": second,
+                "param_mix": first - second / 2,
+            }
+            score += float(formulas[taylor].detach().abs()[rows][:, columns].sum())
+        scores.append(score)
+    return np.array(scores)
+
+
+@every_model
+def test_llm_pruner_scores_every_weight_of_a_unit(family: str, heads: str) -> None:
+    model = model_of(family, heads)
+    expected = naive_taylor(model, "param_mix")
+    np.testing.assert_allclose(measure(LlmPruner(), model).scores, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("taylor", ["param_first", "param_second"])
+def test_llm_pruner_has_the_other_two_formulas(taylor: Any) -> None:
+    model = model_of("qwen2", "gqa")
+    found = measure(LlmPruner(taylor=taylor), model).scores
+    np.testing.assert_allclose(found, naive_taylor(model, taylor), rtol=1e-4)
+    assert not np.allclose(found, naive_taylor(model, "param_mix"), rtol=5e-4)
+
+
+def test_llm_pruner_maps_consecutive_query_heads_to_their_group() -> None:
+    """A group whose weights are all zero scores zero, and no other does."""
+    model = copy.deepcopy(model_of("llama", "gqa"))
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight[16:] = 0  # query heads 2 and 3 of 4 share key/value head 1 of 2
+        attention.k_proj.weight[8:] = 0
+        attention.v_proj.weight[8:] = 0
+        attention.o_proj.weight[:, 16:] = 0
+    scores = measure(LlmPruner(), model).scores
+    units = cl.enumerate_units(model, GROUPS)
+    assert np.flatnonzero(scores == 0).tolist() == [units.index("L1.attention[1]")]
+
+
+@pytest.mark.parametrize("method", [LlmPruner, SlimGpt, SlimLlm])
+def test_layers_may_be_measured_in_any_portions(method: Any) -> None:
+    model = model_of("llama", "gqa")
+    found = [measure(method(layers_per_pass=n), model).arrays for n in (1, 2, 3)]
+    for other in found[1:]:
+        for name, array in found[0].items():
+            np.testing.assert_allclose(other[name], array, rtol=1e-10)
+
+
+def test_llm_pruner_takes_the_same_share_of_every_block() -> None:
+    units = make_units(2, attention=2, ffn=2, attention_cost=10, ffn_cost=10)
+    scores = [5, 1, 8, 7, 300, 400, 20, 30]
+    evidence = planted(units, LlmPruner(), scores=np.array(scores, dtype=float))
+    plan = LlmPruner().select(evidence, units, 0.5)
+    assert set(plan.pruned) == {1, 3, 4, 6}
+
+
+# SlimGPT ------------------------------------------------------------------------------------------
+
+
+def naive_obs(
+    inputs: np.ndarray, weight: np.ndarray, groups: list[list[int]], downdate: bool
+) -> tuple[list[int], np.ndarray]:
+    """Greedy order and scores; H restricted to the columns left is inverted anew every time."""
+    h = inputs.T @ inputs / len(inputs)
+    h = h + 0.01 * np.diag(h).mean() * np.eye(len(h))
+
+    def error(group: list[int], gone: list[int]) -> float:
+        total = 0.0
+        for place, column in enumerate(group):  # d_p: 1/H^-1 with the columns before p gone as well
+            left = [c for c in range(len(h)) if c not in gone and c not in group[:place]]
+            inverse = np.linalg.inv(h[np.ix_(left, left)])
+            where = left.index(column)
+            total += float((weight[:, column] ** 2).sum() / inverse[where, where])
+        return total
+
+    scores, order, gone = np.zeros(len(groups)), [], []
+    for _ in groups:
+        left = [g for g in range(len(groups)) if g not in order]
+        errors = [error(groups[g], gone if downdate else []) for g in left]
+        chosen = left[int(np.argmin(errors))]
+        scores[chosen] = min(errors)
+        order.append(chosen)
+        gone += groups[chosen]
+    return order, scores
+
+
+@every_model
+@pytest.mark.parametrize("downdate", [True, False])
+def test_slimgpt_removes_greedily_by_obs_error(family: str, heads: str, downdate: bool) -> None:
+    model = model_of(family, heads)
+    found = measure(SlimGpt(downdate=downdate), model).scores
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        inputs = seen(family, heads).columns[layer, kind].flatten(0, 1).numpy()
+        groups = [list(range(u.start, u.stop)) for u in units]
+        weight = output_weight(model, layer, kind)
+        order, expected = naive_obs(inputs, weight, groups, downdate)
+        np.testing.assert_allclose(found[numbers], expected, rtol=1e-3)
+        assert np.argsort(found[numbers], kind="stable").tolist() == order
+
+
+def test_downdating_sees_that_a_twin_is_needed_once_the_other_is_gone() -> None:
+    """Columns 0 and 1 carry one signal: either is free, both are not. Column 2 is in between."""
+    rng = np.random.default_rng(0)
+    signal, other = rng.normal(size=(2, 4000))
+    inputs = np.stack([signal, signal + 1e-3 * rng.normal(size=4000), 0.5 * other])
+    inverse = torch.linalg.inv(torch.from_numpy(inputs @ inputs.T / 4000))
+    norms, columns = torch.ones(3, dtype=torch.float64), [slice(i, i + 1) for i in range(3)]
+    once = removal_scores(inverse.clone(), norms, columns, downdate=False)
+    greedy = removal_scores(inverse.clone(), norms, columns, downdate=True)
+    assert max(once[0], once[1]) < once[2]
+    assert np.argsort(greedy)[1] == 2
+    assert greedy.max() == pytest.approx(1, abs=0.1)
+
+
+def repair_problem() -> tuple[PreTrainedModel, SlimGpt, Evidence, cl.Selection]:
+    model, method = model_of("mistral", "gqa"), SlimGpt(damping=0, reconstruct=True)
+    evidence = measure(method, model)
+    return model, method, evidence, method.select(evidence, evidence.units, 0.4)
+
+
+def test_repair_at_damping_zero_is_the_least_squares_fit_of_the_columns_left() -> None:
+    model, method, evidence, plan = repair_problem()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    repaired, cut = method.repair(model, plan, evidence), cl.prune(model, plan)
+    changed = 0
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        kept = [
+            c
+            for n, u in zip(numbers, units, strict=True)
+            if not plan.indicator[n]
+            for c in range(u.start, u.stop)
+        ]
+        inputs = seen("mistral", "gqa").columns[layer, kind].flatten(0, 1).numpy()
+        weight = output_weight(model, layer, kind)
+        fit = np.linalg.lstsq(inputs[:, kept], inputs @ weight.T, rcond=None)[0].T
+        np.testing.assert_allclose(output_weight(repaired, layer, kind), fit, atol=1e-3)
+        changed += not np.allclose(fit, output_weight(cut, layer, kind), atol=1e-2)
+    assert changed >= LAYERS
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_refit_is_the_obs_update_of_the_paper() -> None:
+    rng = np.random.default_rng(0)
+    inputs, weight = rng.normal(size=(50, 9)), rng.normal(size=(4, 9))
+    gone, kept = [1, 2, 6], [0, 3, 4, 5, 7, 8]
+    moments = inputs.T @ inputs / 50
+    h = moments + 0.1 * np.diag(moments).mean() * np.eye(9)
+    inverse = np.linalg.inv(h)
+    step = np.linalg.inv(inverse[np.ix_(gone, gone)]) @ inverse[np.ix_(gone, kept)]
+    expected = weight[:, kept] - weight[:, gone] @ step
+    found = refit(torch.tensor(weight), torch.tensor(moments), torch.tensor(kept), 0.1)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
+
+
+def test_repair_brings_the_logits_closer() -> None:
+    model, _, _, plan = repair_problem()
+    method = SlimGpt(reconstruct=True)
+    repaired = method.repair(model, plan, measure(method, model))
+    dense = full_logits(model, TEXT.input_ids)
+    errors = [
+        float((full_logits(other, TEXT.input_ids) - dense).square().mean())
+        for other in (repaired, cl.prune(model, plan))
+    ]
+    assert errors[0] < errors[1] / 2
+
+
+def test_only_reconstruct_repairs_and_the_plan_is_the_same() -> None:
+    model = model_of("mistral", "gqa")
+    plain, whole = get_method("slimgpt"), get_method("slimgpt", reconstruct=True)
+    assert (plain.repairs, whole.repairs) == (False, True)
+    without, with_moments = measure(plain, model), measure(whole, model)
+    assert set(without.arrays) == {"scores"}
+    units = without.units
+    plan = plain.select(without, units, 0.3)
+    assert whole.select(with_moments, units, 0.3).pruned == plan.pruned
+    cl.check_equivalence(model, plain.repair(model, plan, without), plan, TEXT)
+    with pytest.raises(MismatchError, match="reconstruct"):
+        whole.repair(model, plan, without)
+    kept_ffn = next(i for i in plan.kept if units.kinds[i] == "ffn")
+    with pytest.raises(InputError, match="gains"):
+        whole.repair(model, plan.with_gains({kept_ffn: 1.1}), with_moments)
+
+
+def test_a_saved_evidence_repairs_the_same(tmp_path: Path) -> None:
+    model, method, evidence, plan = repair_problem()
+    again = Evidence.load(evidence.save(tmp_path / "evidence.pkl"))
+    one, other = (method.repair(model, plan, found).state_dict() for found in (evidence, again))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_repair_leaves_blocks_that_lost_nothing_or_everything() -> None:
+    model, method, evidence, _ = repair_problem()
+    units = evidence.units
+    gone = [i for i, u in enumerate(units) if (u.layer, u.kind) == (1, "attention")]
+    plan = cl.Selection.from_pruned(units, gone)
+    cl.check_equivalence(model, method.repair(model, plan, evidence), plan, TEXT)
+
+
+def test_fewer_tokens_than_columns_need_damping() -> None:
+    text = tiny_text(rows=1, length=12)
+    with pytest.raises(NumericalError, match="damping"):
+        measure(SlimGpt(damping=0), model_of("llama", "gqa"), text)
+    assert np.isfinite(measure(SlimGpt(), model_of("llama", "gqa"), text).scores).all()
+
+
+def test_slimgpt_takes_more_of_later_layers() -> None:
+    units = make_units(4, attention=10, ffn=10, attention_cost=10, ffn_cost=10)
+    weights = incremental_weights(units, 0.5, 1.0)
+    by_layer = [0.5 + 0.5 * math.log(i + 1) / math.log(4) for i in range(4)]
+    np.testing.assert_allclose(weights, np.repeat(by_layer, 20))
+    scores = np.tile(np.arange(10.0), 8)
+    plan = SlimGpt().select(planted(units, SlimGpt(), scores=scores), units, 0.388)
+    # shares 0.5, 0.75, 0.896 and 1 of half a block: 2.5, 3.75, 4.5 and 5 of ten
+    np.testing.assert_allclose(plan.layer_budget()["ffn"], [0.25, 0.375, 0.45, 0.5], atol=0.06)
+    np.testing.assert_allclose(
+        plan.layer_budget()["attention"], [0.25, 0.375, 0.45, 0.5], atol=0.06
+    )
+    flat = SlimGpt(first=1, last=1)
+    plan = flat.select(planted(units, flat, scores=scores), units, 0.3)
+    np.testing.assert_allclose(plan.layer_budget()["ffn"], 0.3, atol=1e-9)
+
+
+# SlimLLM ------------------------------------------------------------------------------------------
+
+
+def group_outputs(family: str, heads: str, layer: int, units: list[Columns]) -> np.ndarray:
+    """o_g of every group [G, tokens, d]."""
+    weight = output_weight(model_of(family, heads), layer, "attention")
+    inputs = seen(family, heads).columns[layer, "attention"].flatten(0, 1).numpy()
+    return np.stack([inputs[:, u.start : u.stop] @ weight[:, u.start : u.stop].T for u in units])
+
+
+def naive_similarity(part: np.ndarray, whole: np.ndarray) -> float:
+    """Sum over output dimensions of |Pearson| of two [tokens, d]."""
+    return sum(abs(np.corrcoef(part[:, i], whole[:, i])[0, 1]) for i in range(whole.shape[1]))
+
+
+def naive_ffn(family: str, heads: str, layer: int) -> np.ndarray:
+    """s_j of every channel, one by one."""
+    mlp, saw = model_of(family, heads).model.layers[layer].mlp, seen(family, heads)
+    if hasattr(mlp, "gate_up_proj"):
+        gate, up = mlp.gate_up_proj.weight.detach().double().numpy().reshape(2, -1, 32)
+    else:
+        gate, up = (m.weight.detach().double().numpy() for m in (mlp.gate_proj, mlp.up_proj))
+    size = saw.ffn_in[layer].flatten(0, 1).square().mean(dim=0).sqrt().numpy()
+    active = saw.columns[layer, "ffn"].flatten(0, 1).square().mean(dim=0).sqrt().numpy()
+    values, vectors = np.linalg.eigh(np.cov(saw.ffn_out[layer].flatten(0, 1).numpy().T, bias=True))
+    importance = 1 / (1 + np.exp(-np.abs(values) / np.abs(values).mean()))
+    down = output_weight(model_of(family, heads), layer, "ffn")
+    return np.array(
+        [
+            np.linalg.norm(gate[j] * size)
+            + np.linalg.norm(up[j] * size)
+            + np.linalg.norm(np.abs(down[:, j] @ vectors) * importance) * active[j]
+            for j in range(len(gate))
+        ]
+    )
+
+
+@every_model
+def test_slimllm_scores_and_cosines(family: str, heads: str) -> None:
+    model, saw = model_of(family, heads), seen(family, heads)
+    evidence = measure(SlimLlm(), model)
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        if kind == "ffn":
+            channels = naive_ffn(family, heads, layer)
+            expected = [channels[u.start : u.stop].sum() for u in units]
+        else:
+            outputs = group_outputs(family, heads, layer, units)
+            whole = outputs.sum(axis=0)
+            expected = [32.0]  # of a single group nothing is left to correlate with
+            if len(outputs) > 1:
+                expected = [32.0 - naive_similarity(whole - o, whole) for o in outputs]
+        np.testing.assert_allclose(evidence.scores[numbers], expected, rtol=2e-4)
+    for layer in range(LAYERS):
+        before, after = saw.layer_in[layer].numpy(), saw.layer_out[layer].numpy()
+        norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
+        norms[norms == 0] = 1  # a token whose embedding is zero has cosine 0
+        cosine = ((before * after).sum(axis=-1) / norms).mean()
+        assert evidence.arrays["cosine"][layer] == pytest.approx(cosine, rel=1e-4)
+
+
+def test_swapped_sets_are_as_large_as_asked_and_no_swap_improves_them() -> None:
+    model = model_of("llama", "mha")
+    evidence = measure(SlimLlm(), model)
+    swapped = evidence.arrays["swapped"]
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        if kind == "ffn":
+            assert not swapped[:, numbers].any()
+            continue
+        outputs = group_outputs("llama", "mha", layer, units)
+        whole = outputs.sum(axis=0)
+        for count in range(1, 4):
+            gone = swapped[count, numbers]
+            assert gone.sum() == count
+
+            def quality(lost: np.ndarray) -> float:
+                return naive_similarity(outputs[~lost].sum(axis=0), whole)  # noqa: B023
+
+            for g in np.flatnonzero(gone):
+                for k in np.flatnonzero(~gone):
+                    other = gone.copy()
+                    other[[g, k]] = False, True
+                    assert quality(other) <= quality(gone) + 1e-3
+
+
+def outputs_to_products(outputs: np.ndarray) -> Tensor:
+    centred = outputs - outputs.mean(axis=1, keepdims=True)
+    return torch.from_numpy(np.einsum("gti,hti->ghi", centred, centred) / outputs.shape[1])
+
+
+def test_swaps_find_two_groups_that_cancel_each_other() -> None:
+    """Alone either of the pair is missed, together nobody misses them."""
+    rng = np.random.default_rng(0)
+    pair, body, weak = rng.normal(size=(3, 500, 6))
+    outputs = np.stack([2 * pair, -2 * pair, body, 0.6 * weak])
+    products = outputs_to_products(outputs)
+    scores = pearson_scores(products)
+    assert np.argsort(scores)[0] == 3
+    assert swap_search(products, scores, 1).tolist() == [3]
+    assert swap_search(products, scores, 2).tolist() == [0, 1]
+    assert swap_search(products, scores, 0).tolist() == []
+    assert swap_search(products, scores, 4).tolist() == [0, 1, 2, 3]
+
+
+def slimllm_evidence(method: SlimLlm, cosine: list[float]) -> Evidence:
+    """Three layers of 4 + 4 units of cost 10; the lowest index scores lowest, swaps reverse it."""
+    units = make_units(3, attention=4, ffn=4, attention_cost=10, ffn_cost=10)
+    swapped = np.zeros((5, 24), dtype=bool)
+    for layer in range(3):
+        for count in range(5):
+            swapped[count, 8 * layer + 4 - count : 8 * layer + 4] = True
+    scores = np.tile(np.arange(4.0), 6)
+    return planted(units, method, scores=scores, swapped=swapped, cosine=cosine)
+
+
+def test_slimllm_takes_more_of_layers_that_change_little() -> None:
+    method = SlimLlm(alpha=math.log(3), swaps=False)  # cosines 0 and 1: shares 1 to 3
+    evidence = slimllm_evidence(method, [0.0, 1.0, 0.0])
+    plan = method.select(evidence, evidence.units, 10 / 24)
+    assert plan.ordered
+    assert [int(x * 8) for x in plan.layer_budget()["ffn"]] == [2, 6, 2]
+    with_swaps = SlimLlm(alpha=math.log(3)).select(evidence, evidence.units, 10 / 24)
+    assert with_swaps.pruned_cost == plan.pruned_cost
+    assert not with_swaps.ordered
+    assert set(plan.pruned) & {0, 1, 2, 3} == {0}
+    assert set(with_swaps.pruned) & {0, 1, 2, 3} == {3}
+    ffn = set(np.flatnonzero(evidence.units.kinds == "ffn"))
+    assert set(plan.pruned) & ffn == set(with_swaps.pruned) & ffn
+
+
+def test_slimllm_as_published_rounds_counts_and_misses_the_ratio() -> None:
+    method = SlimLlm(alpha=0, as_published=True, swaps=False)
+    evidence = slimllm_evidence(method, [0.1, 0.3, 0.2])
+    plan = method.select(evidence, evidence.units, 0.3)  # round(1.2) of four
+    assert plan.realized_ratio == 0.25
+    assert plan.requested_ratio == 0.3
+    assert sorted(plan.pruned) == [0, 4, 8, 12, 16, 20]
+    two = SlimLlm(alpha=0, as_published=True, swaps=False, pruned_layers=2)
+    plan = two.select(evidence, evidence.units, 0.3)  # round(1.8) of four in layers 1 and 2
+    assert sorted(plan.pruned) == [8, 9, 12, 13, 16, 17, 20, 21]
+    plan = two.select(evidence, evidence.units, 0.9)  # 1.35 of a layer is all of it
+    assert plan.realized_ratio == pytest.approx(2 / 3)
+
+
+def test_slimllm_shares_of_layers() -> None:
+    cosine = np.array([0.2, 0.9, 0.5, 0.7])
+    powers = np.exp(10 * cosine)
+    np.testing.assert_allclose(layer_shares(cosine, 10, None), 4 * powers / powers.sum())
+    two = layer_shares(cosine, 10, 2)
+    assert two[[0, 2]].tolist() == [0, 0]
+    assert two.mean() == pytest.approx(1)
+
+
+def test_slimllm_can_keep_the_lowest_as_the_published_code_does() -> None:
+    method = SlimLlm(alpha=0, swaps=False, keep_lowest=0.25)
+    evidence = slimllm_evidence(method, [0.0, 0.0, 0.0])
+    plan = method.select(evidence, evidence.units, 0.25)
+    assert sorted(plan.pruned) == [0, 5, 8, 13, 16, 21]
+
+
+# 2SSP ---------------------------------------------------------------------------------------------
+
+
+def naive_nll(model: PreTrainedModel, units: list[Columns]) -> float:
+    ids = TEXT.input_ids[:1]
+    with masked_by_hand(model, units):
+        log_p = torch.log_softmax(full_logits(model, ids)[0, :-1], dim=-1)
+    return -float(log_p[torch.arange(ids.shape[1] - 1), ids[0, 1:]].mean())
+
+
+def naive_removals(model: PreTrainedModel, gone: list[Columns]) -> tuple[list[int], list[float]]:
+    """Greedy order of attention blocks on the first row, one pass per candidate."""
+    attention = [u for u in units_by_hand(model) if u.kind == "attention"]
+    order: list[int] = []
+    reached: list[float] = []
+    while len(order) < LAYERS:
+        found = {
+            layer: naive_nll(model, [*gone, *(u for u in attention if u.layer in [*order, layer])])
+            for layer in range(LAYERS)
+            if layer not in order
+        }
+        order.append(min(found, key=lambda layer: found[layer]))
+        reached.append(found[order[-1]])
+    return order, reached
+
+
+@every_model
+def test_2ssp_norms_and_removal_order(family: str, heads: str) -> None:
+    model = model_of(family, heads)
+    evidence = measure(TwoSsp(), model)
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        if kind == "ffn":
+            rows = seen(family, heads).columns[layer, kind].numpy()  # [rows, T, f]
+            norms = np.mean([np.linalg.norm(row, axis=0) for row in rows], axis=0)
+            expected = [np.linalg.norm(norms[u.start : u.stop]) for u in units]
+            np.testing.assert_allclose(evidence.scores[numbers], expected, rtol=1e-4)
+    order, nll = naive_removals(model, [])
+    assert evidence.arrays["removal_order"].tolist() == order
+    np.testing.assert_allclose(evidence.arrays["nll"], nll, rtol=1e-4)
+
+
+def test_2ssp_stage_two_may_run_on_the_narrowed_model() -> None:
+    model = model_of("llama", "gqa")
+    method = TwoSsp(narrowed_at=0.4)
+    evidence = measure(method, model)
+    plan = method.select(evidence, evidence.units, 0.4)
+    everything = units_by_hand(model)
+    ffn = [everything[i] for i in plan.pruned if everything[i].kind == "ffn"]
+    assert ffn
+    order, nll = naive_removals(model, ffn)
+    assert evidence.arrays["removal_order"].tolist() == order
+    np.testing.assert_allclose(evidence.arrays["nll"], nll, rtol=1e-4)
+    assert not np.allclose(nll, measure(TwoSsp(), model).arrays["nll"], rtol=1e-3)
+
+
+LLAMA_8B = llama_8b_units()
+LLAMA_3B = make_units(28, 8, 16, attention_cost=3_145_728, ffn_cost=4_718_592)
+
+
+@pytest.mark.parametrize(
+    ("units", "counts"), [(LLAMA_8B, [0, 0, 1, 2, 5]), (LLAMA_3B, [0, 1, 3, 4, 7])]
+)
+def test_2ssp_attention_blocks_at_each_ratio(units: UnitSet, counts: list[int]) -> None:
+    ratios = [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [num_attention_blocks(units, r, Guards(), 1.5) for r in ratios] == counts
+
+
+def two_ssp_evidence(units: UnitSet) -> Evidence:
+    layers = units.num_layers
+    order = np.arange(layers)[::-1].copy()  # the last layer's attention goes first
+    scores = np.tile(np.arange(24.0), layers)
+    return planted(units, TwoSsp(), scores=scores, removal_order=order, nll=np.zeros(layers))
+
+
+def test_2ssp_prunes_no_attention_of_an_8b_at_a_fifth() -> None:
+    evidence = two_ssp_evidence(LLAMA_8B)
+    plan = TwoSsp().select(evidence, LLAMA_8B, 0.2)
+    assert set(LLAMA_8B.kinds[list(plan.pruned)]) == {"ffn"}
+    assert 0.2 <= plan.realized_ratio < 0.202
+    budget = plan.layer_budget()["ffn"]
+    assert budget.max() - budget.min() <= 1 / 16
+    published = TwoSsp(as_published=True).select(evidence, LLAMA_8B, 0.2)
+    np.testing.assert_allclose(published.layer_budget()["ffn"], 4 / 16)
+    assert published.realized_ratio == pytest.approx(0.202, abs=5e-4)
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_2ssp_takes_whole_attention_blocks_in_order(as_published: bool) -> None:
+    evidence, method = two_ssp_evidence(LLAMA_3B), TwoSsp(as_published=as_published)
+    plan = method.select(evidence, LLAMA_3B, 0.3, Guards(layer_cap=0.1, protect_last=2))
+    assert np.flatnonzero(plan.layer_budget()["attention"]).tolist() == [25, 26, 27]
+    assert set(plan.layer_budget()["attention"]) == {0.0, 1.0}
+    assert not plan.ordered
+    assert plan.realized_ratio == pytest.approx(0.3, abs=0.02)
+
+
+def test_2ssp_never_overshoots_with_attention_and_obeys_kinds() -> None:
+    units = make_units(4, attention=2, ffn=4, attention_cost=40, ffn_cost=5)  # P_ffn/P_attn = 1/4
+    method = TwoSsp()
+    scores = np.tile([0.0, 0, 1, 2, 3, 4], 4)
+    evidence = planted(units, method, scores=scores, removal_order=[2, 0, 1, 3], nll=np.zeros(4))
+    assert num_attention_blocks(units, 0.2, Guards(), 1.5) == 3  # 240 of 400, asked for 80
+    plan = method.select(evidence, units, 0.2)
+    assert [units.units[i].name for i in sorted(plan.pruned)] == [
+        "L2.attention[0]",
+        "L2.attention[1]",
+    ]
+    plan = method.select(evidence, units, 0.25)  # a second block is too dear: FFN makes up 20
+    names = {units.units[i].name for i in plan.pruned}
+    assert names == {"L2.attention[0]", "L2.attention[1]", *(f"L{i}.ffn[0]" for i in range(4))}
+    with pytest.raises(InfeasibleError, match="attention blocks"):
+        TwoSsp(as_published=True).select(evidence, units, 0.2)
+    plan = method.select(evidence, units, 0.15, Guards(kinds=("ffn",)))
+    assert set(units.kinds[list(plan.pruned)]) == {"ffn"}
+    plan = method.select(evidence, units, 0.5, Guards(kinds=("attention",)))
+    np.testing.assert_array_equal(plan.layer_budget()["attention"], [1, 0.5, 1, 0])
+
+
+# Options ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fact"),
+    [
+        ("llm-pruner", {"taylor": "vectorize"}, "vectorize"),
+        ("llm-pruner", {"layers_per_pass": 0}, "layers_per_pass is 0"),
+        ("slimgpt", {"damping": -0.1}, "damping is -0.1"),
+        ("slimgpt", {"damping": math.inf}, "damping is inf"),
+        ("slimgpt", {"first": 0}, "first and last are 0"),
+        ("slimllm", {"alpha": -1}, "alpha is -1"),
+        ("slimllm", {"pruned_layers": 0}, "pruned_layers is 0"),
+        ("slimllm", {"keep_lowest": 1}, "keep_lowest is 1"),
+        ("2ssp", {"alpha": 0}, "alpha is 0"),
+        ("2ssp", {"narrowed_at": 1}, "ratio is 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: Any, fact: str) -> None:
+    with pytest.raises(InputError, match=fact):
+        get_method(name, **options)
+
+
+@pytest.mark.parametrize("name", ["llm-pruner", "slimgpt", "slimllm", "2ssp"])
+def test_infinite_weights_are_refused(name: str) -> None:
+    model = copy.deepcopy(model_of("llama", "gqa"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = math.inf
+    with pytest.raises(NumericalError):
+        measure(get_method(name), model)

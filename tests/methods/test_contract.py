@@ -1,0 +1,345 @@
+"""What every pruning method promises, checked on every method and every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.methods import inputs as statistics
+from cocurve_lab.methods.base import Evidence, Method
+from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.solver.guards import Guards
+from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text
+
+RATIO = 0.25
+MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]
+NO_TEXT = {"random", "magnitude"}  # they never run the model
+FIRST_ROW = {"2ssp"}  # its second stage reads one row, so the order of rows matters
+
+
+NAMES = method_names()
+READERS = [name for name in NAMES if name not in NO_TEXT]
+# measuring anew takes its time: a fused and a biased family always, the others where slow tests run
+QUICK = [("qwen2", "gqa"), ("phi3", "mha")]
+REMEASURED = [
+    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in MODELS
+]
+
+
+@lru_cache
+def dense(family: str, heads: str) -> PreTrainedModel:
+    return tiny_model(family, heads)
+
+
+@lru_cache
+def measured(name: str, family: str, heads: str) -> Evidence:
+    """Each method once per model; tests that need a second measurement make it themselves."""
+    return measure(get_method(name), dense(family, heads))
+
+
+def measure(
+    method: Method, model: PreTrainedModel, calibration: Any = None, seed: int = 0
+) -> Evidence:
+    units = cl.enumerate_units(model, GROUPS)
+    return method.measure(model, units, calibration or tiny_text(), seed=seed, progress=False)
+
+
+every_method = pytest.mark.parametrize("name", NAMES)
+every_reader = pytest.mark.parametrize("name", READERS)
+every_model = pytest.mark.parametrize(("family", "heads"), MODELS)
+some_models = pytest.mark.parametrize(("family", "heads"), REMEASURED)
+
+
+# Plans --------------------------------------------------------------------------------------------
+
+
+@every_method
+@every_model
+def test_budget_is_met_within_one_unit(name: str, family: str, heads: str) -> None:
+    evidence = measured(name, family, heads)
+    costs = evidence.units.costs
+    for ratio in (0.1, RATIO):
+        plan = get_method(name).select(evidence, evidence.units, ratio)
+        assert plan.requested_ratio == ratio
+        assert ratio * costs.sum() <= plan.pruned_cost < ratio * costs.sum() + costs.max()
+
+
+@every_method
+def test_ratio_zero_is_the_empty_plan(name: str) -> None:
+    evidence = measured(name, "llama", "gqa")
+    assert get_method(name).select(evidence, evidence.units, 0.0).pruned == ()
+
+
+@every_method
+@every_model
+def test_guards_bind_where_they_are_honoured(name: str, family: str, heads: str) -> None:
+    evidence, method = measured(name, family, heads), get_method(name)
+    guards = Guards(layer_cap=0.6, protect_first=1)
+    plan = method.select(evidence, evidence.units, 0.2, guards)
+    units = evidence.units
+    assert plan.realized_ratio >= 0.2 * (1 - 1e-9)
+    if method.honours_guards:
+        gone = np.bincount(units.layers, units.costs * plan.indicator, minlength=3)
+        assert gone[0] == 0
+        assert (gone <= 0.6 * np.bincount(units.layers, units.costs)).all()
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+def test_kinds_always_bind(name: str, kind: Any) -> None:
+    evidence = measured(name, "llama", "gqa")
+    try:
+        plan = get_method(name).select(evidence, evidence.units, 0.1, Guards(kinds=(kind,)))
+    except InfeasibleError:  # a method of the other kind, or one that prunes both by design
+        assert name in ("head-only", "ffn-only", "2ssp")
+    else:
+        assert plan.pruned
+        assert set(evidence.units.kinds[list(plan.pruned)]) == {kind}
+
+
+@every_method
+def test_what_the_guards_make_impossible_is_said(name: str) -> None:
+    evidence, method = measured(name, "llama", "gqa"), get_method(name)
+    if not method.honours_guards:
+        assert method.select(evidence, evidence.units, RATIO, Guards(protect_first=3)).pruned
+        return
+    with pytest.raises(InfeasibleError) as caught:
+        method.select(evidence, evidence.units, RATIO, Guards(protect_first=3))
+    assert caught.value.requested_ratio == RATIO
+    assert caught.value.reachable_ratio == 0
+
+
+@every_method
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, float("nan")])
+def test_a_ratio_out_of_range_is_refused(name: str, ratio: float) -> None:
+    evidence = measured(name, "llama", "gqa")
+    with pytest.raises(InputError, match="ratio"):
+        get_method(name).select(evidence, evidence.units, ratio)
+
+
+@every_method
+@every_model
+def test_the_pruned_model_lacks_what_the_plan_says(name: str, family: str, heads: str) -> None:
+    model, method = dense(family, heads), get_method(name)
+    evidence = measured(name, family, heads)
+    plan = method.select(evidence, evidence.units, RATIO)
+    before = model.num_parameters()
+    with unchanged(model):
+        pruned = method.repair(model, plan, evidence)
+    assert pruned.num_parameters() == before - plan.pruned_cost
+    if not method.repairs:
+        cl.check_equivalence(model, pruned, plan, tiny_text(2, seed=5))
+
+
+# Evidence -----------------------------------------------------------------------------------------
+
+
+@every_method
+@some_models
+def test_a_saved_evidence_selects_the_same(
+    name: str, family: str, heads: str, tmp_path: Path
+) -> None:
+    evidence, method = measured(name, family, heads), get_method(name)
+    again = Evidence.load(evidence.save(tmp_path / "evidence.pkl"))
+    assert again.provenance == evidence.provenance
+    assert set(again.arrays) == set(evidence.arrays)
+    for key, array in evidence.arrays.items():
+        np.testing.assert_array_equal(again.arrays[key], array)
+    plans = [method.select(found, evidence.units, RATIO) for found in (evidence, again)]
+    assert plans[0].pruned == plans[1].pruned
+
+
+@every_method
+def test_provenance_names_what_was_measured(name: str) -> None:
+    evidence = measured(name, "llama", "gqa")
+    model = dense("llama", "gqa")
+    assert evidence.method == name
+    assert evidence.provenance["model_fingerprint"] == cl.loading.fingerprint_model(model)
+    if name not in NO_TEXT:
+        assert evidence.provenance["calibration_fingerprint"] == tiny_text().fingerprint
+
+
+@every_method
+@some_models
+def test_measuring_twice_gives_the_same_bits(name: str, family: str, heads: str) -> None:
+    first, again = measured(name, family, heads), measure(get_method(name), dense(family, heads))
+    for key, array in first.arrays.items():
+        np.testing.assert_array_equal(again.arrays[key], array)
+
+
+@every_method
+@some_models
+def test_batch_size_and_row_order_do_not_matter(
+    name: str, family: str, heads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, method = measured(name, family, heads), get_method(name)
+    monkeypatch.setattr(statistics, "TOKENS_PER_BATCH", 1)  # one row per forward
+    text = tiny_text()
+    order = torch.arange(len(text)) if name in FIRST_ROW else torch.tensor([2, 0, 3, 1])
+    shuffled = cl.CalibrationSet(text.input_ids[order], text.scored[order])
+    again = measure(method, dense(family, heads), shuffled)
+    for key in ("scores", "matrix"):  # other arrays may be kept per row
+        if key in first.arrays:
+            size = np.abs(first.arrays[key]).max()
+            np.testing.assert_allclose(
+                again.arrays[key], first.arrays[key], rtol=1e-4, atol=1e-5 * size
+            )
+    plans = [method.select(found, first.units, RATIO) for found in (first, again)]
+    assert set(plans[0].pruned) == set(plans[1].pruned)
+
+
+@every_method
+def test_foreign_evidence_is_refused(name: str) -> None:
+    evidence, method = measured(name, "llama", "gqa"), get_method(name)
+    other = Evidence("another", evidence.units, evidence.arrays, evidence.provenance)
+    with pytest.raises(MismatchError, match="another"):
+        method.select(other, evidence.units, RATIO)
+    finer = cl.enumerate_units(dense("llama", "gqa"), GROUPS + 1)
+    with pytest.raises(MismatchError, match="the unit set and the evidence"):
+        method.select(evidence, finer, RATIO)
+
+
+@every_method
+def test_units_of_another_model_are_refused(name: str) -> None:
+    units = cl.enumerate_units(dense("llama", "mha"), GROUPS)
+    with pytest.raises(MismatchError, match="model"):
+        get_method(name).measure(dense("llama", "gqa"), units, tiny_text(), progress=False)
+
+
+@every_reader
+def test_text_of_another_tokenizer_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="embedding"):
+        measure(get_method(name), dense("llama", "gqa"), tiny_text(vocab=3 * VOCAB))
+
+
+@every_method
+def test_a_pruned_model_can_be_measured_again(name: str) -> None:
+    """Widths differ by layer, one layer has no attention left and one no FFN."""
+    model = dense("llama", "gqa")
+    units = cl.enumerate_units(model, GROUPS)
+    gone = [i for i, u in enumerate(units) if (u.layer, u.kind) in ((1, "attention"), (2, "ffn"))]
+    pruned = cl.prune(model, cl.Selection.from_pruned(units, [*gone, 0]))
+    evidence = measure(get_method(name), pruned)
+    assert len(evidence.units) == len(units) - len(gone) - 1
+    plan = get_method(name).select(evidence, evidence.units, 0.1)
+    assert plan.realized_ratio >= 0.1
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+@every_method
+@some_models
+def test_the_model_is_left_as_it_was(name: str, family: str, heads: str) -> None:
+    model = unusual(family, heads)
+    with unchanged(model):
+        measure(get_method(name), model)
+
+
+@every_reader
+def test_the_model_is_left_as_it_was_after_an_error(name: str) -> None:
+    model = unusual("llama", "gqa")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    model.model.layers[-1].mlp.register_forward_hook(fail)
+    with unchanged(model), pytest.raises(RuntimeError, match="planted"):
+        measure(get_method(name), model)
+
+
+def unusual(family: str, heads: str) -> PreTrainedModel:
+    """A model of mixed modes and gradients, with a gradient on one weight."""
+    model = tiny_model(family, heads)
+    model.train()
+    model.model.layers[0].mlp.eval()
+    norm = model.model.norm.weight.requires_grad_(True)
+    norm.grad = torch.ones_like(norm)
+    model.model.layers[1].mlp.down_proj.weight.requires_grad_(True)
+    return model
+
+
+@contextmanager
+def unchanged(model: PreTrainedModel) -> Iterator[None]:
+    """Assert that weights, hooks, modes, gradients and global state come out as they went in."""
+    before = snapshot(model)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    norm = model.model.norm.weight
+    grad = None if norm.grad is None else norm.grad.clone()
+    yield
+    assert snapshot(model) == before
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert grad is None or torch.equal(norm.grad, grad)
+
+
+def snapshot(model: PreTrainedModel) -> dict[str, Any]:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "modules": [
+            (name, id(module), module.training, *(list(getattr(module, h)) for h in hooks))
+            for name, module in model.named_modules()
+        ],
+        "parameters": [
+            (name, id(p), p.requires_grad, p.grad is None, p.is_inference())
+            for name, p in model.named_parameters()
+        ],
+        "global": (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.get_rng_state().tolist(),
+            str(np.random.get_state()),  # noqa: NPY002  (others may draw from it)
+        ),
+        "config": model.config.to_dict(),
+    }
+
+
+# Names --------------------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("spell", [str.upper, lambda name: f" {name.replace('-', '_')} "])
+def test_names_are_found_whatever_their_spelling(name: str, spell: Callable[[str], str]) -> None:
+    method = get_method(spell(name))
+    assert method.name == name
+    assert method.title
+    assert method == get_method(name)  # frozen dataclasses compare by their options
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("wandasp", "wanda-sp"), ("slimgtp", "slimgpt"), ("co-curve", "cocurve")]
+)
+def test_a_wrong_name_is_answered_with_the_closest(wrong: str, meant: str) -> None:
+    with pytest.raises(InputError, match=f"Did you mean .*'{meant}'"):
+        get_method(wrong)
+
+
+def test_a_name_like_none_is_answered_with_all() -> None:
+    with pytest.raises(InputError, match="Known: random, magnitude") as caught:
+        get_method("qqq")
+    assert "Did you mean" not in str(caught.value)
+
+
+@every_method
+def test_an_unknown_option_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=name):
+        get_method(name, no_such_option=1)
+
+
+def test_the_standard_random_module_is_not_shadowed() -> None:
+    import random
+
+    assert hasattr(random, "Random")
+    assert "cocurve_lab" not in str(random.__file__)
+    assert get_method("random").__class__.__module__ == "cocurve_lab.methods.random"

@@ -1,0 +1,425 @@
+"""Scores of the methods that read weights and activations, against loops over full activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError, NumericalError
+from cocurve_lab.methods import inputs as statistics
+from cocurve_lab.methods.base import Evidence, Method
+from cocurve_lab.methods.cocurve import CoCurve, curvature_of
+from cocurve_lab.methods.filling import uniform_order
+from cocurve_lab.methods.flap import _standardise
+from cocurve_lab.methods.registry import get_method
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from helpers.problems import llama_8b_units, make_units, naive_greedy, random_curvature
+from helpers.tiny_models import (
+    EVERY,
+    GROUPS,
+    naive_build,
+    relative_error,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+)
+
+Captured = dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]
+
+every_model = pytest.mark.parametrize(("family", "heads"), EVERY)
+
+
+def capture(model: PreTrainedModel, calibration: cl.CalibrationSet) -> Captured:
+    """(X [N, T, W], W [d, W]) of every output projection in float64, one row at a time."""
+    found: dict[tuple[int, str], list[np.ndarray]] = {}
+    handles, weights = [], {}
+    for number, layer in enumerate(model.model.layers):
+        modules = (("attention", layer.self_attn.o_proj), ("ffn", layer.mlp.down_proj))
+        for kind, module in modules:
+            kept = found.setdefault((number, kind), [])
+            weights[number, kind] = module.weight.double().numpy()
+            handles.append(
+                module.register_forward_hook(
+                    lambda _, args, __, kept=kept: kept.append(args[0][0].double().numpy())
+                )
+            )
+    with torch.no_grad():
+        for ids in calibration.input_ids:
+            model(input_ids=ids[None], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return {key: (np.stack(rows), weights[key]) for key, rows in found.items()}
+
+
+def scores_of(method: Method, model: PreTrainedModel, seed: int = 0) -> np.ndarray:
+    units = cl.enumerate_units(model, GROUPS)
+    return method.measure(model, units, tiny_text(), seed=seed, progress=False).scores
+
+
+def naive_scores(
+    model: PreTrainedModel, column: Callable[[np.ndarray, np.ndarray], float]
+) -> np.ndarray:
+    """Sum over each unit's columns j of column(X_j [N, T], W_:j [d])."""
+    seen = capture(model, tiny_text())
+    scores = []
+    for unit in units_by_hand(model):
+        x, weight = seen[unit.layer, unit.kind]
+        scores.append(sum(column(x[..., j], weight[:, j]) for j in range(unit.start, unit.stop)))
+    return np.array(scores)
+
+
+# Scores -------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_magnitude_sums_column_norms(family: str, heads: str) -> None:
+    model = tiny_model(family, heads)
+    expected = naive_scores(model, lambda _, w: float(np.sqrt((w**2).sum())))
+    np.testing.assert_allclose(scores_of(get_method("magnitude"), model), expected, rtol=1e-6)
+
+
+@every_model
+def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
+    model = tiny_model(family, heads)
+
+    def column(x: np.ndarray, w: np.ndarray) -> float:
+        energy = np.mean([(row**2).sum() for row in x])
+        return float(np.abs(w).mean() * np.sqrt(energy))
+
+    expected = naive_scores(model, column)
+    np.testing.assert_allclose(scores_of(get_method("wanda-sp"), model), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "metric"),
+    [(*case, "wifv") for case in EVERY] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
+)
+def test_flap_standardises_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
+    model = tiny_model(family, heads)
+    seen = capture(model, tiny_text())
+    units, expected = units_by_hand(model), []
+    for unit in units:
+        x, weight = seen[unit.layer, unit.kind]
+        columns = []
+        for j in range(x.shape[2]):
+            flat, w = x[..., j].ravel(), weight[:, j]
+            m = {
+                "wifv": np.var(flat) * (w**2).sum(),
+                "ifv": np.var(flat),
+                "wifn": np.abs(w).mean() * np.sqrt((flat**2).sum()),
+            }[metric]
+            columns.append(m**2 if unit.kind == "attention" else m)
+        z = (np.array(columns) - np.mean(columns)) / np.std(columns)
+        expected.append(z[unit.start : unit.stop].mean())
+    found = scores_of(get_method("flap", metric=metric), model)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    if heads == "mqa":  # one unit per block: ties must not be broken by rounding
+        assert [found[i] for i, u in enumerate(units) if u.kind == "attention"] == [0.0] * 3
+
+
+@every_model
+def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
+    model = tiny_model(family, heads)
+    seen = capture(model, tiny_text())
+    size = 12 if family == "mistral" else model.config.hidden_size // 4
+    expected = []
+    for unit in units_by_hand(model):
+        x, weight = seen[unit.layer, unit.kind]
+        tokens = x.reshape(-1, x.shape[2])
+        total = 0.0
+        if unit.kind == "attention":
+            for start in range(unit.start, unit.stop, size):
+                head = slice(start, start + size)
+                total += np.mean([np.abs(weight[:, head] @ token[head]).sum() for token in tokens])
+        else:
+            total = sum(np.abs(tokens[:, j]).mean() for j in range(unit.start, unit.stop))
+        expected.append(total)
+    np.testing.assert_allclose(scores_of(get_method("amp"), model), expected, rtol=1e-4)
+
+
+def test_random_draws_by_its_seed_alone() -> None:
+    model, method = tiny_model(layers=1), get_method("random")
+    draws = np.array([scores_of(method, model, seed=seed) for seed in range(100)])
+    np.testing.assert_array_equal(draws[3], scores_of(method, model, seed=3))
+    assert len(np.unique(draws)) == draws.size
+    assert (draws >= 0).all()
+    assert (draws < 1).all()
+    assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favoured
+
+
+def test_half_precision_is_measured_in_wider_sums() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    for name in ("magnitude", "wanda-sp", "flap", "amp"):
+        half, full = (scores_of(get_method(name), m) for m in (model, tiny_model()))
+        assert relative_error(half, full) < 0.1, name
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "flap", "amp"])
+def test_broken_weights_are_named(name: str) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(NumericalError, match=f"{name} measured NaN"):
+        scores_of(get_method(name), model)
+
+
+# Statistics ---------------------------------------------------------------------------------------
+
+
+@every_model
+def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
+    model, text = tiny_model(family, heads), tiny_text(scored=3)
+    found = statistics.collect_statistics(model, text, moments=True, progress=False)
+    assert (found.rows, found.tokens) == (4, 96)
+    for block, (x, _) in capture(model, text).items():
+        flat = x.reshape(-1, x.shape[2])
+        scale = {"rtol": 1e-4, "atol": 1e-4}
+        np.testing.assert_allclose(found.sums[block], flat.sum(axis=0), **scale)
+        np.testing.assert_allclose(found.squares[block], (flat**2).sum(axis=0), **scale)
+        np.testing.assert_allclose(found.absolutes[block], np.abs(flat).sum(axis=0), **scale)
+        norms = sum(np.linalg.norm(row, axis=0) for row in x)
+        np.testing.assert_allclose(found.row_norms[block], norms, **scale)
+        np.testing.assert_allclose(found.moments[block], flat.T @ flat, **scale)
+        np.testing.assert_allclose(found.mean(block), flat.mean(axis=0), **scale)
+        np.testing.assert_allclose(found.variance(block), flat.var(axis=0), **scale)
+
+
+def test_variance_survives_a_large_mean() -> None:
+    seen = statistics.InputStatistics(1, 4)
+    x = 1e6 + np.array([0.0, 1.0, 2.0, 3.0])
+    seen.sums[0, "ffn"] = np.array([x.sum()])
+    seen.squares[0, "ffn"] = np.array([(x**2).sum()])
+    np.testing.assert_allclose(seen.variance((0, "ffn")), [1.25], rtol=1e-3)
+
+
+def test_only_the_blocks_asked_for_are_gathered() -> None:
+    only = [(1, "ffn"), (2, "attention")]
+    found = statistics.collect_statistics(
+        tiny_model(), tiny_text(), moments=True, only=only, progress=False
+    )
+    assert set(found.sums) == set(found.moments) == set(only)
+
+
+def test_rows_per_forward_follow_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "TOKENS_PER_BATCH", 3 * 24)
+    batches: list[int] = []
+    statistics.watch_inputs(
+        tiny_model(),
+        tiny_text(rows=5),
+        lambda _, x: batches.append(len(x)),
+        only=[(0, "ffn")],
+        progress=False,
+    )
+    assert batches == [3, 2]
+
+
+def test_an_observer_that_fails_leaves_no_hook() -> None:
+    model = tiny_model()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        statistics.watch_inputs(model, tiny_text(), fail, progress=False)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_columns_that_do_not_differ_are_alike(value: float) -> None:
+    np.testing.assert_array_equal(_standardise(np.full(42, value)), np.zeros(42))
+
+
+# Allocation ---------------------------------------------------------------------------------------
+
+
+def planted(name: str, units: cl.UnitSet, scores: list[float]) -> Evidence:
+    return Evidence(name, units, {"scores": np.array(scores)})
+
+
+TWO = make_units(layers=2, attention=2, ffn=3)  # costs 5 and 11, 86 in all
+SCORES = [2.0, 1.0, 9.0, 8.0, 7.0, 4.0, 3.0, 0.4, 0.5, 0.6]  # A0 A1 F0 F1 F2 of layer 0, then 1
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "amp"])
+def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
+    """Turns are 1/6 (first FFN), 1/4 (first attention), 1/2 (second FFN): 11 + 11 + 5 >= 25.8."""
+    plan = get_method(name).select(planted(name, TWO, SCORES), TWO, 0.3)
+    assert plan.pruned == (7, 4, 1)
+    assert plan.ordered
+
+
+def test_the_scale_of_a_block_decides_nothing_in_an_unfinished_round() -> None:
+    scores = np.array(SCORES, dtype=float)
+    louder = np.where(TWO.layers == 0, scores * 1e6, scores)
+    assert uniform_order(TWO, louder) == uniform_order(TWO, scores)
+    quieter = np.where(TWO.layers == 0, scores * 1e-6, scores)
+    assert uniform_order(TWO, quieter) == uniform_order(TWO, scores)
+
+
+def test_flap_ranks_all_units_together() -> None:
+    plan = get_method("flap").select(planted("flap", TWO, SCORES), TWO, 0.3)
+    assert plan.pruned == (7, 8, 9)  # 11 + 11 < 25.8 <= 33
+
+
+def test_random_ranks_by_its_allocation() -> None:
+    evidence = planted("random", TWO, SCORES)
+    assert get_method("random").select(evidence, TWO, 0.3).pruned == (7, 8, 9)
+    evenly = get_method("random", allocation="uniform").select(evidence, TWO, 0.3)
+    assert evenly.pruned == (7, 4, 1)
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp"])
+def test_published_counts_under_prune(name: str) -> None:
+    """int(0.2 x 8) = 1 and int(0.2 x 16) = 3 of an 8B's layers: 17.5 %."""
+    units = llama_8b_units()
+    evidence = planted(name, units, np.arange(len(units), dtype=float).tolist())
+    plan = get_method(name, as_published=True).select(evidence, units, 0.2)
+    cost = 32 * (1 * 5_242_880 + 3 * 11_010_048)
+    assert plan.pruned_cost == cost
+    assert plan.requested_ratio == 0.2
+    assert plan.realized_ratio == pytest.approx(0.175, abs=5e-4)
+    assert plan.pruned[:4] == (0, 8, 9, 10)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "heads", "ffn"), [(0.1, 1, 1), (0.2, 2, 3), (0.3, 2, 5), (0.5, 4, 8)]
+)
+def test_amp_published_counts_carry_heads_into_the_ffn(ratio: float, heads: int, ffn: int) -> None:
+    """round(8 p), then round(16 p + what rounding left of the heads), in every layer."""
+    units = llama_8b_units()
+    evidence = planted("amp", units, np.arange(len(units), dtype=float).tolist())
+    plan = get_method("amp", as_published=True).select(evidence, units, ratio)
+    budget = plan.layer_budget()
+    np.testing.assert_allclose(budget["attention"], heads / 8)
+    np.testing.assert_allclose(budget["ffn"], ffn / 16)
+
+
+def test_published_counts_keep_the_guards() -> None:
+    units = llama_8b_units()
+    evidence = planted("magnitude", units, np.arange(len(units), dtype=float).tolist())
+    guards = Guards(layer_cap=0.1, protect_first=2, kinds=("ffn",))
+    plan = get_method("magnitude", as_published=True).select(evidence, units, 0.2, guards)
+    assert plan.guards == guards
+    gone = plan.layer_budget()
+    np.testing.assert_allclose(gone["attention"], 0)
+    np.testing.assert_allclose(gone["ffn"], [0] * 2 + [1 / 16] * 30)  # a second one breaks the cap
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("random", {"allocation": "even"}, "even"),
+        ("flap", {"metric": "wifx"}, "wifx"),
+        ("cocurve", {"interaction_strength": -1.0}, "lambda"),
+        ("cocurve", {"interaction_strength": "auto"}, "auto"),
+        ("cocurve", {"top_r": 0}, "top_r"),
+        ("diagonal", {"interaction_strength": 1.0}, "diagonal"),
+    ],
+)
+def test_options_out_of_range_are_refused(name: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        get_method(name, **options)
+
+
+# CoCurve ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "strength", "kinds"),
+    [
+        ("cocurve", {}, 1.0, ("attention", "ffn")),
+        ("cocurve", {"interaction_strength": 0.3}, 0.3, ("attention", "ffn")),
+        ("diagonal", {}, 0.0, ("attention", "ffn")),
+        ("head-only", {}, 1.0, ("attention",)),
+        ("ffn-only", {}, 1.0, ("ffn",)),
+    ],
+)
+def test_cocurve_and_its_controls_read_one_matrix(
+    name: str, options: dict[str, Any], strength: float, kinds: Any
+) -> None:
+    units = make_units(layers=4, attention=6, ffn=4)
+    curvature, method = random_curvature(units, seed=3, shared=0.8), get_method(name, **options)
+    plan = method.select(method.adopt(curvature), units, 0.2)
+    assert list(plan.pruned) == naive_greedy(curvature, 0.2, strength, Guards(kinds=kinds))
+    assert plan.interaction_strength == strength
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
+
+
+def test_measured_matrix_is_that_of_single_unit_ablations() -> None:
+    model, text = tiny_model(layers=2), tiny_text(rows=2, length=12, scored=4)
+    units = cl.enumerate_units(model, GROUPS)
+    evidence = get_method("cocurve", top_r=20).measure(model, units, text, progress=False)
+    expected, _ = naive_build(model, text, 20)
+    assert relative_error(evidence.arrays["matrix"], expected) < 1e-4
+    assert evidence.provenance["top_r"] == 20
+
+
+def test_the_curvature_comes_back_bit_for_bit() -> None:
+    model, text = tiny_model(layers=2), tiny_text()
+    units = cl.enumerate_units(model, GROUPS)
+    built = cl.estimate_curvature(model, units, text, 97, progress=False)
+    again = curvature_of(get_method("ffn-only").adopt(built))
+    assert again.fingerprint == built.fingerprint
+    assert again.provenance == built.provenance
+    np.testing.assert_array_equal(again.group_grams, built.group_grams)
+    np.testing.assert_array_equal(again.single_unit_risk, built.single_unit_risk)
+    with pytest.raises(FileFormatError, match="no curvature"):
+        curvature_of(planted("magnitude", TWO, SCORES))
+
+
+@pytest.mark.parametrize(("shared", "strength"), [(0.0, 1.0), (3.0, 0.0)])
+def test_the_gate_sets_lambda(shared: float, strength: float) -> None:
+    units = make_units()
+    curvature = random_curvature(units, shared=shared, positions=4000)
+    method = get_method("cocurve", interaction_strength="gate")
+    plan = method.select(method.adopt(curvature), units, 0.3)
+    assert plan.interaction_strength == strength
+    assert plan.pruned == cl.solve_greedy(curvature, 0.3, strength).pruned
+
+
+def test_the_gate_without_ffn_pairs_asks_for_a_number() -> None:
+    units = make_units(ffn=0)
+    method = get_method("cocurve", interaction_strength="gate")
+    with pytest.raises(InputError, match="interaction_strength a number"):
+        method.select(method.adopt(random_curvature(units)), units, 0.3)
+
+
+def test_compensation_carries_gains_into_the_weights() -> None:
+    model, text = tiny_model(), tiny_text()
+    units, method = cl.enumerate_units(model, GROUPS), get_method("cocurve", compensate=True)
+    assert (method.repairs, CoCurve().repairs, CoCurve.repairs) == (True, False, False)
+    evidence = method.measure(model, units, text, progress=False)
+    plan = method.select(evidence, units, 0.3)
+    plain = CoCurve().select(evidence, units, 0.3)
+    assert plan.pruned == plain.pruned
+    assert not plain.gains
+    assert plan.gains == cl.solve_gains(curvature_of(evidence), plain)
+    assert any(gain != 1 for gain in plan.gains.values())
+    repaired = method.repair(model, plan, evidence)
+    cl.check_equivalence(model, repaired, plan, tiny_text(2, seed=5))
+    bare = Selection.from_pruned(units, plan.pruned)
+    with pytest.raises(cl.EquivalenceError):
+        cl.check_equivalence(model, repaired, bare, tiny_text(2, seed=5))
+
+
+@pytest.mark.parametrize(("name", "other"), [("head-only", "ffn"), ("ffn-only", "attention")])
+def test_a_control_without_its_kind_has_nothing_to_prune(name: str, other: Any) -> None:
+    units, method = make_units(), get_method(name)
+    evidence = method.adopt(random_curvature(units))
+    with pytest.raises(InfeasibleError, match="nothing is left") as caught:
+        method.select(evidence, units, 0.1, Guards(kinds=(other,)))
+    assert caught.value.reachable_ratio == 0
+
+
+def test_heads_alone_cannot_reach_every_ratio() -> None:
+    units, method = make_units(), get_method("head-only")  # attention is 10 of a layer's 43
+    with pytest.raises(InfeasibleError) as caught:
+        method.select(method.adopt(random_curvature(units)), units, 0.3)
+    assert caught.value.reachable_ratio == pytest.approx(10 / 43)

@@ -1,0 +1,204 @@
+"""Getting a model: by name, by folder, and with a clear word where that fails."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import T5Config
+
+import cocurve_lab as cl
+from cocurve_lab.models import loading
+from cocurve_lab.models.hub import explain
+from cocurve_lab.models.identity import fingerprint_model
+from helpers.problems import random_curvature
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_model(dtype=torch.bfloat16).save_pretrained(tmp_path / "tiny")
+    word_tokenizer().save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_folders_load_ready_to_measure(folder: Path) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # on a CPU
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    assert tokenizer.eos_token_id == 0
+    half, _ = cl.load_model(folder, device="cpu", dtype="bfloat16", attn_implementation="eager")
+    assert half.dtype == torch.bfloat16
+    assert half.config._attn_implementation == "eager"
+
+
+def test_a_folder_may_lie_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))  # what Windows reads
+    model, tokenizer = cl.load_model("~/tiny", device="cpu")
+    assert fingerprint_model(model) == fingerprint_model(cl.load_model(folder, device="cpu")[0])
+    assert tokenizer.eos_token_id == 0
+
+
+def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
+    for dtype in ("float31", "nn", "auto"):
+        with pytest.raises(cl.InputError, match=f"dtype is '{dtype}'"):
+            cl.load_model(folder, dtype=dtype)
+    T5Config().save_pretrained(tmp_path / "other")  # no weights: refused before they are wanted
+    with pytest.raises(cl.ArchitectureError, match="'t5' model, which is no causal language model"):
+        cl.load_model(tmp_path / "other", device="cpu")
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded: .*eader"):
+        cl.load_model(folder, device="cpu")
+
+
+def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
+    model = tiny_model("gemma2")  # transformers 5.17 would load it with sdpa, without the cap
+    model.save_pretrained(tmp_path / "capped")
+    word_tokenizer().save_pretrained(tmp_path / "capped")
+    loaded, _ = cl.load_model(tmp_path / "capped", device="cpu")
+    ids = tiny_text(2, 14).input_ids
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
+    plan = cl.solve_greedy(random_curvature(cl.enumerate_units(model, GROUPS)), 0.2)
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "cut")
+    cut = cl.load_pruned(tmp_path / "cut", device="cpu")
+    assert cut.config._attn_implementation == "eager"
+
+
+def test_a_tokenizer_loads_alone_or_says_why_not(folder: Path) -> None:
+    for other in ("model.safetensors", "config.json"):
+        (folder / other).unlink()
+    assert loading.load_tokenizer(folder).eos_token_id == 0
+    assert type(loading.load_tokenizer()) is type(cl.load_model("demo", device="cpu")[1])
+    for content in ("{broken", "{}", "[]"):  # three kinds of exception
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(cl.InputError, match=r"the tokenizer of '.*tiny' cannot be loaded: \w+"):
+            loading.load_tokenizer(folder)
+
+
+def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> None:
+    for wrong, said in {
+        tmp_path / "tinny": r"no folder '.*tinny'\. Did you mean '.*/tiny'\? Check",
+        str(tmp_path / "tinny"): r"Did you mean '.*/tiny'\?",
+        tmp_path / "no" / "such" / "place": r"is there, but holds no 'no'",
+        tmp_path: r"holds no config\.json but tiny\.",
+        folder / "config.json": r"is a file\. Give the folder",
+        "./nowhere": "there is no folder './nowhere'",
+        "hub/with/three": "there is no folder 'hub/with/three'",
+    }.items():
+        with pytest.raises(cl.InputError, match=said):
+            cl.load_model(wrong)
+
+
+def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+    """A hub of our own serves one model and refuses others; see fake_hub.py."""
+    script = Path(__file__).parents[1] / "helpers" / "fake_hub.py"
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "cache")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(run.stdout.splitlines()[-1])
+    for name, said in {
+        "gated": "'org/gated' is gated.*`hf auth login`.*or give a folder",
+        "missing": "no model 'org/missing' on the hub.*Check the spelling",
+        "misspelt": "no model 'org/go od!' on the hub",
+        "revision": "not in the revision asked for",
+        "full": "the disk filled up while 'org/good' .*set HF_HOME",
+        "full elsewhere": "the disk filled up while .*/elsewhere; .*give a cache_dir= on a larger",
+        "offline": "'org/other' is not in .*the hub cannot be reached",
+    }.items():
+        assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
+    assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
+    assert "config.json" in found["left"]  # of both caches, and nothing half there in either
+    assert not [name for name in found["left"] if "incomplete" in name]
+    assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
+    assert found["cached"] == {"outcome": "LlamaForCausalLM", "weights": 0}
+    for name, said in {
+        "org/gated": "InputError: 'org/gated' is gated",
+        "org/missing": "InputError: there is no model 'org/missing' on the hub",
+        "org/go od!": "InputError: there is no model 'org/go od!' on the hub",
+        "./good": "InputError: there is no folder './good'",
+        "org/other": "InputError: 'org/other' is not in .* and the hub cannot be reached",
+        "org/good": "TokenizersBackend$",
+    }.items():
+        assert re.match(said, found["tokenizers"][name]), found["tokenizers"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)])
+def test_a_full_disk_frees_what_is_half_there_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "own"))
+    parts = {}
+    for cache in ("own", "given"):
+        blobs = tmp_path / cache / "models--org--good" / "blobs"
+        blobs.mkdir(parents=True)
+        parts[cache] = blobs / "1f.incomplete"
+        for file in (parts[cache], blobs / "2f"):
+            file.write_bytes(b"x")
+    error = OSError("no weights")
+    error.__cause__ = OSError(number, "full")
+    assert f"downloaded to {tmp_path}/given;" in str(
+        explain("org/good", error, cache=blobs.parents[1])
+    )
+    assert (parts["own"].exists(), parts["given"].exists()) == (True, False)
+    assert f"downloaded to {tmp_path}/own;" in str(explain("org/good", error))
+    assert not parts["own"].exists()
+    assert len(list(tmp_path.rglob("2f"))) == 2  # what is whole stays
+
+
+def test_a_pruned_folder_is_not_taken_for_a_dense_one(folder: Path, tmp_path: Path) -> None:
+    model, tokenizer = cl.load_model(folder, device="cpu")
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0])
+    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
+    tokenizer.save_pretrained(small)
+    with pytest.raises(cl.InputError, match="load_pruned"):
+        cl.load_model(small)
+
+
+def test_other_models_load_where_the_embedded_one_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Path:
+        raise cl.InputError("the embedded model is not there")
+
+    monkeypatch.setattr(loading, "demo_folder", missing)
+    assert not loading.is_demo(folder)
+    assert loading.is_demo("demo")
+    assert cl.load_model(folder, device="cpu")[0].config.vocab_size == 97
+    with pytest.raises(cl.InputError, match="not there"):
+        cl.load_model("demo")
+
+
+def test_fingerprints_see_every_bit_and_nothing_else() -> None:
+    model = tiny_model()
+    mark = fingerprint_model(model)
+    assert fingerprint_model(copy.deepcopy(model).train()) == mark
+    for change in ("value", "swap", "dtype"):
+        other = copy.deepcopy(model)
+        weight = other.model.layers[1].mlp.up_proj.weight
+        if change == "value":
+            weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+        elif change == "swap":
+            weight[[0, 1]] = weight[[1, 0]]
+        else:
+            other = other.bfloat16()
+        assert fingerprint_model(other) != mark, change
+
+
+def test_device_report_warns_of_an_unusable_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
+    with pytest.warns(RuntimeWarning, match="CANNOT USE A GPU"):
+        assert "CPU" in cl.report_device()
+
+
+def test_device_report_names_the_dtype_asked_for() -> None:
+    assert "; float32; " in cl.report_device("cpu")
+    assert "; bfloat16; " in cl.report_device("cpu", "bfloat16")

@@ -1,0 +1,172 @@
+"""Masks: a unit's own write disappears, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.models.masking import column_scales, scaled, stack_rows
+from helpers.tiny_models import EVERY, GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
+
+
+def watch(model: PreTrainedModel, ids: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Input and output of every linear layer in one pass, by name."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+
+            def hook(_: Any, args: Any, out: Tensor, name: str = name) -> None:
+                seen[name] = (args[0].clone(), out.clone())
+
+            handles.append(module.register_forward_hook(hook))
+    full_logits(model, ids)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["attention", "ffn"])
+@pytest.mark.parametrize(("family", "heads"), EVERY)
+def test_mask_takes_away_exactly_the_units_write(family: str, heads: str, kind: str) -> None:
+    model = tiny_model(family, heads)
+    units = cl.enumerate_units(model, GROUPS)
+    ids = tiny_text(2).input_ids
+    dense = watch(model, ids)
+    unit = next(u for u in units if u.kind == kind and u.layer == 1)
+    with cl.ablate(model, [unit]):
+        masked = watch(model, ids)
+    name = f"model.layers.1.{'self_attn.o_proj' if kind == 'attention' else 'mlp.down_proj'}"
+    context, write = dense[name]
+    columns = slice(unit.start, unit.stop)
+    own = context[..., columns] @ model.get_submodule(name).weight[:, columns].T
+    torch.testing.assert_close(masked[name][1], write - own, rtol=0, atol=1e-5)
+    inside = masked[name][0]  # as the projection saw it
+    assert not inside[..., columns].any()
+    kept = torch.ones(context.shape[-1], dtype=torch.bool)
+    kept[columns] = False
+    assert torch.equal(inside[..., kept], context[..., kept])
+
+
+def test_nothing_before_the_projection_changes() -> None:
+    model = tiny_model()
+    ids = tiny_text(2).input_ids
+    dense = watch(model, ids)
+    with cl.ablate(model, ["L1.ffn[0]"], unit_set=cl.enumerate_units(model, GROUPS)):
+        masked = watch(model, ids)
+    names = list(dense)
+    before = names[: names.index("model.layers.1.mlp.down_proj")]
+    assert len(before) == 13
+    assert all(torch.equal(dense[name][1], masked[name][1]) for name in before)
+
+
+def test_write_bias_stays() -> None:
+    model = tiny_model(attention_bias=True, mlp_bias=True)
+    units = cl.enumerate_units(model, GROUPS)
+    first = [u for u in units if u.layer == 0 and u.kind == "attention"]
+    with cl.ablate(model, first):
+        write = watch(model, tiny_text(1).input_ids)["model.layers.0.self_attn.o_proj"][1]
+    bias = model.model.layers[0].self_attn.o_proj.bias
+    assert bias.abs().max() > 0
+    assert torch.equal(write, bias.expand_as(write))
+
+
+@pytest.mark.parametrize(("family", "heads"), EVERY)
+def test_logits_are_those_of_our_own_hooks(family: str, heads: str) -> None:
+    model = tiny_model(family, heads)
+    units = cl.enumerate_units(model, GROUPS)
+    chosen = [units[i] for i in (0, 3, len(units) - 1)]
+    ids = tiny_text(2).input_ids
+    with cl.ablate(model, chosen):
+        found = full_logits(model, ids)
+    with masked_by_hand(model, chosen):
+        expected = full_logits(model, ids)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert (found - full_logits(model, ids)).abs().max() > 1e-2
+
+
+def test_units_names_indices_and_selections_mean_the_same() -> None:
+    model = tiny_model(intermediate_size=48)
+    units = cl.enumerate_units(model)  # 16 groups, what names and indices refer to
+    ids = tiny_text(1).input_ids
+    found = []
+    plan = cl.Selection.from_pruned(units, [1, 5])
+    for form in ([units[1], units[5]], [1, 5], [units[1].name, units[5].name], plan):
+        with cl.ablate(model, form):
+            found.append(full_logits(model, ids))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_weights_and_hooks_are_restored_after_an_exception() -> None:
+    model = tiny_model()
+    ids = tiny_text(1).input_ids
+    dense = full_logits(model, ids)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    units = cl.enumerate_units(model, GROUPS)
+    with pytest.raises(ZeroDivisionError), cl.ablate(model, units):
+        raise ZeroDivisionError
+    assert torch.equal(full_logits(model, ids), dense)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_ablations_nest() -> None:
+    model = tiny_model()
+    units = cl.enumerate_units(model, GROUPS)
+    ids = tiny_text(1).input_ids
+    with cl.ablate(model, [units[0]]), cl.ablate(model, [units[4]]):
+        nested = full_logits(model, ids)
+    with cl.ablate(model, [units[0], units[4]]):
+        together = full_logits(model, ids)
+    torch.testing.assert_close(nested, together, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_per_row_masks_are_separate_masks(family: str) -> None:
+    model = tiny_model(family)
+    units = cl.enumerate_units(model, GROUPS)
+    plans = [[units[0]], [units[2], units[9]], [], list(units), [units[17]]]
+    ids = tiny_text(1).input_ids
+    architecture = cl.describe(model)
+    masks = stack_rows(architecture, [column_scales(architecture, plan) for plan in plans])
+    with scaled(architecture, masks):
+        together = full_logits(model, ids.expand(len(plans), -1))
+    for row, plan in enumerate(plans):
+        with cl.ablate(model, plan):
+            alone = full_logits(model, ids)[0]
+        torch.testing.assert_close(together[row], alone, rtol=0, atol=1e-5)
+
+
+def test_gains_are_honoured() -> None:
+    model = tiny_model()
+    units = cl.enumerate_units(model, GROUPS)
+    plan = cl.Selection.from_pruned(units, ["L1.ffn[0]"]).with_gains({2: 1.25, 9: 0.5})
+    ids = tiny_text(1).input_ids
+    with cl.ablate(model, plan):
+        found = full_logits(model, ids)
+    with masked_by_hand(model, [units["L1.ffn[0]"]], {units[2]: 1.25, units[9]: 0.5}):
+        expected = full_logits(model, ids)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    with cl.ablate(model, plan.with_gains({})):
+        assert (full_logits(model, ids) - found).abs().max() > 1e-3
+
+
+def test_wrong_units_are_refused() -> None:
+    model, other = tiny_model(layers=2), tiny_model("mistral", "mha", layers=3)
+    units, theirs = cl.enumerate_units(model, GROUPS), cl.enumerate_units(other, GROUPS)
+    cases: list[tuple[Any, type[cl.CocurveError], str]] = [
+        ([units[3], units[3]], cl.InputError, "twice"),
+        ([theirs["L2.ffn[0]"]], cl.MismatchError, "2 layers"),
+        ([theirs["L0.attention[3]"]], cl.MismatchError, "columns 36:48"),
+        ([len(cl.enumerate_units(model))], cl.InputError, "there is no unit"),
+        (["L0.ffn[99]"], cl.InputError, "there is no unit"),
+        (cl.Selection.from_pruned(theirs, [0]), cl.MismatchError, "differ first at L0"),
+    ]
+    for wrong, kind, message in cases:
+        with pytest.raises(kind, match=message), cl.ablate(model, wrong):
+            pytest.fail("the block must not run")

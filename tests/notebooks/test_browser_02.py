@@ -1,0 +1,186 @@
+"""Notebook 02 in a real JupyterLab: every control by key and mouse, both themes, no request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from helpers.waiting import eventually
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "02_lambda.ipynb"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
+]
+
+
+def plan(root: Any) -> str:
+    return str(root.get_attribute("data-pruned"))
+
+
+def changes(visit: Visit, root: Any, act: Any) -> tuple[str, str]:
+    """The plan before and after an action; fails if it stays."""
+    before = plan(root)
+    act()
+    visit.page.wait_for_function(
+        "([root, before]) => root.dataset.pruned !== before",
+        arg=[root.element_handle(), before],
+        timeout=20_000,
+    )
+    return before, plan(root)
+
+
+def pixels(root: Any) -> list[str]:
+    """The three pictures as data addresses."""
+    canvases = root.locator("canvas[role=img]")
+    return list(canvases.evaluate_all("all => all.map(c => c.toDataURL())"))
+
+
+def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
+    folder = lab.bring(tmp_path)  # empty
+    with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
+        visit.run_all()
+        page = visit.page
+        root = page.locator(".cocurve")
+        eventually(root.count, lambda count: count == 1)
+        root.scroll_into_view_if_needed()
+        by_label = root.get_by_label
+
+        # lambda by keyboard: End and Home of a native slider, typed, and the plan keys
+        slider = by_label("lambda, weight of the edges")
+        slider.focus()
+        changes(visit, root, lambda: page.keyboard.press("Home"))
+        visit.becomes("explorer.interaction_strength", "0.0")
+        page.wait_for_function(
+            "root => !root.querySelector('.cc-facts').textContent.includes('being computed')",
+            arg=root.element_handle(),
+        )
+        old, new = changes(visit, root, lambda: page.keyboard.press("PageUp"))
+        assert set(old.split()) != set(new.split())
+        changes(visit, root, lambda: page.keyboard.press("PageDown"))
+        typed = by_label("lambda, typed")
+        typed.fill("1")
+        changes(visit, root, lambda: typed.press("Enter"))
+        visit.becomes("explorer.interaction_strength", "1.0")
+
+        # the ratio by mouse: the kernel ends on what the page shows
+        ratio = by_label("ratio, share of cost to remove")
+        box = ratio.bounding_box()
+        before = pixels(root)
+        page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        for step in range(60):
+            page.mouse.move(box["x"] + box["width"] * (0.33 + step * 0.004), box["y"] + 8)
+            page.wait_for_timeout(10)
+        page.mouse.up()
+        page.wait_for_timeout(1000)
+        shown = float(ratio.input_value())
+        assert 0.3 < shown < 0.4
+        visit.becomes("round(explorer.ratio, 3)", f"{shown:g}")
+        visit.becomes("' '.join(map(str, explorer.selection.pruned))", f"'{plan(root)}'")
+        visit.becomes("explorer.agrees", "True")
+        assert all(a != b for a, b in zip(before, pixels(root), strict=True))
+
+        # guards
+        by_label("protect first layers").fill("2")
+        changes(visit, root, lambda: by_label("protect first layers").press("Enter"))
+        visit.becomes("explorer.protect_first", "2")
+        by_label("protect first layers").fill("0")
+        by_label("protect first layers").press("Enter")
+        changes(visit, root, lambda: by_label("kinds of units").select_option("ffn"))
+        visit.becomes("explorer.kinds", "['ffn']")
+        by_label("kinds of units").select_option("attention+ffn")
+        by_label("layer cap", exact=True).select_option("share")
+        by_label("size of the cap").fill("0.2")
+        by_label("size of the cap").press("Enter")
+        page.wait_for_function(
+            "root => root.querySelector('.cc-error').textContent.includes('out of reach')",
+            arg=root.element_handle(),
+        )
+        root.locator(".cc-facts", has_text="at most").wait_for()
+        by_label("layer cap", exact=True).select_option("factor")
+        by_label("size of the cap").fill("1e99")
+        by_label("size of the cap").press("Enter")
+        visit.becomes("explorer.layer_cap_factor", "100.0")  # page and kernel take the same
+        by_label("layer cap", exact=True).select_option("none")
+        visit.becomes("explorer.layer_cap is None and explorer.selection is not None", "True")
+
+        # what is out of bounds is brought in, what is no number changes nothing; both are shown
+        percent = by_label("ratio in percent, typed")
+        for text, shown in (("25", "25"), ("", "25"), ("99", "60"), ("20", "20")):
+            percent.fill(text)
+            percent.press("Enter")
+            eventually(percent.input_value, lambda value, shown=shown: value == shown)
+            visit.becomes("round(100 * explorer.ratio, 6)", f"{shown}.0")
+
+        # a unit by keyboard and by mouse, its ledger, and its table twin
+        unit_map = root.locator("canvas[role=img]").first
+        unit_map.focus()
+        page.keyboard.press("Escape")
+        visit.becomes("explorer.selected_unit is None", "True")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        visit.becomes("explorer.selected_unit", "1")
+        root.locator(".cc-card", has_text="L0.attention[1]").wait_for()
+        unit_map.click(position={"x": 80, "y": 8})
+        visit.becomes("explorer.selected_unit", "0")
+        root.locator("summary").click()
+        root.locator(".cc-table tbody tr").nth(119).wait_for()
+
+        # setting from code is the same as dragging
+        changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.15)"))
+        eventually(ratio.input_value, lambda value: float(value) == pytest.approx(0.15))
+        root.locator("summary").click()
+
+        for name in ("CSV", "JSON", "PNG"):
+            with page.expect_download() as download:
+                root.get_by_role("button", name=name, exact=True).click()
+            assert Path(download.value.path()).stat().st_size > 500
+
+        # the kernel decides, and the page says when its own plan was another one
+        order = "explorer._view['order']"
+        swap = f"setattr(explorer, '_view', {{**explorer._view, 'order': {order}[:-1] + [0]}})"
+        changes(visit, root, lambda: visit.ask(swap))
+        root.locator(".cc-facts", has_text="differ in 2 units").wait_for()
+        visit.becomes("explorer.agrees", "False")
+        changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.2)"))
+        visit.becomes("explorer.agrees", "True")
+
+        light = pixels(root)
+        visit.picture("02_light", root)
+        visit.theme("Dark")
+        eventually(
+            lambda: zip(light, pixels(root), strict=True),
+            lambda pairs: all(a != b for a, b in pairs),
+        )
+        visit.picture("02_dark", root)
+        page.set_viewport_size({"width": 1920, "height": 1000})
+        page.wait_for_timeout(500)
+        visit.picture("02_dark_1920", root)
+        visit.theme("Light")
+        visit.require_clean()
+        running_a_cell_again_leaves_no_old_widget(visit)
+        visit.require_clean()
+        assert list(folder.glob("H_demo_*.pkl"))
+
+
+def running_a_cell_again_leaves_no_old_widget(visit: Visit) -> None:
+    count = "len(__import__('ipywidgets').widgets.widget._instances)"
+    before = visit.ask(count)
+    cells = "jupyterapp.shell.currentWidget.content"
+    made = "c.model.sharedModel.source.includes('explorer = ')"
+    for _ in range(3):
+        visit.page.evaluate(
+            f"""async () => {{
+              const all = {cells};
+              all.activeCellIndex = all.widgets.findIndex(c => {made});
+              await jupyterapp.commands.execute('notebook:run-cell');
+            }}"""
+        )
+    visit.becomes(count, before)
+    eventually(visit.page.locator(".cocurve").count, lambda count: count == 1)

@@ -1,0 +1,635 @@
+"""A saved pruned model: read without the library, its card, and folders one should not trust."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.perplexity import Perplexity
+from cocurve_lab.models.identity import MANIFEST, fingerprint_model
+from cocurve_lab.pruner import modeling_cocurve
+from cocurve_lab.pruner.card import CardFacts
+from cocurve_lab.pruner.folder import MODELLING_FILE
+from cocurve_lab.pruner.saving import load_pruned, save_pruned
+from helpers.bare_process import run_bare, save_expected
+from helpers.tiny_models import (
+    GROUPS,
+    LLAMA_3,
+    full_logits,
+    masked_by_hand,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
+
+UNEVEN = ["L0.attention[0]", "L1.ffn[1]", "L2.ffn[0]", "L2.ffn[3]"]
+EVEN = [f"L{layer}.{unit}" for layer in range(3) for unit in ("attention[0]", "ffn[0]")]
+
+
+def whole(layer: int, kind: str, heads: int = 2) -> list[str]:
+    return [f"L{layer}.{kind}[{i}]" for i in range(heads if kind == "attention" else GROUPS)]
+
+
+# name: (family, heads, units, changes of the configuration, whose class reads it)
+CASES: dict[str, tuple[str, str, list[str], dict[str, Any], str]] = {
+    "grouped": ("llama", "gqa", UNEVEN, {}, "CocurveLlama"),
+    "multi-head": ("llama", "mha", UNEVEN, {}, "CocurveLlama"),
+    "one key head": ("llama", "mqa", [*UNEVEN[1:], *whole(1, "attention", 1)], {}, "CocurveLlama"),
+    "no heads": ("llama", "gqa", whole(0, "attention") + UNEVEN[1:], {}, "CocurveLlama"),
+    "no heads, bias": (
+        *("llama", "gqa", whole(0, "attention") + whole(1, "ffn")),
+        *({"attention_bias": True, "mlp_bias": True}, "CocurveLlama"),
+    ),
+    "no FFN": ("llama", "gqa", UNEVEN[:2] + whole(2, "ffn"), {}, "CocurveLlama"),
+    "tied": ("llama", "gqa", UNEVEN, {"tie_word_embeddings": True}, "CocurveLlama"),
+    "mistral": ("mistral", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveMistral"),
+    "qwen2": ("qwen2", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveQwen2"),
+    "qwen3": ("qwen3", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveQwen3"),
+    "phi3": ("phi3", "gqa", UNEVEN + whole(0, "ffn"), {}, "CocurvePhi3"),
+    "gemma": ("gemma", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveGemma"),
+    "gemma2": ("gemma2", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveGemma2"),
+    "gemma3": ("gemma3_text", "gqa", UNEVEN + whole(1, "attention"), {}, "CocurveGemma3"),
+    "nothing": ("llama", "gqa", [], {}, "Llama"),
+    "uniform llama": ("llama", "gqa", EVEN, {}, "Llama"),
+    # 32 is no multiple of 3 heads: Llama refuses, Mistral computes the same but has no biases
+    "uniform as mistral": ("llama", "mha", EVEN, {"rope_parameters": LLAMA_3}, "Mistral"),
+    "uniform refused": ("llama", "mha", EVEN, {"attention_bias": True}, "CocurveLlama"),
+    "uniform mistral": ("mistral", "mha", EVEN, {}, "Mistral"),
+    "uniform qwen2": ("qwen2", "mha", EVEN, {}, "Qwen2"),
+    "uniform phi3": ("phi3", "mha", EVEN, {}, "Phi3"),
+}
+GAINS = {"L0.ffn[2]": 1.25, "L1.ffn[0]": 0.8}  # kept in every case but where a block is gone
+
+
+def plan_of(
+    model: PreTrainedModel, names: list[str], gains: dict[str, float] | None = None
+) -> cl.Selection:
+    units = cl.enumerate_units(model, GROUPS)
+    plan = cl.Selection.from_pruned(units, names)
+    return plan.with_gains({units.index(name): gain for name, gain in (gains or {}).items()})
+
+
+def saved_case(folder: Path, name: str) -> None:
+    """A folder, and beside it what the dense model under hooks of our own computes."""
+    family, heads, names, changes, _ = CASES[name]
+    model = tiny_model(family, heads, **changes)
+    gains = {unit: gain for unit, gain in GAINS.items() if unit not in names and names != []}
+    plan = plan_of(model, names, gains)
+    save_pruned(cl.prune(model, plan), folder, tokenizer=word_tokenizer())
+    ids = tiny_text(2, 14).input_ids
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0  # padding on the left
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    removed = [plan.units.units[i] for i in plan.pruned]
+    scaled = {plan.units.units[i]: gain for i, gain in plan.gains.items()}
+    with masked_by_hand(model, removed, scaled):
+        save_expected(model, inputs, folder)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process without the library saw of every case."""
+    place = tmp_path_factory.mktemp("bare")
+    for name in CASES:
+        saved_case(place / name, name)
+    found = run_bare("load", [place / name for name in CASES], place / "home")
+    for name in CASES:
+        found[name]["folder"] = place / name
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_reads_it_without_us(seen: dict[str, Any], name: str) -> None:
+    *_, changes, reader = CASES[name]
+    saw = seen[name]
+    assert saw["class"] == f"{reader}ForCausalLM"
+    assert not saw["config"].startswith("Cocurve")
+    assert not any(saw["info"].values()), "missing, unexpected or mismatched weights"
+    manifest = json.loads((saw["folder"] / MANIFEST).read_text())
+    assert saw["parameters"] == manifest["parameters"]
+    tied = changes.get("tie_word_embeddings", reader in ("CocurveGemma2", "CocurveGemma3"))
+    assert saw["tied"] is tied
+    ways = ("difference", "eager", "switched to eager", "switched to sdpa", "base", "again", "card")
+    for way in ways:
+        assert saw[way] < 1e-5, way  # float32, logits of order 1
+    assert saw["generated"] == {"cache": True, "none": True}
+    assert saw["half"] == ["torch.bfloat16"]
+    assert saw["half finite"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_configuration_says_what_is_in_each_layer(seen: dict[str, Any], name: str) -> None:
+    folder, reader = seen[name]["folder"], CASES[name][4]
+    config = json.loads((folder / "config.json").read_text())
+    manifest = json.loads((folder / MANIFEST).read_text())
+    own = reader.startswith("Cocurve")
+    assert manifest["loads_with"] == ("own code" if own else "stock")
+    assert (folder / MODELLING_FILE).exists() is own
+    assert (MODELLING_FILE in seen[name]["again files"]) is own
+    if not own:
+        assert not {"auto_map", "per_layer_config"} & set(config)
+        return
+    per_layer = {int(layer): own for layer, own in config["per_layer_config"].items()}
+    for layer, widths in enumerate(manifest["layers"]):
+        counts = config | per_layer.get(layer, {})
+        gone = counts.get("skip", [])
+        assert ("attention" in gone) is (widths["attention_columns"] == 0)
+        assert ("mlp" in gone) is (widths["ffn_columns"] == 0)
+        if "attention" not in gone:
+            heads = counts["num_attention_heads"]
+            assert heads * config["head_dim"] == widths["attention_columns"]
+            assert counts["num_key_value_heads"] == widths["key_value_heads"]
+        if "mlp" not in gone:
+            assert counts["intermediate_size"] == widths["ffn_columns"]
+
+
+@pytest.mark.parametrize("name", ["no heads", "phi3", "uniform qwen2"])
+def test_our_loader_reads_the_same_folder(seen: dict[str, Any], name: str) -> None:
+    from safetensors.torch import load_file
+
+    folder = seen[name]["folder"]
+    expected = load_file(f"{folder}.expected.safetensors")
+    loaded = load_pruned(folder)
+    assert not loaded.config.is_heterogeneous
+    assert not hasattr(loaded.config, "auto_map")
+    logits = loaded(expected["input_ids"], attention_mask=expected["attention_mask"]).logits
+    scored = expected["attention_mask"] > 0
+    assert (logits - expected["logits"])[scored].abs().max() < 1e-5
+    again = load_pruned(save_pruned(loaded, folder.parent / f"{name} ours again"))
+    assert torch.equal(full_logits(again, expected["input_ids"]),
+                       full_logits(loaded, expected["input_ids"]))  # fmt: skip
+
+
+def test_the_modelling_file_imports_only_what_every_user_has() -> None:
+    code = ast.parse(Path(modeling_cocurve.__file__).read_text(encoding="utf-8"))
+    imported = {
+        name
+        for node in ast.walk(code)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    }
+    assert imported == {"__future__", "torch", "transformers", "typing", "warnings"}
+
+
+def test_without_trust_nothing_is_loaded_wrongly(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = tiny_model()
+    folder = save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
+    with pytest.raises(RuntimeError, match="mismatched"):
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "olmo2"])
+def test_other_families_say_that_they_need_us(tmp_path: Path, family: str) -> None:
+    model = tiny_model(family, "mha")
+    plan = plan_of(model, ["L0.ffn[0]", "L1.ffn[2]"])
+    folder = save_pruned(cl.prune(model, plan), tmp_path / "small")
+    assert json.loads((folder / MANIFEST).read_text())["loads_with"] == "cocurve_lab"
+    assert "auto_map" not in json.loads((folder / "config.json").read_text())
+    card = (folder / "README.md").read_text()
+    assert "this folder needs cocurve_lab" in card
+    assert "trust_remote_code" not in card
+    ids = tiny_text(1).input_ids
+    with masked_by_hand(model, [plan.units.units[i] for i in plan.pruned]):
+        masked = full_logits(model, ids)
+    assert (full_logits(load_pruned(folder), ids) - masked).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+def test_the_harness_scores_it_by_path(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    saved_case(tmp_path / "no heads", "no heads")
+    found = run_bare("harness", [tmp_path / "no heads"], tmp_path / "home")["no heads"]
+    assert found["score"] == pytest.approx(found["by hand"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_adapters_train_on_it(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    names = ("no heads", "no FFN")
+    for name in names:
+        saved_case(tmp_path / name, name)
+    seen = run_bare("adapter", [tmp_path / name for name in names], tmp_path / "home")
+    for name in names:
+        found = seen[name]
+        assert found["trained"] > 0, name
+        assert found["after"] < found["before"], name
+        assert found["read back"] == pytest.approx(found["after"], abs=1e-5), name
+
+
+# The card -----------------------------------------------------------------------------------------
+
+
+def card_of(
+    folder: Path, facts: CardFacts | None = None, **changes: Any
+) -> tuple[dict[str, Any], str]:
+    model = tiny_model(**changes)
+    plan = plan_of(model, UNEVEN, GAINS)
+    save_pruned(cl.prune(model, plan), folder, evaluation=facts, overwrite=True)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    _, front, text = card.split("---\n", 2)
+    return yaml.safe_load(front), text
+
+
+def measured(value: float, protocol: str = "One text.") -> Perplexity:
+    return Perplexity(value, 1.5, 10, protocol, 8, 4, (15.0,), (10,))
+
+
+def test_the_card_states_what_was_given_and_no_more(tmp_path: Path) -> None:
+    front, text = card_of(tmp_path / "small")
+    assert front["library_name"] == "transformers"
+    assert front["pipeline_tag"] == "text-generation"
+    assert not {"base_model", "license"} & set(front)
+    assert text.count("not measured") >= 3
+    assert "must be evaluated again" in text
+    assert "none was saved here" in text
+    facts = CardFacts(
+        base_model="someone/a-model",
+        license="mit",
+        kl=0.125,
+        kl_error=0.03,
+        kl_text="8 rows of a test text.",
+        dense_perplexity=measured(4.5),
+        pruned_perplexity=measured(9.25),
+    )
+    front, text = card_of(tmp_path / "small", facts)
+    assert (front["base_model"], front["license"]) == ("someone/a-model", "mit")
+    for words in (
+        "0.125 ± 0.03 nats",
+        "8 rows of a test text.",
+        "| 9.25 (",
+        "| 4.5 (",
+        "One text.",
+    ):
+        assert words in text
+    assert "not measured" not in text
+
+
+def test_the_card_counts_what_was_removed(tmp_path: Path) -> None:
+    _, text = card_of(tmp_path / "small")
+    model = tiny_model()
+    plan = plan_of(model, UNEVEN, GAINS)
+    pruned = cl.prune(model, plan)
+    assert f"realised: {plan.realized_ratio:.2%}" in text
+    assert f"parameters removed: {plan.pruned_cost:,} " in text
+    assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
+    assert f"left: {pruned.num_parameters():,} in float32" in text
+    assert "units removed: 4; gains: 2 kept FFN groups carry one" in text
+    rows = re.findall(r"^\| (\d+(?: \| \d+){5}) \|$", text, re.MULTILINE)
+    assert [list(map(int, row.split(" | "))) for row in rows] == [
+        [0, 1, 16, 42, 1, 0],
+        [1, 2, 32, 31, 0, 1],
+        [2, 2, 32, 21, 0, 2],
+    ]
+
+
+@pytest.mark.parametrize("base", ['a/"b\nlicense: evil', "../elsewhere", "a: b/c", "demo"])
+def test_odd_names_do_not_break_the_front_matter(tmp_path: Path, base: str) -> None:
+    front, text = card_of(tmp_path / "small", CardFacts(base_model=base, license="a: [b"))
+    assert "base_model" not in front
+    assert front["license"] == "a: [b"
+    assert f"# {' '.join(base.split())}, pruned\n" in text
+
+
+def test_facts_that_cannot_be_true_are_refused() -> None:
+    for wrong in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(cl.InputError, match="nats per token"):
+            CardFacts(kl=wrong)
+    with pytest.raises(cl.InputError, match="without kl"):
+        CardFacts(kl_error=0.1)
+    with pytest.raises(cl.MismatchError, match="one protocol"):
+        CardFacts(dense_perplexity=measured(4.0), pruned_perplexity=measured(5.0, "Another."))
+
+
+def test_the_card_repeats_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = cl.load_model("demo", device="cpu")
+    units = cl.enumerate_units(model)
+    plan = cl.Selection.from_pruned(units, range(0, len(units), 3)).with_gains({5: 1.5})
+    pruned = cl.prune(model, plan)
+    folder = save_pruned(pruned, tmp_path / "small", tokenizer=tokenizer)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert 'load_model("demo")' in card
+    code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1]
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    again = names["pruned"].to("cpu").state_dict()
+    assert all(torch.equal(again[key], value) for key, value in pruned.state_dict().items())
+
+
+# What became of the weights since they were pruned -------------------------------------------
+
+
+def saved_as(pruned: Any, folder: Path) -> tuple[dict[str, Any], str]:
+    save_pruned(pruned, folder)
+    return json.loads((folder / MANIFEST).read_text()), (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("inplace", [True, False])
+def test_the_manifest_names_the_weights_before_and_after(tmp_path: Path, inplace: bool) -> None:
+    model = tiny_model()
+    before = fingerprint_model(model)
+    pruned: Any = cl.prune(model, plan_of(model, EVEN), inplace=inplace)
+    manifest, card = saved_as(pruned, tmp_path / "small")
+    assert manifest["dense_fingerprint"] == before != fingerprint_model(pruned)
+    assert manifest["weights_fingerprint"] == pruned.cocurve_manifest["weights_fingerprint"]
+    assert manifest["weights_since_pruning"] == "unchanged"
+    assert "nothing was trained after pruning" in card
+    assert "## How to repeat it\n" in card
+    # read back, its configuration is another, its weights are not
+    loaded = load_pruned(tmp_path / "small")
+    assert saved_as(loaded, tmp_path / "again")[0]["weights_since_pruning"] == "unchanged"
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+def test_changed_weights_are_not_passed_off_as_those_of_the_plan(
+    tmp_path: Path, read_back: bool
+) -> None:
+    model = tiny_model()
+    pruned: Any = cl.prune(model, plan_of(model, UNEVEN))
+    if read_back:
+        pruned = load_pruned(save_pruned(pruned, tmp_path / "first"))
+    with torch.no_grad():
+        pruned.model.layers[1].mlp.down_proj.weight[0, 0] += 1e-3
+    manifest, card = saved_as(pruned, tmp_path / "trained")
+    assert manifest["weights_since_pruning"] == "changed"
+    assert "the weights were changed after pruning" in card
+    assert "nothing was trained" not in card
+    assert "KL predicted" not in card
+    assert "pruning_risk" not in card
+    assert "## How to repeat the pruning\n" in card
+    assert "does not repeat what came after" in card
+    again = load_pruned(tmp_path / "trained")
+    assert saved_as(again, tmp_path / "later")[0]["weights_since_pruning"] == "changed"
+    half = again.to(torch.bfloat16)
+    assert saved_as(half, tmp_path / "half")[0]["weights_since_pruning"] == "changed"
+
+
+def test_a_conversion_says_what_it_hides(tmp_path: Path) -> None:
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, UNEVEN)).to(torch.bfloat16)
+    manifest, card = saved_as(pruned, tmp_path / "half")
+    assert manifest["weights_since_pruning"] == "converted"
+    assert "converted to bfloat16" in card
+    assert "would not be recorded" in card
+    assert "nothing was trained" not in card
+    loaded: Any = load_pruned(tmp_path / "half")
+    assert saved_as(loaded, tmp_path / "same")[0]["weights_since_pruning"] == "converted"
+    with torch.no_grad():
+        loaded.lm_head.weight[0, 0] += 1
+    assert saved_as(loaded, tmp_path / "other")[0]["weights_since_pruning"] == "changed"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
+    model = tiny_model()
+    once: Any = load_pruned(save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "once"))
+    if trained:
+        with torch.no_grad():
+            once.lm_head.weight[0, 0] += 1
+    twice = cl.prune(once, plan_of(once, ["L0.ffn[1]"]))
+    manifest, card = saved_as(twice, tmp_path / "twice")
+    assert manifest["dense_fingerprint"] == fingerprint_model(once)
+    (first,) = manifest["earlier_rounds"]
+    assert first["pruned_units"] == UNEVEN
+    assert first["dense_fingerprint"] == fingerprint_model(model)
+    assert first["weights_since_pruning"] == ("changed" if trained else "unchanged")
+    assert manifest["base_model"] == once.cocurve_manifest["base_model"]
+    assert "had been pruned before (rounds: 1)" in card
+    assert ("Between rounds the weights were changed" in card) is trained
+    assert "cl.load_pruned(" in card.partition("## How to repeat")[2]
+    assert "load_model(" not in card.partition("## How to repeat")[2]
+
+
+def test_a_ratio_nobody_asked_for_is_not_named(tmp_path: Path) -> None:
+    _, text = card_of(tmp_path / "small")
+    assert "asked" not in text
+    assert "units chosen by hand or by another method" in text
+    model = tiny_model()
+    plan = replace(plan_of(model, UNEVEN), requested_ratio=0.1234, interaction_strength=1.0)
+    _, text = saved_as(cl.prune(model, plan), tmp_path / "solved")
+    assert "ratio asked: 12.34%" in text
+    assert "by hand" not in text
+
+
+# Folders one should not trust, or that are not whole --------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tiny_model()
+    return save_pruned(cl.prune(model, plan_of(model, UNEVEN)), tmp_path / "small")
+
+
+def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
+    (folder / MODELLING_FILE).write_text("raise SystemExit('the folder was run')")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"]["AutoConfig"] = "modeling_cocurve.Config"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_pruned(folder).num_parameters() > 0
+
+
+def test_folders_of_the_first_version_are_read(folder: Path) -> None:
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, UNEVEN))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    new = {"loads_with", "parameters", "base_model", "ffn_groups", "guards", "removed_parameters"}
+    new |= {"dense_fingerprint", "weights_fingerprint", "weights_since_pruning", "earlier_rounds"}
+    old = {key: value for key, value in manifest.items() if key not in new} | {"version": 1}
+    for name in (MODELLING_FILE, "README.md"):
+        (folder / name).unlink()
+    pruned.config.save_pretrained(folder)
+    (folder / MANIFEST).write_text(json.dumps(old, indent=1))
+    loaded = load_pruned(folder)
+    ids = tiny_text(1).input_ids
+    assert torch.equal(full_logits(loaded, ids), full_logits(pruned, ids))
+    again = save_pruned(loaded, folder.parent / "again")
+    assert json.loads((again / MANIFEST).read_text())["version"] == 2
+    card = (again / "README.md").read_text()
+    assert "parameters removed: not recorded" in card
+    assert "whether the weights were changed after pruning is not recorded" in card
+    assert "KL predicted" not in card
+
+
+def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return spoil
+
+
+def test_a_dtype_is_given_by_its_name_too(folder: Path) -> None:
+    half = load_pruned(folder, dtype="bfloat16")
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    for wrong in ("float31", "nn", "auto"):
+        with pytest.raises(cl.InputError, match=f"dtype is '{wrong}'; use float32"):
+            load_pruned(folder, dtype=wrong)
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated manifest": (
+        lambda f: (f / MANIFEST).write_text((f / MANIFEST).read_text()[:-40]),
+        "is damaged",
+    ),
+    "nested manifest": (lambda f: (f / MANIFEST).write_text("[" * 100_000), "is damaged"),
+    "not text": (lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe\x00"), "is damaged"),
+    "infinite width": (
+        lambda f: (f / MANIFEST).write_text(
+            (f / MANIFEST).read_text().replace('"ffn_columns": 42', '"ffn_columns": 1e400')
+        ),
+        "ffn_columns is inf",
+    ),
+    "width as text": (
+        edited(MANIFEST, lambda m: m["layers"][0].update(ffn_columns="42")),
+        "ffn_columns is '42'",
+    ),
+    "unknown dtype": (
+        edited(MANIFEST, lambda m: m.update(dtype="nn")),
+        "is damaged.*dtype is 'nn'",
+    ),
+    "dtype as a list": (edited(MANIFEST, lambda m: m.update(dtype=["float32"])), "is damaged"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
+    "unknown family": (
+        edited("config.json", lambda c: c.update(model_type="../evil")),
+        "config.json cannot be read",
+    ),
+    "impossible configuration": (
+        edited("config.json", lambda c: c.update(hidden_size="many")),
+        "config.json cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_folders_are_refused(folder: Path, name: str) -> None:
+    spoil, message = HOSTILE[name]
+    spoil(folder)
+    with pytest.raises(cl.FileFormatError, match=message):
+        load_pruned(folder)
+
+
+@pytest.mark.parametrize("stage", ["card", "tokenizer", "configuration"])
+def test_an_interrupted_save_leaves_what_was_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, tokenizer = tiny_model(), word_tokenizer()
+    other = cl.prune(model, plan_of(model, EVEN))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if stage == "tokenizer":
+        monkeypatch.setattr(type(tokenizer), "save_pretrained", interrupt)
+    else:
+        name = {"card": "model_card", "configuration": "write_configuration"}[stage]
+        monkeypatch.setattr(f"cocurve_lab.pruner.saving.{name}", interrupt)
+    for target in (folder, folder.parent / "new"):
+        with pytest.raises(KeyboardInterrupt):
+            save_pruned(other, target, tokenizer=tokenizer, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_failed_rename_brings_the_old_model_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.startswith(".small.") and Path(target) == folder:  # the new one, into place
+            raise OSError("no")
+        return rename(self, target)
+
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no"):
+        save_pruned(other, folder, overwrite=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_overwriting_deletes_nothing_a_save_did_not_write(folder: Path) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    save_pruned(other, folder, tokenizer=word_tokenizer(), overwrite=True)
+    save_pruned(other, folder, overwrite=True)  # a tokenizer's files are a save's own
+    (folder / "my_adapter").mkdir()
+    (folder / "notes.txt").write_text("keep")
+    with pytest.raises(cl.InputError, match=r"also holds my_adapter, notes\.txt"):
+        save_pruned(other, folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "keep"
+    assert (folder / "my_adapter").is_dir()
+
+
+def test_the_working_directory_is_not_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    monkeypatch.chdir(folder)
+    for place in (".", folder):
+        with pytest.raises(cl.InputError, match="working directory"):
+            save_pruned(other, place, overwrite=True)
+    assert load_pruned(folder).num_parameters() > 0
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert load_pruned(save_pruned(other, "inside")).num_parameters() == other.num_parameters()
+
+
+def test_a_link_stays_and_its_folder_is_replaced(folder: Path) -> None:
+    model = tiny_model()
+    other = cl.prune(model, plan_of(model, EVEN))
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert save_pruned(other, link, overwrite=True) == link
+    assert link.is_symlink()
+    assert load_pruned(folder).num_parameters() == other.num_parameters()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, UNEVEN))
+    earlier = os.umask(mask)
+    try:
+        folder = save_pruned(pruned, tmp_path / "small", tokenizer=word_tokenizer())
+    finally:
+        os.umask(earlier)
+    assert folder.stat().st_mode & 0o777 == 0o777 & ~mask
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~mask}
+
+
+def test_a_file_in_the_way_is_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("precious")
+    model = tiny_model()
+    pruned = cl.prune(model, plan_of(model, [0]))
+    with pytest.raises(cl.InputError, match=r"kept\.txt is a file\. Choose another folder"):
+        cl.save_pruned(pruned, tmp_path / "kept.txt", overwrite=True)
+    assert (tmp_path / "kept.txt").read_text() == "precious"
+
+
+def test_integers_are_no_dtype_of_weights(tmp_path: Path) -> None:
+    model = tiny_model()
+    cl.save_pruned(cl.prune(model, plan_of(model, [0])), tmp_path / "smaller")
+    for dtype in ("int8", torch.int64, "float8_e4m3fn"):
+        with pytest.raises(cl.InputError, match="use float32, bfloat16, float16 or float64"):
+            cl.load_pruned(tmp_path / "smaller", dtype=dtype)

@@ -1,0 +1,537 @@
+"""Greedy against Alg. 2 written out the slow way, and feasibility against brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
+from cocurve_lab.models.units import Unit, UnitSet
+from cocurve_lab.solver.guards import Guards, reachable_ratio
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from helpers.problems import allowed, llama_8b_units, make_units, naive_greedy, random_curvature
+
+SMALL = make_units()  # 15 units, layer cost 43, total 129
+SETTINGS = settings(max_examples=150, derandomize=True, deadline=None)
+
+
+def integer_curvature(units: UnitSet, seed: int) -> Curvature:
+    """A Gram matrix of small integers: sums are exact, so exact ties really occur."""
+    features = np.random.default_rng(seed).integers(-2, 3, size=(len(units), 4))
+    return Curvature((features @ features.T).astype(float), units)
+
+
+guard_sets = st.builds(
+    Guards,
+    layer_cap=st.sampled_from([None, 0.3, 0.5, 0.8]),
+    protect_first=st.integers(0, 1),
+    protect_last=st.integers(0, 1),
+    kinds=st.sampled_from([("attention", "ffn"), ("ffn",), ("attention",)]),
+)
+
+
+# The algorithm ------------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 10_000),
+    exact=st.booleans(),
+    ratio=st.floats(0, 0.95),
+    strength=st.sampled_from([0.0, 0.25, 1.0, 3.0]),
+    guards=guard_sets,
+)
+def test_equals_the_algorithm_word_for_word(
+    seed: int, exact: bool, ratio: float, strength: float, guards: Guards
+) -> None:
+    curvature = (integer_curvature if exact else random_curvature)(SMALL, seed)
+    order = naive_greedy(curvature, ratio, strength, guards)
+    if order is None:
+        with pytest.raises(InfeasibleError):
+            solve_greedy(curvature, ratio, strength, guards)
+    else:
+        assert solve_greedy(curvature, ratio, strength, guards).pruned == tuple(order)
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 10_000),
+    ratio=st.floats(0, 0.45),  # the six dearest units excluded leave 0.48
+    chosen=st.lists(st.integers(0, 14), unique=True, max_size=6),
+    cut=st.integers(0, 3),
+)
+def test_include_and_exclude_against_the_naive_loop(
+    seed: int, ratio: float, chosen: list[int], cut: int
+) -> None:
+    include, exclude = tuple(chosen[:cut]), tuple(chosen[cut:])
+    curvature = random_curvature(SMALL, seed)
+    order = naive_greedy(curvature, ratio, include=include, exclude=exclude)
+    assert order is not None
+    plan = solve_greedy(curvature, ratio, include=include, exclude=exclude)
+    assert plan.pruned == tuple(order)
+    assert plan.pruned[: len(include)] == include
+    assert not set(exclude) & set(plan.pruned)
+
+
+def test_lambda_zero_is_a_stable_sort_by_saliency_per_cost() -> None:
+    for seed in range(20):
+        curvature = integer_curvature(SMALL, seed)
+        ranking = np.argsort(curvature.saliency / SMALL.costs, kind="stable")
+        plan = solve_greedy(curvature, 0.6, 0.0)
+        assert plan.pruned == tuple(ranking[: len(plan)].tolist())
+
+
+def test_exact_ties_go_to_the_lowest_index() -> None:
+    curvature = Curvature(np.zeros((15, 15)), SMALL)
+    assert solve_greedy(curvature, 0.3).pruned == (0, 1, 2, 3, 4)
+
+
+def test_negative_marginals_are_taken_and_kept_signed() -> None:
+    units = make_units(1, 0, 3)
+    features = np.array([[1.0, 0.0], [-1.1, 0.0], [0.0, 1.05]])  # 1 cancels 0, 2 does not
+    plan = solve_greedy(Curvature(features @ features.T, units), 0.5)
+    assert plan.pruned == (0, 1)
+    assert plan.marginals is not None
+    assert plan.marginals[1] == pytest.approx(1.21 / 2 - 1.1)
+    assert plan.marginals[1] < 0
+
+
+def test_order_of_units_within_a_layer_and_kind_does_not_matter() -> None:
+    curvature = random_curvature(SMALL, 3)
+    rng = np.random.default_rng(0)
+    groups = [np.flatnonzero((SMALL.layers == layer) & (SMALL.kinds == kind))
+              for layer in range(3) for kind in ("attention", "ffn")]  # fmt: skip
+    shuffle = np.concatenate([rng.permutation(group) for group in groups])
+    shuffled = Curvature(curvature.matrix[np.ix_(shuffle, shuffle)], SMALL)
+    for strength in (0.0, 0.4, 1.0):
+        plan, other = (solve_greedy(c, 0.5, strength) for c in (curvature, shuffled))
+        assert tuple(shuffle[list(other.pruned)].tolist()) == plan.pruned
+
+
+def test_units_come_as_objects_names_or_indices() -> None:
+    curvature = random_curvature(SMALL)
+    plans = [
+        solve_greedy(curvature, 0.3, include=[u], exclude=[v])
+        for u, v in ((SMALL[4], SMALL[6]), ("L0.ffn[2]", "L1.attention[1]"), (4, np.int64(6)))
+    ]
+    assert plans[0].pruned == plans[1].pruned == plans[2].pruned
+
+
+# Risk, ratio, prefixes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.3, 1.0, 2.0])
+def test_risk_and_objective_are_the_quadratic_forms(strength: float) -> None:
+    curvature = random_curvature(SMALL, 5)
+    plan = solve_greedy(curvature, 0.5, strength)
+    s = plan.indicator.astype(float)
+    edges = sum(curvature.matrix[u, v] for u, v in combinations(plan.pruned, 2))
+    assert plan.predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
+    assert plan.node_risk == pytest.approx(curvature.saliency @ s / 2)
+    assert plan.objective == pytest.approx(curvature.saliency @ s / 2 + strength * edges)
+    assert plan.curvature_fingerprint == curvature.fingerprint
+    assert plan.interaction_strength == strength
+
+
+def test_running_accumulator_is_the_recomputed_sum() -> None:
+    curvature = random_curvature(SMALL, 6)
+    plan = solve_greedy(curvature, 0.8)
+    assert plan.edge_terms is not None
+    for k, u in enumerate(plan.pruned):
+        fresh = sum(curvature.matrix[u, v] for v in plan.pruned[:k])
+        assert plan.edge_terms[k] == pytest.approx(fresh, abs=1e-15)
+
+
+def test_the_diagonal_omits_exactly_the_off_diagonal_mass() -> None:
+    """Proposition "offdiag", with the weighted mean correlation of its second form."""
+    curvature = random_curvature(SMALL, 7)
+    plan = solve_greedy(curvature, 0.5)
+    assert plan.predicted_risk is not None
+    assert plan.node_risk is not None
+    omitted = plan.predicted_risk - plan.node_risk
+    pairs = [(u, v) for u in plan.pruned for v in plan.pruned if u != v]
+    assert omitted == pytest.approx(sum(curvature.matrix[u, v] for u, v in pairs) / 2)
+    d, rho = curvature.saliency, curvature.correlation()
+    weights = [np.sqrt(d[u] * d[v]) for u, v in pairs]
+    mean_rho = np.average([rho[u, v] for u, v in pairs], weights=weights)
+    chosen = d[list(plan.pruned)]
+    assert omitted == pytest.approx(mean_rho * (np.sqrt(chosen).sum() ** 2 - chosen.sum()) / 2)
+
+
+def test_overshoot_is_less_than_the_last_unit() -> None:
+    curvature = random_curvature(SMALL)
+    for ratio in np.linspace(0.01, 0.99, 50):
+        plan = solve_greedy(curvature, float(ratio))
+        over = plan.realized_ratio - ratio
+        assert -1e-12 <= over < SMALL[plan.pruned[-1]].cost / SMALL.total_cost
+
+
+def test_ratio_zero_is_the_empty_plan() -> None:
+    plan = solve_greedy(random_curvature(SMALL), 0)
+    assert (len(plan), plan.predicted_risk, plan.objective, plan.realized_ratio) == (0, 0, 0, 0)
+
+
+def test_an_exactly_reachable_ratio_takes_no_unit_too_many() -> None:
+    units = make_units(1, 0, 10, ffn_cost=1)
+    for count in range(10):
+        assert len(solve_greedy(random_curvature(units), count / 10)) == count
+
+
+@pytest.mark.parametrize("include", [(), ("L1.ffn[0]", "L0.attention[1]")])
+def test_a_prefix_is_a_fresh_solve(include: tuple[str, ...]) -> None:
+    curvature = random_curvature(SMALL, 9)
+    guards = Guards(layer_cap=0.8)
+    whole = solve_greedy(curvature, 0.7, 0.5, guards, include=include)
+    for ratio in np.linspace(0, 0.7, 71):
+        cut = whole.prefix(float(ratio))
+        fresh = solve_greedy(curvature, float(ratio), 0.5, guards, include=include)
+        assert cut.pruned == fresh.pruned
+        assert cut.predicted_risk == fresh.predicted_risk
+        assert cut.requested_ratio == fresh.requested_ratio
+
+
+def test_prefixes_that_would_lie_are_refused() -> None:
+    curvature = random_curvature(SMALL)
+    plan = solve_greedy(curvature, 0.3)
+    with pytest.raises(InputError, match=r"above the 0\.3"):
+        plan.prefix(0.4)
+    with pytest.raises(InputError, match="x ratio"):
+        solve_greedy(curvature, 0.3, guards=Guards(layer_cap_factor=1.5)).prefix(0.1)
+    with pytest.raises(InputError, match="no removal order"):
+        Selection.from_pruned(SMALL, [0, 1]).prefix(0.0)
+    kept = next(u for u in plan.kept if SMALL[u].kind == "ffn")
+    with pytest.raises(InputError, match="gains"):
+        plan.with_gains({kept: 0.1}).prefix(0.2)
+
+
+def test_a_selection_survives_json() -> None:
+    curvature = random_curvature(SMALL)
+    guards = Guards(layer_cap_factor=2.0, protect_first=1)
+    plan = solve_greedy(curvature, 0.3, 0.5, guards, include=[7])
+    again = Selection.from_json(plan.to_json())
+    assert again.pruned == plan.pruned
+    assert again.guards == guards
+    assert again.predicted_risk == plan.predicted_risk
+    assert again.fingerprint == plan.fingerprint
+    assert again.forced == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requested_ratio", "x"),
+        ("requested_ratio", math.nan),
+        ("requested_ratio", True),
+        ("ordered", 1),
+        ("pruned", [0.0]),
+        ("pruned", [True]),
+        ("pruned", 3),
+        ("node_terms", [1.0]),
+        ("node_terms", ["1"]),
+        ("edge_terms", {}),
+        ("edge_terms", [math.inf] * 4),
+        ("interaction_strength", "1"),
+        ("interaction_strength", 10**400),
+        ("gains", {"1": "2"}),
+        ("gains", [1]),
+        ("curvature_fingerprint", 7),
+        ("forced", 1.0),
+        ("forced", -1),
+        ("uniform", "yes"),
+        ("units.units", [["ffn", 0, 0, 0, 1]]),
+        ("units.units", [["head", 0, 0, 0, 1, 1]]),
+        ("units.units", [["ffn", 0, 0, 0, 1, 2**63]]),
+        ("units.ffn_groups", "16"),
+        ("units.total_parameters", -1),
+        ("units.model_layers", 1.5),
+        ("guards.layer_cap", "0.5"),
+        ("guards.layer_cap_factor", math.inf),
+        ("guards.protect_first", 0.5),
+        ("guards.protect_last", True),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
+    content = json.loads(solve_greedy(random_curvature(SMALL), 0.3).to_json())
+    *whole, name = field.split(".")
+    (content[whole[0]] if whole else content)[name] = value
+    with pytest.raises(FileFormatError, match=rf"not a selection: ({field} is|{field} has)"):
+        Selection.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"pruned": [99]}, "there is no unit 99"),
+     ({"pruned": [1, 1]}, "named twice"),
+     ({"gains": {"99": 1.0}}, "there is no unit 99"),
+     ({"gains": {"a": 1.0}}, "'a'"),
+     ({"gains": {"0": 1.5}}, "gains are finite and on kept FFN units"),  # attention
+     ({"gains": {"7": 1.5}}, "gains are finite and on kept FFN units"),  # pruned
+     ({"guards": []}, "guards is [], not an object"),
+     ({"guards": {"kinds": 3}}, "guards.kinds is 3"),
+     ({"guards": {"zzz": 3}}, "no field is called 'guards.zzz'"),
+     ({"units": []}, "units is [], not an object"),
+     ({"target": {"ratio": "x"}}, "not a selection"),
+     ({"target": {"parameters": "1k"}}, "its target is at most 1k parameters, but it comes to"),
+     ({"unknown": 1}, "no field is called 'unknown'"),
+     ({"requested_ratio": 5}, "requested_ratio is 5, not a share"),
+     ({"requested_ratio": -0.1}, "requested_ratio is -0.1, not a share"),
+     ({"interaction_strength": -2}, "interaction_strength is -2, not a finite number from 0"),
+     ({"forced": 99}, "forced is 99, but 5 units are pruned"),
+     ({"uniform": True}, "layers lose different counts"),
+     ({"units.total_parameters": 10}, "units.total_parameters is 10, below the 129"),
+     ({"units.model_layers": 1}, "units.model_layers is 1, but units lie in layer 2")],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any], said: str) -> None:
+    units = dataclasses.replace(SMALL, total_parameters=5000)
+    curvature = Curvature(random_curvature(SMALL).matrix, units)
+    content = json.loads(solve_greedy(curvature, 0.3).to_json())
+    for name, value in change.items():
+        *whole, name = name.split(".")
+        (content[whole[0]] if whole else content)[name] = value
+    if "pruned" in change:
+        content |= {"node_terms": None, "edge_terms": None}
+    with pytest.raises(FileFormatError, match="not a selection") as caught:
+        Selection.from_json(json.dumps(content))
+    assert said in str(caught.value)
+    assert ".." not in str(caught.value).replace("...", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[" * 200_000, "it is no JSON"), ("[]", "it is [], not an object"), ("7", "it is 7"),
+     ("null", "it is None"), ("{", "it is no JSON"), ("{}", "its format is None"),
+     ('{"format": "cocurve-selection", "version": 1}', "is missing")],
+    ids=lambda text: text[:9],
+)  # fmt: skip
+def test_json_that_is_no_plan_is_a_file_format_error(text: str, said: str) -> None:
+    with pytest.raises(FileFormatError, match="not a selection") as caught:
+        Selection.from_json(text)
+    assert said in str(caught.value)
+
+
+# Guards -------------------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), ratio=st.floats(0, 0.6), cap=st.floats(0.05, 1.0))
+def test_no_layer_exceeds_its_cap(seed: int, ratio: float, cap: float) -> None:
+    curvature = random_curvature(SMALL, seed)
+    try:
+        plan = solve_greedy(curvature, ratio, guards=Guards(layer_cap=cap))
+    except InfeasibleError:
+        return
+    for layer in range(3):
+        gone = sum(SMALL[u].cost for u in plan.pruned if SMALL[u].layer == layer)
+        assert gone <= cap * 43 * (1 + 1e-12)
+
+
+def test_a_cap_met_exactly_is_allowed() -> None:
+    units = make_units(1, 0, 100, ffn_cost=1)
+    guards = Guards(layer_cap=0.29)  # 0.29 * 100 is 28.999999999999996
+    assert len(solve_greedy(random_curvature(units), 0.29, guards=guards)) == 29
+
+
+def test_cap_factor_follows_the_ratio() -> None:
+    curvature = random_curvature(SMALL)
+    by_factor = solve_greedy(curvature, 0.4, guards=Guards(layer_cap_factor=1.5))
+    by_cap = solve_greedy(curvature, 0.4, guards=Guards(layer_cap=0.6))
+    assert by_factor.pruned == by_cap.pruned
+
+
+def test_protection_and_kinds() -> None:
+    curvature = random_curvature(SMALL)
+    plan = solve_greedy(
+        curvature, 0.2, guards=Guards(protect_first=1, protect_last=1, kinds=("ffn",))
+    )
+    assert {(SMALL[u].layer, SMALL[u].kind) for u in plan.pruned} == {(1, "ffn")}
+
+
+# What cannot be done ------------------------------------------------------------------------------
+
+
+def brute_force_reach(
+    units: UnitSet, guards: Guards, ratio: float, include: Any = (), exclude: Any = ()
+) -> float:
+    """The largest realised ratio over all sets of units that keep to the guards."""
+    free = [u for u in range(len(units)) if u not in (*include, *exclude)]
+    best = 0
+    for count in range(len(free) + 1):
+        for extra in combinations(free, count):
+            members = [*include, *extra]
+            fine = all(
+                allowed(units, [i for i in members if i != u], u, ratio, guards) for u in members
+            )
+            if fine:
+                best = max(best, sum(units[u].cost for u in members))
+    return best / units.total_cost
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    costs=st.lists(st.integers(1, 30), min_size=4, max_size=8),
+    guards=guard_sets,
+    excluded=st.integers(0, 3),
+)
+def test_reachable_ratio_is_the_best_of_all_plans(
+    costs: list[int], guards: Guards, excluded: int
+) -> None:
+    units = UnitSet(
+        tuple(
+            Unit(("attention", "ffn")[i % 2], i // 4, (i % 4) // 2, 0, 1, cost)
+            for i, cost in sorted(enumerate(costs), key=lambda x: (x[0] // 4, x[0] % 2, x[0]))
+        )
+    )
+    found = reachable_ratio(units, guards, 0.5, exclude=[excluded])
+    assert found == brute_force_reach(units, guards, 0.5, exclude=[excluded])
+
+
+def test_reachable_ratio_counts_forced_units() -> None:
+    guards = Guards(layer_cap=0.6)  # 25.8 of 43: the best is 5 + 5 + 11 = 21 or 11 + 11 = 22
+    assert reachable_ratio(SMALL, guards, 0.5) == 66 / 129
+    assert reachable_ratio(SMALL, guards, 0.5, include=[0]) == (21 + 22 + 22) / 129
+
+
+def test_the_ceiling_of_llama_8b() -> None:
+    """Cap 0.30 and protection 2/2 allow 26.25 % in the continuum, 26.08 % in whole units."""
+    units = llama_8b_units()
+    assert (len(units), units.total_cost) == (768, 6_979_321_856)
+    guards = Guards(layer_cap=0.30, protect_first=2, protect_last=2)
+    best = reachable_ratio(units, guards, 0.27)
+    assert best == pytest.approx(28 / 32 * 124 / 416, rel=1e-12)
+    assert f"{best:.2%}" == "26.08%"
+    with pytest.raises(InfeasibleError, match=r"more than 26\.08%") as caught:
+        solve_greedy(random_curvature(units), 0.27, guards=guards)
+    assert caught.value.requested_ratio == 0.27
+    assert caught.value.reachable_ratio == best
+    assert caught.value.stalled_ratio is None
+
+
+def test_a_stall_of_greedy_is_told_from_an_impossible_ratio() -> None:
+    units = UnitSet(  # room for 4 of 7: attention alone (3) or both FFN groups (4)
+        (
+            Unit("attention", 0, 0, 0, 3, 3),
+            Unit("ffn", 0, 0, 0, 2, 2),
+            Unit("ffn", 0, 1, 2, 4, 2),
+        )
+    )
+    curvature = Curvature(np.diag([1.0, 2.0, 2.0]), units)
+    guards = Guards(layer_cap=4 / 7)
+    with pytest.raises(InfeasibleError, match=r"lambda 1 stalls at 42\.85%.*57\.14%") as caught:
+        solve_greedy(curvature, 0.5, guards=guards)
+    assert caught.value.stalled_ratio == 3 / 7
+    assert caught.value.reachable_ratio == 4 / 7
+    with pytest.raises(InfeasibleError, match=r"no plan removes more than 57\.14%") as caught:
+        solve_greedy(curvature, 0.6, guards=guards)
+    assert caught.value.stalled_ratio is None
+    # the way out that the message proposes
+    assert solve_greedy(curvature, 0.5, guards=guards, exclude=[0]).pruned == (1, 2)
+
+
+@pytest.mark.parametrize("scale", [1, 10**6, 10**9])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_knapsack_of_a_few_units_is_exact(scale: int, odd: int) -> None:
+    """7, 11 and 13 (of 31) under half: 13 fits, 15 would be the cap; also without a divisor."""
+    costs = [7 * scale, 11 * scale + odd, 13 * scale]
+    units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, cost) for i, cost in enumerate(costs)))
+    assert reachable_ratio(units, Guards(layer_cap=0.5), 0.1) == costs[2] / sum(costs)
+    with pytest.raises(InfeasibleError, match=r"no plan removes more than 4[01]\."):
+        solve_greedy(Curvature(np.eye(3), units), 0.45, guards=Guards(layer_cap=0.5))
+
+
+@pytest.mark.parametrize(("count", "exact"), [(40, True), (42, False)])
+def test_where_only_a_bound_is_known_no_plan_is_promised(count: int, exact: bool) -> None:
+    """Half of 1.5 each: 0.475 and 20 / 42 of them fit under 0.49."""
+    units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 4) for i in range(count)))
+    curvature, guards = Curvature(np.eye(count), units), Guards(layer_cap=0.49)
+    with pytest.raises(InfeasibleError) as caught:
+        solve_greedy(curvature, 0.48, guards=guards, costs=[1.5] * count)
+    assert ("no plan removes more than 47.50%" in str(caught.value)) == exact
+    assert ("stalls at 47.61%" in str(caught.value)) != exact
+    assert ("though room for 49.00% exists" in str(caught.value)) != exact
+
+
+def test_a_cap_that_moves_with_the_ratio_but_is_no_cap_is_met_by_asking_for_less() -> None:
+    guards = Guards(layer_cap_factor=10, protect_first=1)
+    curvature = random_curvature(make_units(4, 0, 8))
+    with pytest.raises(InfeasibleError, match=r"Ask for at most 75\.00%"):
+        solve_greedy(curvature, 0.9, guards=guards)
+    assert len(solve_greedy(curvature, 0.75, guards=guards)) == 24
+
+
+def test_a_cap_that_moves_with_the_ratio_is_not_met_by_asking_for_less() -> None:
+    guards = Guards(layer_cap_factor=1.1, protect_first=2, protect_last=2)
+    curvature = random_curvature(llama_8b_units())
+    for ratio in (0.3, 0.286, 0.265):
+        with pytest.raises(InfeasibleError, match=r"the layer cap is 1\.1 x the ratio") as caught:
+            solve_greedy(curvature, ratio, guards=guards)
+        assert caught.value.stalled_ratio is None
+        assert "Ask for" not in str(caught.value)
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [1, 1.5, -0.1, float("nan"), float("inf")])
+def test_bad_ratio(ratio: float) -> None:
+    with pytest.raises(InputError, match=r"lies in \[0, 1\)"):
+        solve_greedy(random_curvature(SMALL), ratio)
+
+
+@pytest.mark.parametrize("strength", [-1.0, float("nan"), float("inf")])
+def test_bad_lambda(strength: float) -> None:
+    with pytest.raises(InputError, match="interaction_strength is"):
+        solve_greedy(random_curvature(SMALL), 0.2, strength)
+
+
+@pytest.mark.parametrize("unit", ["L9.ffn[0]", 15, -1, Unit("ffn", 0, 0, 0, 11, 12)])
+def test_unknown_units(unit: Any) -> None:
+    for keyword in ("include", "exclude"):
+        with pytest.raises(InputError, match="there is no unit"):
+            solve_greedy(random_curvature(SMALL), 0.2, **{keyword: [unit]})
+
+
+@pytest.mark.parametrize(
+    ("guards", "exclude", "message"),
+    [
+        (Guards(), ["L0.ffn[1]"], "in exclude too"),
+        (Guards(protect_first=1), [], "protected layer"),
+        (Guards(kinds=("attention",)), [], "kind that may not be pruned"),
+        (Guards(layer_cap=0.3), [], "above its cap"),
+    ],
+)
+def test_an_included_unit_may_not_break_a_rule(
+    guards: Guards, exclude: list[str], message: str
+) -> None:
+    include = ["L0.attention[0]", "L0.ffn[1]"] if guards.layer_cap else ["L0.ffn[1]"]
+    with pytest.raises(InputError, match=rf"L0\.ffn\[1\], which .*{message}"):
+        solve_greedy(random_curvature(SMALL), 0.2, 1.0, guards, include=include, exclude=exclude)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_cap": 0.0},
+        {"layer_cap": 1.1},
+        {"layer_cap": float("nan")},
+        {"layer_cap": 0.5, "layer_cap_factor": 1.5},
+        {"layer_cap_factor": 0.0},
+        {"protect_first": -1},
+        {"kinds": ()},
+        {"kinds": ("mlp",)},
+    ],
+)
+def test_bad_guards(fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Guards(**fields)

@@ -1,0 +1,380 @@
+"""Targets: quantities as people write them, what they cost in units, and what a plan realises."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cocurve_lab as cl
+from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
+from cocurve_lab.models.units import Unit, UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
+from cocurve_widgets import LambdaExplorer, Session
+from helpers.problems import llama_8b_units, make_units, naive_greedy, random_curvature
+from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text
+
+SMALL = make_units()  # 15 units, layer cost 43, total 129
+WHOLE = UnitSet(SMALL.units, 3, total_parameters=200)  # 71 parameters that cannot go
+# families whose FFN is not gated, or whose heads go together: costs alone do not tell head_dim
+SETTINGS = settings(max_examples=100, derandomize=True, deadline=None)
+
+
+# Quantities ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("6B", 6 * 10**9), ("6b", 6 * 10**9), (" 6.74 B ", 6_740_000_000), ("350M", 350_000_000),
+        ("1.5k", 1500), ("6,738,415,616", 6_738_415_616), ("6e9", 6 * 10**9), (6e9, 6 * 10**9),
+        (268_672, 268_672), (np.int64(7), 7), ("0.0000000019T", 1900), ("0.1M", 100_000),
+    ],
+)  # fmt: skip
+def test_counts(text: Any, amount: int) -> None:
+    assert read_count(text, "parameters").amount == amount
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("12 GB", 12 * 10**9), ("12GiB", 12 * 2**30), ("96 KiB", 96 * 1024), ("96 kB", 96_000),
+        ("1.5 MiB", 3 * 2**19), ("2 TB", 2 * 10**12), ("100", 100), ("100 b", 100), (4096, 4096),
+    ],
+)  # fmt: skip
+def test_bytes(text: Any, amount: int) -> None:
+    assert read_bytes(text, "size").amount == amount
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "B", "six", "-1B", "0", "0.0001", "12 G", "6 GB", "1,5B", "1.2.3", "6BB", "nan", "1e400",
+     True, float("nan"), float("inf"), -5, 0.2, [6]],
+)  # fmt: skip
+def test_what_is_no_count_is_refused(text: Any) -> None:
+    with pytest.raises(InputError, match=r"no positive quantity.*6B"):
+        read_count(text, "parameters")
+
+
+@pytest.mark.parametrize("text", ["12 G", "12 Gi", "12B GB", "6 M", "-1 GB", "1,5 GB"])
+def test_bytes_that_mean_two_things_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"GB \(10\^9\) or KiB"):
+        read_bytes(text, "size")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "names none"),
+        ({"parameters": "6B", "size": "1 GB"}, "names parameters and size"),
+        ({"size": "12 GB"}, "say of what"),
+        ({"kv_cache": "96 KiB"}, "say of what"),
+        ({"size": "12 GB", "dtype": "int4"}, "dtype is 'int4'; choose from float64"),
+        ({"parameters": "6B", "dtype": "bf16"}, "has no part"),
+        ({"ratio": 0.2, "dtype": "bf16"}, "has no part"),
+        ({"parameters": "6B", "costs": [1]}, "do not go with parameters"),
+        ({"ratio": 1.0}, r"in \[0, 1\)"),
+        ({"ratio": float("nan")}, r"in \[0, 1\)"),
+        ({"ratio": 0.2, "costs": [1, -2]}, r"costs\[1\] is -2"),
+        ({"ratio": 0.2, "costs": [1, float("inf")]}, r"costs\[1\] is inf"),
+        ({"ratio": 0.2, "costs": [0, 0]}, "all costs are 0"),
+        ({"ratio": 0.2, "costs": ["a"]}, "not a list of numbers"),
+        ({"ratio": 0.2, "costs": [[1]]}, "not a list of numbers"),
+        ({"ratio": 0.2, "costs": []}, "not a list of numbers|all costs are 0"),
+    ],
+)
+def test_targets_that_say_too_little_or_too_much(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Target(**fields)
+
+
+# Parameters and bytes -----------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), left=st.integers(72, 210), strength=st.sampled_from([0.0, 1.0]))
+def test_parameters_left_are_at_most_what_was_asked(seed: int, left: int, strength: float) -> None:
+    plan = solve_greedy(random_curvature(WHOLE, seed), Target(parameters=left), strength)
+    found = 200 - plan.pruned_cost
+    assert plan.realized_target == found <= max(left, 0)
+    if plan.pruned:
+        assert found + WHOLE[plan.pruned[-1]].cost > left  # no unit too many
+        assert plan.requested_ratio == pytest.approx((200 - left) / 129)
+    else:
+        assert left >= 200
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), left=st.integers(73, 150))
+def test_a_target_of_parameters_is_a_ratio_in_other_words(seed: int, left: int) -> None:
+    curvature = random_curvature(WHOLE, seed)
+    guards = Guards(layer_cap_factor=1.9)
+    plan = solve_greedy(curvature, Target(parameters=left), guards=guards)
+    by_ratio = solve_greedy(curvature, plan.requested_ratio, guards=guards)
+    assert plan.pruned == by_ratio.pruned
+    assert plan.realized_ratio == by_ratio.realized_ratio
+    refined = cl.refine(plan, curvature)
+    assert refined.realized_target is not None
+    assert refined.realized_target <= left
+    assert solve_greedy(curvature, Target(parameters=left)).prefix(0.0).target is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "item"), [("bfloat16", 2), ("fp32", 4), (torch.float16, 2), ("float8_e4m3fn", 1)]
+)
+def test_bytes_are_parameters_times_their_width(dtype: Any, item: int) -> None:
+    curvature = random_curvature(WHOLE)
+    plan = solve_greedy(curvature, Target(size=item * 150 + item - 1, dtype=dtype))
+    assert plan.pruned == solve_greedy(curvature, Target(parameters=150)).pruned
+    assert plan.realized_target == item * (200 - plan.pruned_cost)
+
+
+def test_the_realised_size_is_that_of_the_pruned_model() -> None:
+    model = tiny_model(tie_word_embeddings=True).to(torch.bfloat16)
+    units = cl.enumerate_units(model, GROUPS)
+    plan = solve_greedy(random_curvature(units), Target(size="60 kB", dtype=model.dtype))
+    weights = cl.prune(model, plan).parameters()
+    assert sum(p.numel() * p.element_size() for p in weights) == plan.realized_target <= 60_000
+
+
+def test_llama_8b_at_six_billion() -> None:
+    units = UnitSet(llama_8b_units().units, 16, total_parameters=8_030_261_248)
+    curvature = random_curvature(units)
+    plan = solve_greedy(curvature, Target(parameters="6B"))
+    assert 6e9 - 11_010_048 < plan.realized_target <= 6e9
+    assert "at most 6B parameters asked, 5.99" in repr(plan)
+    same = solve_greedy(curvature, Target(size="12 GB", dtype="bf16"))
+    assert same.pruned == plan.pruned
+    assert "at most 12 GB of weights in bfloat16 asked, 11.9" in repr(same)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target(parameters="1T"), "at most 1T parameters asked, 200 parameters realised"),
+        (Target(size="1 GB", dtype="bf16"), "1 GB of weights in bfloat16 asked, 400 B of weights"),
+        (Target(size="300", dtype="bf16"), "at most 300 B of weights in bfloat16 asked"),
+        (Target(size="0.3 kB", dtype="bf16"), "at most 0.3 kB of weights in bfloat16 asked, 0."),
+    ],
+)
+def test_what_is_realised_is_shown_in_a_unit_that_can_show_it(target: Target, words: str) -> None:
+    assert words in repr(solve_greedy(random_curvature(WHOLE), target))
+
+
+def test_the_smallest_reachable_value_is_named_in_the_unit_asked_for() -> None:
+    curvature = random_curvature(WHOLE)
+    with pytest.raises(InfeasibleError, match=r"at most 0\.07k parameters is out of") as caught:
+        solve_greedy(curvature, Target(parameters="0.07k"))
+    assert "no plan leaves less than 0.071k parameters under no guards" in str(caught.value)
+    assert caught.value.reachable_ratio == 1
+    assert caught.value.requested_ratio == pytest.approx(130 / 129)
+    assert len(solve_greedy(curvature, Target(parameters="0.071k"))) == 15
+    guards = Guards(layer_cap=0.5)  # 21 of each layer's 43
+    with pytest.raises(InfeasibleError, match="leaves less than 548 B of weights in float32"):
+        solve_greedy(curvature, Target(size="300 B", dtype="float32"), guards=guards)
+
+
+def test_a_release_without_its_model_cannot_count_it() -> None:
+    for target in (Target(parameters="100"), Target(size="1 kB", dtype="bf16")):
+        with pytest.raises(InputError, match="whose size this UnitSet does not know"):
+            solve_greedy(random_curvature(SMALL), target)
+
+
+# KV cache -----------------------------------------------------------------------------------------
+
+
+def cached_bytes(model: Any) -> int:
+    """Bytes that transformers caches per token, from the cache itself."""
+    text = tiny_text(1, length=3)  # within every sliding window
+    cache = model(input_ids=text.input_ids, use_cache=True).past_key_values
+    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    return sum(t.numel() * t.element_size() for t in tensors) // 3
+
+
+@pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
+def test_kv_bytes_are_what_the_cache_holds(family: str, heads: str) -> None:
+    model = tiny_model(family, heads)
+    units = cl.enumerate_units(model, GROUPS)
+    costs = kv_cache_costs(units, "float32", model)
+    assert costs.sum() == cached_bytes(model)
+    assert not costs[units.kinds == "ffn"].any()
+    np.testing.assert_array_equal(2 * kv_cache_costs(units, "bf16", model), costs)
+    np.testing.assert_array_equal(costs, kv_cache_costs(units, "float32"))  # from costs alone
+
+
+def test_a_kv_budget_is_met_by_heads_alone() -> None:
+    model = tiny_model("qwen2", "mha")
+    units = cl.enumerate_units(model, GROUPS)  # 12 heads of 64 bytes
+    curvature = random_curvature(units)
+    target, guards = Target(kv_cache="0.4 KiB", dtype="float32"), Guards(layer_cap=0.75)
+    plan = solve_greedy(curvature, target, guards=guards)
+    assert {units[u].kind for u in plan.pruned} == {"attention"}
+    assert plan.realized_target == 6 * 64 == cached_bytes(cl.prune(model, plan))
+    # heads are all alike, so this is the greedy that counts heads: three of four per layer at most
+    heads = np.where(units.kinds == "attention", 1, 0)
+    assert plan.pruned == solve_greedy(curvature, 0.5, guards=guards, costs=heads).pruned
+    assert list(plan.pruned) == naive_greedy(curvature, 0.5, guards=guards, costs=heads)
+    with pytest.raises(InfeasibleError, match=r"less than 0\.188 KiB of KV cache per token"):
+        solve_greedy(curvature, Target(kv_cache="0.1 KiB", dtype="float32"), guards=guards)
+    ffn = UnitSet(tuple(u for u in units if u.kind == "ffn"))
+    with pytest.raises(InputError, match="no attention units"):
+        kv_cache_costs(ffn, "float32")
+
+
+def test_what_costs_do_not_tell_is_asked_for() -> None:
+    curvature = random_curvature(SMALL)
+    with pytest.raises(InputError, match=r"fits no head_dim.*costs=kv_cache_costs"):
+        solve_greedy(curvature, Target(kv_cache="1 KiB", dtype="bf16"))
+    mine = [64 if unit.kind == "attention" else 0 for unit in SMALL]
+    plan = solve_greedy(curvature, Target(kv_cache=200, costs=mine))
+    assert plan.realized_target == 192
+    assert {SMALL[u].kind for u in plan.pruned} == {"attention"}
+    with pytest.raises(cl.MismatchError, match="differ first at"):
+        kv_cache_costs(SMALL, "bf16", tiny_model())
+
+
+# Costs of one's own -------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 10_000),
+    share=st.floats(0, 0.9),
+    strength=st.sampled_from([0.0, 0.5, 1.0]),
+    cap=st.sampled_from([1.0, 0.5]),
+    whole=st.booleans(),
+)
+def test_own_costs_replace_parameters_throughout(
+    seed: int, share: float, strength: float, cap: float, whole: bool
+) -> None:
+    rng, curvature = np.random.default_rng(seed), random_curvature(WHOLE, seed)
+    costs = rng.integers(0, 5, 15).astype(float) if whole else rng.uniform(0.1, 3, 15)
+    costs[0] = max(costs[0], 1)
+    guards = Guards(layer_cap=None if cap == 1 else cap)
+    expected = naive_greedy(curvature, share, strength, guards, costs=costs)
+    if expected is None:
+        with pytest.raises(InfeasibleError):
+            solve_greedy(curvature, share, strength, guards, costs=costs)
+        return
+    plan = solve_greedy(curvature, share, strength, guards, costs=costs.tolist())
+    assert plan.pruned == tuple(expected)
+    gone = costs[list(plan.pruned)].sum() / costs.sum()
+    assert plan.realized_target == pytest.approx(gone)
+    # parameters are still parameters
+    assert plan.realized_ratio == plan.requested_ratio == plan.pruned_cost / 129
+    assert plan.pruned_cost == SMALL.costs[list(plan.pruned)].sum()
+
+
+def test_costs_of_parameters_are_the_plain_solve() -> None:
+    curvature = random_curvature(SMALL, 4)
+    plain = solve_greedy(curvature, 0.4)
+    own = solve_greedy(curvature, 0.4, costs=SMALL.costs)
+    assert own.pruned == plain.pruned
+    assert "(54 parameters; at least 40.00% of the costs removed asked, 41.86%" in repr(own)
+
+
+@SETTINGS
+@given(costs=st.lists(st.floats(0.1, 9), min_size=5, max_size=5), cap=st.floats(0.2, 0.99))
+def test_the_reachable_share_of_fractional_costs_is_the_best_of_all(
+    costs: list[float], cap: float
+) -> None:
+    units = make_units(1, 2, 3)
+    sums = [np.dot(mask, costs) for mask in product((0, 1), repeat=5)]
+    best = max(s for s in sums if s <= cap * sum(costs) * (1 + 1e-12)) / sum(costs)
+    guards = Guards(layer_cap=cap)
+    with pytest.raises(InfeasibleError) as caught:
+        solve_greedy(random_curvature(units), 0.999, guards=guards, costs=costs)
+    assert caught.value.reachable_ratio == pytest.approx(best)
+
+
+def test_costs_must_fit_the_units() -> None:
+    curvature = random_curvature(SMALL)
+    with pytest.raises(InputError, match="there are 3 costs for 15 units"):
+        solve_greedy(curvature, 0.2, costs=[1, 2, 3])
+    with pytest.raises(InputError, match="give the costs to the Target"):
+        solve_greedy(curvature, Target(ratio=0.2), costs=np.ones(15))
+    with pytest.raises(InputError, match=r"lies in \[0, 1\)"):
+        solve_greedy(curvature, 1.5, costs=np.ones(15))
+
+
+def test_an_included_unit_may_cost_nothing() -> None:
+    costs = np.where(SMALL.kinds == "ffn", 0, 3)
+    plan = solve_greedy(random_curvature(SMALL), 0.3, include=["L1.ffn[0]"], costs=costs)
+    assert plan.pruned[0] == SMALL.index("L1.ffn[0]")
+    assert {SMALL[u].kind for u in plan.pruned[1:]} == {"attention"}
+
+
+def test_a_share_out_of_reach_is_told_in_own_costs() -> None:
+    costs = np.where(SMALL.layers == 0, 4.0, 1.0)  # layer 0 holds 2 / 3
+    with pytest.raises(InfeasibleError, match=r"no plan removes more than 33\.33%") as caught:
+        solve_greedy(random_curvature(SMALL), 0.5, guards=Guards(protect_first=1), costs=costs)
+    assert caught.value.reachable_ratio == pytest.approx(1 / 3)
+
+
+# What a targeted plan may not become --------------------------------------------------------------
+
+
+def test_only_solve_greedy_takes_targets() -> None:
+    curvature = random_curvature(WHOLE)
+    for call in (
+        lambda t: cl.lambda_path(curvature, t),
+        lambda t: cl.risk_lower_bound(curvature, t),
+        lambda t: cl.reachable_ratio(WHOLE, Guards(), t),
+    ):
+        with pytest.raises(InputError, match="which only solve_greedy takes"):
+            call(Target(parameters=150))
+
+
+def test_other_budgets_are_not_silently_dropped() -> None:
+    curvature = random_curvature(SMALL)
+    plan = solve_greedy(curvature, 0.3, costs=np.arange(1, 16))
+    with pytest.raises(InputError, match="its prefixes would not"):
+        plan.prefix(0.1)
+    with pytest.raises(InputError, match="a refined plan would not"):
+        cl.refine(plan, curvature)
+    explorer = LambdaExplorer(curvature, session=Session(curvature))
+    shown = explorer.selection
+    explorer.session.selection = plan
+    assert "cannot make" in explorer.status
+    assert explorer.selection is shown
+    explorer.close()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [Target(parameters="0.15k"), Target(size="300 B", dtype=torch.bfloat16),
+     Target(ratio=0.3, costs=np.arange(15) / 7), Target(kv_cache=200, costs=range(1, 16))],
+    ids=lambda target: target.goal,
+)  # fmt: skip
+def test_a_targeted_plan_survives_json(target: Target) -> None:
+    plan = solve_greedy(random_curvature(WHOLE), target)
+    again = Selection.from_json(plan.to_json())
+    assert again.target == plan.target == target
+    assert again.realized_target == plan.realized_target
+    assert repr(again) == repr(plan)
+    content = json.loads(plan.to_json())
+    content["target"]["ratio"] = 7
+    with pytest.raises(FileFormatError, match="not a selection"):
+        Selection.from_json(json.dumps(content))
+
+
+def test_plans_of_a_ratio_say_nothing_of_targets() -> None:
+    plan = solve_greedy(random_curvature(SMALL), 0.3)
+    assert (plan.target, plan.realized_target, plan.uniform) == (None, None, False)
+    assert not {"target", "uniform"} & set(json.loads(plan.to_json()))
+    assert "30.00% asked" in repr(plan)
+
+
+def test_units_of_one_kind_alone_have_no_known_cache() -> None:
+    units = UnitSet((Unit("attention", 0, 0, 0, 8, 640),))
+    with pytest.raises(InputError, match="fits no head_dim"):
+        kv_cache_costs(units, "bf16")

@@ -1,0 +1,223 @@
+"""Uniform plans: the same counts in every layer, against brute force, and in a stock class."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
+
+import cocurve_lab as cl
+from cocurve_lab.errors import InfeasibleError, InputError
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import Target
+from helpers.problems import llama_8b_units, make_units, random_curvature
+from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
+
+SMALL = make_units(2, 3, 4)  # 2 layers of 3 heads (cost 5) and 4 FFN groups (cost 11): 118
+SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
+Widths = dict[int, Counter]
+
+
+def widths(units: UnitSet, chosen: Any) -> Widths:
+    """Per layer, how many of the chosen units there are of each kind and number of columns."""
+    found: Widths = {layer: Counter() for layer in range(units.num_layers)}
+    for u in chosen:
+        unit = units[u]
+        found[unit.layer][unit.kind, unit.stop - unit.start] += 1
+    return found
+
+
+def is_uniform(units: UnitSet, pruned: Any) -> bool:
+    """All layers lose alike, and none loses a whole kind."""
+    gone, whole = widths(units, pruned), widths(units, range(len(units)))
+    kinds = {unit.kind for unit in units}
+    left = {layer: Counter(k for k, _ in (whole[layer] - gone[layer]).elements()) for layer in gone}
+    alike = all(gone[layer] == gone[0] for layer in gone)
+    return alike and all(left[layer][kind] > 0 for layer in left for kind in kinds)
+
+
+def every_uniform(units: UnitSet) -> list[tuple[int, ...]]:
+    """All uniform sets, by going through all subsets of every layer."""
+    per_layer = [
+        [s for size in range(len(mine) + 1) for s in combinations(mine, size)]
+        for mine in (np.flatnonzero(units.layers == n).tolist() for n in range(units.num_layers))
+    ]
+    sets = [sum(parts, ()) for parts in product(*per_layer)]
+    return [s for s in sets if is_uniform(units, s)]
+
+
+EVERY = every_uniform(SMALL)
+
+
+# The plan -----------------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), ratio=st.floats(0, 0.8), cap=st.sampled_from([None, 0.6]))
+def test_the_diagonal_plan_is_the_best_of_all_uniform_ones(
+    seed: int, ratio: float, cap: float | None
+) -> None:
+    """At lambda 0 greedy within quotas is a sort, so the search over counts must be exact."""
+    curvature = random_curvature(SMALL, seed)
+    fits = [
+        s for s in EVERY
+        if SMALL.costs[list(s)].sum() >= ratio * 118 * (1 - 1e-12)
+        and SMALL.costs[list(s)].sum() <= 118 * (cap or 1)
+    ]  # fmt: skip
+    guards = Guards(layer_cap=cap)
+    if not fits:
+        with pytest.raises(InfeasibleError, match="with the same counts in every layer no plan"):
+            solve_greedy(curvature, ratio, 0.0, guards, uniform=True)
+        return
+    plan = solve_greedy(curvature, ratio, 0.0, guards, uniform=True)
+    assert is_uniform(SMALL, plan.pruned)
+    assert plan.uniform
+    best = min(curvature.saliency[list(s)].sum() / 2 for s in fits)
+    assert plan.objective == pytest.approx(best)
+
+
+@SETTINGS
+@given(seed=st.integers(0, 10_000), ratio=st.floats(0.01, 0.72), strength=st.floats(0.1, 2))
+def test_plans_with_edges_are_uniform_reach_the_ratio_and_state_their_risk(
+    seed: int, ratio: float, strength: float
+) -> None:
+    curvature = random_curvature(SMALL, seed)
+    plan = solve_greedy(curvature, ratio, strength, uniform=True)
+    assert is_uniform(SMALL, plan.pruned)
+    assert plan.requested_ratio == ratio <= plan.realized_ratio + 1e-12
+    s = plan.indicator.astype(float)
+    off = curvature.matrix - np.diag(curvature.saliency)
+    assert plan.predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
+    assert plan.objective == pytest.approx(curvature.saliency @ s / 2 + strength * s @ off @ s / 2)
+    # one unit per layer less would miss the ratio
+    gone = widths(SMALL, plan.pruned)[0]
+    least = min(11 if kind == "ffn" else 5 for kind, _ in gone)
+    assert plan.pruned_cost - 2 * least < ratio * 118
+    # and no better by any one choice of counts than by the other: greedy of each by hand
+    assert plan.objective == pytest.approx(min(by_hand(curvature, ratio, strength)))
+
+
+def by_hand(curvature: Any, ratio: float, strength: float) -> list[float]:
+    """R_lambda of greedy within quotas for each minimal pair of counts, marginals summed afresh."""
+    units, matrix, objectives = curvature.units, curvature.matrix, []
+    for heads, groups in product(range(3), range(4)):
+        cost = 2 * (5 * heads + 11 * groups)
+        fewer = [cost - 2 * c for n, c in ((heads, 5), (groups, 11)) if n]
+        if cost < ratio * 118 or max(fewer, default=-1) >= ratio * 118:
+            continue
+        pruned: list[int] = []
+        quota = {"attention": heads, "ffn": groups}
+        while len(pruned) < 2 * (heads + groups):
+            scores = {}
+            for u in set(range(len(units))) - set(pruned):
+                place = units[u].layer, units[u].kind
+                alike = [v for v in pruned if (units[v].layer, units[v].kind) == place]
+                if len(alike) < quota[units[u].kind]:
+                    edges = sum(matrix[u, v] for v in pruned)
+                    scores[u] = (matrix[u, u] / 2 + strength * edges) / units[u].cost
+            pruned.append(min(scores, key=lambda u: (scores[u], u)))
+        block = matrix[np.ix_(pruned, pruned)]
+        node = np.trace(block) / 2
+        objectives.append(node + strength * (block.sum() / 2 - node))
+    return objectives
+
+
+def test_include_exclude_and_kinds_bind() -> None:
+    curvature = random_curvature(SMALL, 1)
+    plan = solve_greedy(
+        curvature, 0.3, include=["L1.attention[2]", "L0.ffn[3]"], exclude=["L0.ffn[0]"],
+        uniform=True,
+    )  # fmt: skip
+    assert plan.pruned[:2] == (SMALL.index("L1.attention[2]"), SMALL.index("L0.ffn[3]"))
+    assert SMALL.index("L0.ffn[0]") not in plan.pruned
+    assert is_uniform(SMALL, plan.pruned)
+    assert widths(SMALL, plan.pruned)[0]["attention", 5] >= 1
+    heads = solve_greedy(curvature, 0.1, guards=Guards(kinds=("attention",)), uniform=True)
+    assert {SMALL[u].kind for u in heads.pruned} == {"attention"}
+    assert len(solve_greedy(curvature, 0, uniform=True)) == 0
+
+
+def test_a_kv_target_takes_heads_evenly() -> None:
+    units = cl.enumerate_units(tiny_model("llama", "mha"), GROUPS)
+    target = Target(kv_cache="0.6 KiB", dtype="float32")  # of 768 bytes: 64 per head
+    plan = solve_greedy(random_curvature(units), target, uniform=True)
+    assert plan.realized_target == 576
+    assert [len(list(c.elements())) for c in widths(units, plan.pruned).values()] == [1, 1, 1]
+
+
+def test_llama_8b_is_solved_in_layers_of_equal_width() -> None:
+    units = llama_8b_units()
+    plan = solve_greedy(random_curvature(units), 0.2, uniform=True)
+    assert is_uniform(units, plan.pruned)
+    assert 0.2 <= plan.realized_ratio < 0.2 + 32 * 11_010_048 / units.total_cost
+
+
+# What cannot be uniform ---------------------------------------------------------------------------
+
+
+def test_the_most_that_uniform_plans_reach_is_named() -> None:
+    curvature = random_curvature(SMALL)
+    with pytest.raises(InfeasibleError, match=r"no plan removes more than 72\.88%") as caught:
+        solve_greedy(curvature, 0.8, uniform=True)
+    assert caught.value.reachable_ratio == 86 / 118  # 2 of 3 heads and 3 of 4 groups
+    assert solve_greedy(curvature, 0.7288, uniform=True).pruned_cost == 86
+
+
+def test_what_contradicts_uniform_is_refused_with_the_reason() -> None:
+    curvature = random_curvature(SMALL)
+    with pytest.raises(InputError, match="takes the same from every layer"):
+        solve_greedy(curvature, 0.2, guards=Guards(protect_last=1), uniform=True)
+    with pytest.raises(InputError, match=r"range from 1 to 10.*needs one cost"):
+        solve_greedy(curvature, 0.2, costs=np.arange(1, 15), uniform=True)
+    uneven = UnitSet(SMALL.units[:-1])
+    with pytest.raises(InputError, match="layer 1 has other units than layer 0"):
+        solve_greedy(random_curvature(uneven), 0.2, uniform=True)
+
+
+def test_a_uniform_plan_keeps_its_promise_or_says_so() -> None:
+    curvature = random_curvature(SMALL)
+    plan = solve_greedy(curvature, 0.4, uniform=True)
+    assert "the same counts in every layer" in repr(plan)
+    assert Selection.from_json(plan.to_json()).uniform
+    with pytest.raises(InputError, match="its prefixes would not"):
+        plan.prefix(0.1)
+    with pytest.raises(InputError, match="equal counts in every layer; a refined plan would not"):
+        cl.refine(plan, curvature)
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "phi3"])
+@torch.no_grad()
+def test_the_stock_class_holds_the_pruned_model(family: str) -> None:
+    """42 FFN channels in 4 groups of 11 and 10: equal counts alone would not give equal widths."""
+    model, text = tiny_model(family, "gqa"), tiny_text(2)
+    units = cl.enumerate_units(model, GROUPS)
+    plan = solve_greedy(random_curvature(units, 3), 0.4, uniform=True)
+    gone = widths(units, plan.pruned)[0]
+    assert is_uniform(units, plan.pruned)
+    pruned = cl.prune(model, plan)
+    config = copy.deepcopy(model.config)
+    config.head_dim = units[0].stop // 2  # two query heads per group
+    heads = sum(n for (kind, _), n in gone.items() if kind == "attention")
+    config.num_key_value_heads -= heads
+    config.num_attention_heads -= 2 * heads
+    config.intermediate_size -= sum(n * width for (kind, width), n in gone.items() if kind == "ffn")
+    stock = AutoModelForCausalLM.from_config(config)
+    stock.load_state_dict(pruned.state_dict())  # strict: every name and shape
+    found = full_logits(stock.eval(), text.input_ids)
+    with masked_by_hand(model, [units.units[u] for u in plan.pruned]):
+        expected = full_logits(model, text.input_ids)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

@@ -1,0 +1,350 @@
+"""Edge variants against loops over the pairs, and their plans judged by the full H."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cocurve_lab as cl
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.variants import (
+    Reach,
+    Sign,
+    Structure,
+    edge_variant,
+    plain_greedy,
+    solve_variant,
+    structure_table,
+)
+from helpers.problems import gram_curvature, make_units, random_curvature
+
+UNITS = make_units(4, 2, 3)  # 20 units in 4 layers
+SETTINGS = list(product(get_args(Structure), get_args(Reach), get_args(Sign), (True, False)))
+
+
+def wild_curvature(units: UnitSet, seed: int) -> Curvature:
+    """A symmetric matrix that is no Gram matrix: some correlations lie beyond 1."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(len(units), len(units)))
+    matrix += matrix.T
+    np.fill_diagonal(matrix, rng.uniform(0.1, 3.0, len(units)))
+    return Curvature(matrix, units)
+
+
+def naive_entry(curvature: Curvature, u: int, v: int, settings: tuple[Any, ...]) -> float:
+    """Entry u, v of a variant, from the words of the paper alone."""
+    structure, reach, sign, keep_diagonal = settings
+    h, a, b = curvature.matrix, curvature.units[u], curvature.units[v]
+    if u == v:
+        return h[u, u] if keep_diagonal else 0.0
+    kinds = {a.kind, b.kind}
+    in_structure = {
+        "full": True,
+        "diagonal": False,
+        "within_module": len(kinds) == 1,
+        "attention": kinds == {"attention"},
+        "cross": kinds == {"attention", "ffn"},
+        "ffn": kinds == {"ffn"},
+    }[structure]
+    in_reach = abs(a.layer - b.layer) <= {"all": 99, "adjacent": 1, "within_layer": 0}[reach]
+    if not (in_structure and in_reach):
+        return 0.0
+    limit = (h[u, u] * h[v, v]) ** 0.5
+    return {
+        "signed": h[u, v],
+        "clipped": max(h[u, v], 0.0),
+        "absolute": abs(h[u, v]),
+        "correlation_clipped": min(max(h[u, v] / limit, -1.0), 1.0) * limit,
+    }[sign]
+
+
+@pytest.mark.parametrize("make", [random_curvature, wild_curvature])
+def test_every_variant_is_what_loops_over_pairs_give(make: Any) -> None:
+    curvature = make(UNITS, 3)
+    size = len(UNITS)
+    for choice in SETTINGS:
+        variant = edge_variant(curvature, *choice)
+        expected = [
+            [naive_entry(curvature, u, v, choice) for v in range(size)] for u in range(size)
+        ]
+        np.testing.assert_allclose(variant.matrix, expected, rtol=1e-13, atol=0)
+        assert variant.units is curvature.units
+
+
+def test_the_default_variant_and_the_clipped_correlation_of_a_gram_matrix_are_H() -> None:
+    curvature = random_curvature(UNITS, 1)
+    assert (edge_variant(curvature).matrix == curvature.matrix).all()
+    clipped = edge_variant(curvature, sign="correlation_clipped")
+    assert (clipped.matrix == curvature.matrix).all()
+
+
+def test_a_unit_without_saliency_has_no_edge_left_when_correlations_are_clipped() -> None:
+    matrix = np.array([[0.0, 0.5], [0.5, 2.0]])
+    variant = edge_variant(Curvature(matrix, make_units(1, 1, 1)), sign="correlation_clipped")
+    assert variant.matrix.tolist() == [[0.0, 0.0], [0.0, 2.0]]
+
+
+def test_blocks_add_up_to_the_full_matrix() -> None:
+    """attention + cross + FFN edges, each without the diagonal, are all edges of H."""
+    curvature = random_curvature(UNITS, 2)
+    parts = [edge_variant(curvature, b, keep_diagonal=False) for b in ("attention", "cross", "ffn")]
+    total = sum(part.matrix for part in parts) + np.diag(curvature.saliency)
+    assert (total == curvature.matrix).all()
+
+
+def test_provenance_tells_every_step_and_group_grams_are_gone() -> None:
+    curvature = random_curvature(UNITS, groups=4)
+    assert curvature.group_grams is not None
+    once = edge_variant(curvature, "ffn")
+    twice = edge_variant(once, reach="adjacent", keep_diagonal=False)
+    assert once.group_grams is once.group_positions is once.group_risks is None
+    assert twice.provenance["variant_of"] == curvature.fingerprint
+    first, second = twice.provenance["edge_variants"]
+    assert (first["structure"], first["reach"], first["keep_diagonal"]) == ("ffn", "all", True)
+    assert (second["structure"], second["reach"], second["keep_diagonal"]) == (
+        "full",
+        "adjacent",
+        False,
+    )
+    assert twice.provenance["row_fingerprints"] == curvature.provenance["row_fingerprints"]
+    assert "edge_variants" not in curvature.provenance
+    with pytest.raises(InputError, match="no group Grams"):
+        Curvature.merge([once])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"structure": "within-module"}, "structure is 'within-module'. Did you mean 'within_mod"),
+        ({"reach": "adjacency"}, "Did you mean 'adjacent'"),
+        ({"sign": "xyz"}, "sign is 'xyz'. Choose one of 'signed', 'clipped', 'absolute'"),
+        ({"structure": None}, "structure is None"),
+    ],
+)
+def test_unknown_names_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        edge_variant(random_curvature(UNITS), **arguments)
+    assert message in str(error.value)
+
+
+# Plans --------------------------------------------------------------------------------------------
+
+
+def half_quadratic(curvature: Curvature, plan: Selection) -> float:
+    s = plan.indicator.astype(float)
+    return float(0.5 * s @ curvature.matrix @ s)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    choice=st.sampled_from(SETTINGS),
+    ratio=st.floats(0.0, 0.6),
+    strength=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_a_variant_changes_the_plan_never_its_predicted_risk(
+    seed: int, choice: tuple[Any, ...], ratio: float, strength: float
+) -> None:
+    curvature, guards = random_curvature(UNITS, seed, shared=1.0), Guards(protect_last=1)
+    variant = edge_variant(curvature, *choice)
+    plan = solve_variant(curvature, variant, ratio, strength, guards)
+    direct = solve_greedy(variant, ratio, strength, guards)
+    assert plan.pruned == direct.pruned
+    assert (plan.guards, plan.interaction_strength, plan.requested_ratio) == (
+        guards,
+        strength,
+        ratio,
+    )
+    assert plan.predicted_risk == pytest.approx(half_quadratic(curvature, plan), abs=1e-15)
+    assert plan.curvature_fingerprint == curvature.fingerprint
+    node = [curvature.matrix[u, u] / 2 for u in plan.pruned]
+    edge = [sum(curvature.matrix[u, v] for v in plan.pruned[:k]) for k, u in enumerate(plan.pruned)]
+    assert plan.node_terms == pytest.approx(node)
+    assert plan.edge_terms == pytest.approx(edge, abs=1e-15)
+
+
+def test_variants_do_change_the_plan_where_it_is_known() -> None:
+    """A pair tied by a cross edge, a pair tied by an FFN edge, a loose dear unit; two must go."""
+    units = make_units(1, 2, 2, attention_cost=4, ffn_cost=4)  # a0 a1 f0 f1
+    matrix = np.diag([1.0, 1.1, 1.2, 1.3])
+    matrix[0, 1] = matrix[1, 0] = 0.9  # attention block
+    matrix[0, 2] = matrix[2, 0] = 0.8  # cross block
+    curvature = Curvature(matrix, units)
+
+    def plan(**choice: Any) -> tuple[int, ...]:
+        return solve_variant(curvature, edge_variant(curvature, **choice), 0.5).pruned
+
+    assert plan() == (0, 3)  # both edges seen
+    assert plan(structure="diagonal") == (0, 1)
+    assert plan(structure="cross") == (0, 1)
+    assert plan(structure="attention") == plan(structure="within_module") == (0, 2)
+    assert plan(structure="ffn") == (0, 1)
+
+
+def test_without_its_diagonal_a_block_prunes_by_index() -> None:
+    """The paper's collapse: whatever has no edge in the block looks free, the dearest unit too."""
+    units = make_units(1, 2, 2, attention_cost=4, ffn_cost=4)
+    curvature = Curvature(np.diag([9.0, 8.0, 0.1, 0.1]) + 0.05 * (1 - np.eye(4)), units)
+    kept = solve_variant(curvature, edge_variant(curvature, "ffn"), 0.5)
+    zeroed = solve_variant(curvature, edge_variant(curvature, "ffn", keep_diagonal=False), 0.5)
+    assert set(kept.pruned) == {2, 3}
+    assert zeroed.pruned == (0, 1)
+    assert zeroed.predicted_risk == pytest.approx((9 + 8) / 2 + 0.05)
+
+
+def test_a_variant_of_other_units_is_refused() -> None:
+    with pytest.raises(MismatchError):
+        solve_variant(random_curvature(UNITS), random_curvature(make_units(3)), 0.2)
+
+
+# Plain greedy -------------------------------------------------------------------------------------
+
+
+def naive_plain(curvature: Curvature, ratio: float, strength: float, cap: float) -> list[int]:
+    """Alg. 2 without the cost in the score, every marginal from scratch."""
+    units, chosen = curvature.units, []
+    while sum(units[u].cost for u in chosen) < ratio * units.total_cost - 1e-9:
+        scores = {}
+        for u, unit in enumerate(units):
+            layer = [v for v, other in enumerate(units) if other.layer == unit.layer]
+            gone = sum(units[v].cost for v in layer if v in chosen)
+            if u in chosen or gone + unit.cost > cap * sum(units[v].cost for v in layer) + 1e-9:
+                continue
+            scores[u] = curvature.matrix[u, u] / 2 + strength * sum(
+                curvature.matrix[u, v] for v in chosen
+            )
+        chosen.append(min(scores, key=lambda u: scores[u]))
+    return chosen
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    ratio=st.floats(0.05, 0.5),
+    strength=st.sampled_from([0.0, 0.5, 1.0]),
+    cap=st.sampled_from([0.75, 1.0]),
+)
+def test_plain_greedy_against_loops(seed: int, ratio: float, strength: float, cap: float) -> None:
+    curvature, guards = random_curvature(UNITS, seed, shared=1.0), Guards(layer_cap=cap)
+    plan = plain_greedy(curvature, ratio, strength, guards)
+    assert list(plan.pruned) == naive_plain(curvature, ratio, strength, cap)
+    assert plan.predicted_risk == pytest.approx(half_quadratic(curvature, plan))
+    assert (plan.guards, plan.interaction_strength, plan.forced) == (guards, strength, 0)
+    assert plan.realized_ratio >= ratio
+
+
+def test_plain_greedy_ignores_cost_and_equals_greedy_where_costs_are_equal() -> None:
+    units = make_units(1, 1, 2, attention_cost=1, ffn_cost=10)
+    curvature = Curvature(np.diag([1.0, 2.0, 3.0]), units)
+    assert plain_greedy(curvature, 0.4).pruned == (0, 1)  # cheapest marginal first
+    assert solve_greedy(curvature, 0.4).pruned == (1,)  # 0.5 / 1 against 1 / 10 per parameter
+    even = random_curvature(make_units(4, 2, 3, attention_cost=6, ffn_cost=6), 5)
+    assert plain_greedy(even, 0.4).pruned == solve_greedy(even, 0.4).pruned
+
+
+def test_plain_greedy_refuses_and_stalls_as_the_solver_does() -> None:
+    curvature = random_curvature(UNITS)
+    with pytest.raises(InputError, match="interaction_strength"):
+        plain_greedy(curvature, 0.2, -1.0)
+    with pytest.raises(InputError, match="ratio is 1"):
+        plain_greedy(curvature, 1.0)
+    with pytest.raises(InfeasibleError) as of_plain:
+        plain_greedy(curvature, 0.5, guards=Guards(layer_cap=0.3))
+    with pytest.raises(InfeasibleError) as of_solver:
+        solve_greedy(curvature, 0.5, guards=Guards(layer_cap=0.3))
+    assert of_plain.value.reachable_ratio == of_solver.value.reachable_ratio
+    assert of_plain.value.stalled_ratio is None
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_row_of_the_study() -> None:
+    curvature = random_curvature(UNITS, 6, shared=1.0)
+    rows = structure_table(curvature, 0.2, guards=Guards(layer_cap=0.9))
+    names = {(row["axis"], row["name"]): row for row in rows}
+    assert len(names) == len(rows) == 9 + 3 + 4 + 3 + 2
+    method = solve_greedy(curvature, 0.2, guards=Guards(layer_cap=0.9))
+    for axis, first in (
+        ("structure", "full H"),
+        ("reach", "all layers"),
+        ("sign", "signed"),
+        ("kinds", "joint"),
+        ("rule", "per cost"),
+    ):
+        assert names[axis, first]["selection"].fingerprint == method.fingerprint
+        assert next(row["name"] for row in rows if row["axis"] == axis) == first
+    for row in rows:
+        plan = row["selection"]
+        assert plan is not None, row["note"]
+        assert row["note"] == ""
+        assert plan.predicted_risk == pytest.approx(half_quadratic(curvature, plan))
+        assert plan.realized_ratio >= 0.2
+    diagonal = solve_greedy(curvature, 0.2, 0.0, Guards(layer_cap=0.9))
+    assert set(names["structure", "diagonal"]["selection"].pruned) == set(diagonal.pruned)
+    assert {UNITS[u].kind for u in names["kinds", "FFN-only"]["selection"].pruned} == {"ffn"}
+
+
+def test_a_row_without_a_plan_says_why() -> None:
+    curvature = random_curvature(UNITS)  # attention is 10 of 43 of each layer: 23 %
+    rows = {row["name"]: row for row in structure_table(curvature, 0.4)}
+    assert rows["head-only"]["selection"] is None
+    assert "no plan removes more than 23.25%" in rows["head-only"]["note"]
+    assert rows["FFN-only"]["selection"] is not None
+    with pytest.raises(InfeasibleError):
+        structure_table(curvature, 0.5, guards=Guards(layer_cap=0.3))
+
+
+def test_with_one_kind_only_the_kinds_axis_is_left_out() -> None:
+    rows = structure_table(random_curvature(UNITS), 0.2, guards=Guards(kinds=("ffn",)))
+    assert "kinds" not in {row["axis"] for row in rows}
+
+
+def test_features_without_negative_products_make_all_signs_one_plan() -> None:
+    """The paper's observation (iii): where edges are positive, sign handling changes nothing."""
+    features = np.abs(np.random.default_rng(0).normal(size=(len(UNITS), 30)))
+    rows = structure_table(gram_curvature(UNITS, features), 0.3)
+    plans = {row["selection"].fingerprint for row in rows if row["axis"] == "sign"}
+    assert len(plans) == 1
+
+
+# The measured diagonal ---------------------------------------------------------------------------
+
+
+def test_the_measured_diagonal_prices_single_units_as_measured() -> None:
+    curvature = random_curvature(make_units(), 3, groups=4)
+    rng = np.random.default_rng(0)
+    risks = curvature.group_risks * rng.uniform(1, 30, size=curvature.group_risks.shape[1])
+    curvature = replace(curvature, group_risks=risks)
+    variant = cl.measured_diagonal(curvature)
+    assert variant.saliency / 2 == pytest.approx(curvature.single_unit_risk)
+    np.testing.assert_allclose(variant.correlation(), curvature.correlation(), atol=1e-12)
+    assert np.linalg.eigvalsh(variant.matrix).min() > -1e-12 * variant.saliency.max()
+    assert variant.provenance["variant_of"] == curvature.fingerprint
+    plan = cl.solve_variant(curvature, variant, 0.3, 0.0)
+    cheapest = np.argsort(curvature.single_unit_risk / curvature.units.costs, kind="stable")
+    assert set(plan.pruned) == set(cheapest[: len(plan)].tolist())
+    assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
+
+
+def test_where_the_quadratic_is_exact_the_measured_diagonal_changes_nothing() -> None:
+    curvature = random_curvature(
+        make_units(), 5, groups=4
+    )  # its risks are 1/2 H_uu by construction
+    np.testing.assert_allclose(cl.measured_diagonal(curvature).matrix, curvature.matrix, rtol=1e-9)
+
+
+def test_a_matrix_without_measured_risks_has_no_measured_diagonal() -> None:
+    with pytest.raises(cl.InputError, match="Build it by ablations"):
+        cl.measured_diagonal(random_curvature(make_units(), 3))

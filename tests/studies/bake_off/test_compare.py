@@ -1,0 +1,252 @@
+"""The bake-off on a tiny model: cells are what one would measure by hand, kept, and never fatal."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.methods.base import Evidence, Method
+from cocurve_lab.methods.cocurve import CoCurve, Diagonal
+from cocurve_lab.methods.magnitude import Magnitude
+from cocurve_lab.methods.random_units import Random
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.studies.bake_off import compare as bench
+from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
+from cocurve_lab.studies.bake_off.comparison import Comparison
+from helpers.comparisons import cell
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+
+GRID = (Guards(), Guards(protect_first=1), Guards(layer_cap=0.5))
+RATIOS = (0.2, 0.4)
+
+
+class Setting:
+    """A tiny model and texts that share no row."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model()
+        text = tiny_text(16, 20, 5)
+        self.calibrations = [text.rows(0, 4), text.rows(4, 8)]
+        self.judges = Judges(text.rows(8, 12), text.rows(12, 16))
+
+    def run(self, methods: Any, folder: Path | None = None, **changes: Any) -> Comparison:
+        options = CompareOptions(folder, changes.pop("guards", GRID), GROUPS, progress=False)
+        arguments = {"ratios": RATIOS, "calibrations": self.calibrations, "judges": self.judges}
+        tokenizer: Any = None  # without questions none is needed
+        return compare(self.model, tokenizer, methods, **(arguments | changes), options=options)
+
+
+@pytest.fixture(scope="module")
+def setting() -> Setting:
+    return Setting()
+
+
+@dataclass(frozen=True)
+class Broken(Method):
+    """Fails the way a real method might."""
+
+    name = "broken"
+    title = "Broken"
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        raise RuntimeError("the accelerator went away")
+
+    def select(
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = GRID[0]
+    ) -> Selection:
+        raise AssertionError("nothing was measured")
+
+
+def test_cells_are_what_one_measures_by_hand(setting: Setting) -> None:
+    result = setting.run([CoCurve(top_r=16), Magnitude()])
+    units = cl.enumerate_units(setting.model, GROUPS)
+    assert len(result.rows) == 1 + 2 * 2 * 2 * 2  # dense; calibration, method, ratio, search
+    for row in result.rows[1:]:
+        assert row["failed"] == ""
+        if row["method"] != "CoCurve":
+            continue
+        calibration = setting.calibrations[row["calibration"]]
+        h = cl.estimate_curvature(setting.model, units, calibration, 16, progress=False)
+        plans = [cl.solve_greedy(h, row["requested_ratio"], 1.0, guards) for guards in GRID]
+        kl = cl.measure_plans(setting.model, plans, setting.judges.held_out, progress=False)
+        best = int(kl.mean.argmin()) if row["search"] == "searched" else 0
+        expected = cl.pruning_risk(setting.model, plans[best], setting.judges.test)
+        assert row["kl"] == pytest.approx(expected, rel=1e-4)
+        assert row["realized_ratio"] == plans[best].realized_ratio
+    dense = result.dense()
+    assert (dense["kl"], dense["realized_ratio"]) == (0, 0)
+    assert dense["perplexity"] > 1
+
+
+def test_a_killed_run_goes_on(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = {"one": CoCurve(top_r=16), "two": Magnitude(), "three": Random()}
+    real, calls = bench._Bench._plan, []
+
+    def counted(self: Any, *arguments: Any) -> Selection:
+        calls.append(arguments[0].name)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(bench._Bench, "_plan", counted)
+    with pytest.raises(KeyboardInterrupt):
+        setting.run(methods, tmp_path)
+    first = setting.run(methods, tmp_path)
+    # six finished cells are read, and magnitude's are the same on the second calibration
+    assert len(calls) == 7 + (3 * 2 * 2 * 2 - 6 - 4)
+    monkeypatch.setattr(bench._Bench, "_plan", None)
+    monkeypatch.setattr(Magnitude, "measure", None)
+    again = setting.run(methods, tmp_path)
+    assert again.rows == first.rows
+    other = setting.run({"renamed": Magnitude()}, tmp_path)
+    assert {row["method"] for row in other.rows} == {"Dense", "renamed"}
+
+
+def test_the_model_is_read_once_for_all_cells(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PreTrainedModel] = []
+    original = bench.fingerprint_model
+    monkeypatch.setattr(
+        bench, "fingerprint_model", lambda model: seen.append(model) or original(model)
+    )
+    setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)
+    assert seen == [setting.model]
+
+
+def test_a_failure_stays_in_its_cells(setting: Setting, tmp_path: Path) -> None:
+    result = setting.run([Broken(), Magnitude()], tmp_path)
+    broken = [row for row in result.rows if row["method"] == "Broken"]
+    assert len(broken) == 8
+    assert all("RuntimeError: the accelerator went away" in row["failed"] for row in broken)
+    assert all(not row["failed"] for row in result.rows if row["method"] == "Magnitude")
+    summary = {row["method"]: row for row in result.summary(0.2)}
+    assert summary["Broken"]["kl"] is None
+    assert summary["Magnitude"]["kl_rank"] == 1
+    assert "went away" in result.to_html(0.2)
+
+
+def test_a_ratio_out_of_reach_is_said(setting: Setting) -> None:
+    result = setting.run(["head-only"], ratios=(0.9,), guards=())
+    (row,) = (r for r in result.rows if r["method"] == "Heads only" and r["calibration"] == 0)
+    assert re.search(r"\d", row["failed"])
+    assert "kl" not in row
+
+
+def test_random_draws_anew_with_each_calibration(setting: Setting) -> None:
+    rows = setting.run([Random()], guards=()).rows[1:]
+    kl = {row["calibration"]: row["kl"] for row in rows if row["requested_ratio"] == 0.4}
+    assert kl[0] != kl[1]
+    summary = setting.run([Random()], guards=()).summary(0.4)[0]
+    assert summary["kl"] == pytest.approx(np.mean(list(kl.values())))
+    assert summary["kl_spread"] == pytest.approx(np.std(list(kl.values()), ddof=1))
+
+
+def test_gains_are_measured_on_the_model_that_has_them(setting: Setting) -> None:
+    methods = {"plain": CoCurve(top_r=16), "gains": CoCurve(top_r=16, compensate=True)}
+    result = setting.run(methods, guards=(), ratios=(0.4,))
+    units = cl.enumerate_units(setting.model, GROUPS)
+    h = cl.estimate_curvature(setting.model, units, setting.calibrations[0], 16, progress=False)
+    plan = cl.solve_greedy(h, 0.4, 1.0)
+    plan = plan.with_gains(cl.solve_gains(h, plan))
+    row = next(r for r in result.rows if r["method"] == "gains" and r["calibration"] == 0)
+    assert row["kl"] == pytest.approx(
+        cl.pruning_risk(setting.model, plan, setting.judges.test), rel=1e-3
+    )
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def test_best_and_second_are_marked_and_under_pruned_rows_are_not_ranked() -> None:
+    result = Comparison(
+        [
+            cell("Dense", 0.0, search="dense", requested_ratio=0.0, realized_ratio=0.0),
+            cell("A", 0.3),
+            cell("B", 0.1),
+            cell("cheat <i>", 0.01, realized_ratio=0.15, comparable=False),
+            cell("C", 0.3),
+        ]
+    )
+    rows = {row["method"]: row for row in result.summary(0.2)}
+    assert (rows["B"]["kl_rank"], rows["A"]["kl_rank"], rows["C"]["kl_rank"]) == (1, 2, 2)
+    assert rows["B"]["accuracy all_rank"] == 1  # high accuracy, low KL
+    assert rows["cheat <i>"]["kl_rank"] is None
+    assert rows["cheat <i>"]["mark"] == "†"
+    page = result.to_html(0.2)
+    assert "<b>0.100</b>" in page
+    assert page.count("<u>0.300</u>") == 2
+    assert "cheat &lt;i&gt;†" in page
+    assert "Dense" in result._repr_html_()
+
+
+def test_spread_is_over_calibrations() -> None:
+    result = Comparison([cell("A", kl, calibration=n) for n, kl in enumerate((0.1, 0.2, 0.6))])
+    (row,) = result.summary(0.2)
+    assert row["kl"] == pytest.approx(0.3)
+    assert row["kl_spread"] == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
+    assert row["calibrations"] == 3
+
+
+def test_methods_without_guards_stand_in_both_searches() -> None:
+    result = Comparison([cell("A", 0.2), cell("A", 0.1, search="searched"), cell("2SSP", 0.15)])
+    assert [row["kl"] for row in result.summary(0.2, "searched")] == [0.1, 0.15]
+    assert [row["kl"] for row in result.summary(0.2)] == [0.2, 0.15]
+
+
+def test_csv_holds_every_cell(tmp_path: Path) -> None:
+    result = Comparison([cell("A", 0.2), cell("B", None, failed="why") | {"extra": 1}])
+    with result.to_csv(tmp_path / "cells.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["A", "B"]
+    assert (rows[0]["kl"], rows[1]["failed"], rows[0]["extra"]) == ("0.2", "why", "")
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+def test_bad_input(setting: Setting) -> None:
+    with pytest.raises(cl.InputError, match="at least one method"):
+        setting.run([])
+    with pytest.raises(cl.InputError, match="one title"):
+        setting.run([Magnitude(), Magnitude()])
+    with pytest.raises(cl.InputError, match="Did you mean 'wanda-sp'"):
+        setting.run(["wanda"])
+    judges = Judges(setting.calibrations[0], setting.judges.test)
+    with pytest.raises(cl.MismatchError):
+        setting.run([Magnitude()], judges=judges)
+    with pytest.raises(cl.MismatchError):
+        setting.run([Magnitude()], judges=replace_test(setting.judges))
+    with pytest.raises(cl.InputError, match="no row of the dense"):
+        Comparison([]).dense()
+
+
+def replace_test(judges: Judges) -> Judges:
+    return judges._replace(test=judges.held_out)
+
+
+def test_diagonal_and_cocurve_share_one_h(setting: Setting, tmp_path: Path) -> None:
+    setting.run([CoCurve(top_r=16), Diagonal(top_r=16)], tmp_path, ratios=(0.2,))
+    assert len(list(tmp_path.glob("H_*.pkl"))) == 2  # one per calibration
+    assert replace(CoCurve(top_r=16)).name == "cocurve"

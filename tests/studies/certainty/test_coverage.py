@@ -1,0 +1,151 @@
+"""Coverage and stability on curvatures whose certainty is known by construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.studies.certainty import coverage as certainty
+from cocurve_lab.studies.certainty.coverage import (
+    CoverageOptions,
+    coverage_study,
+    plot_coverage,
+    plot_stability,
+    stability_table,
+)
+from cocurve_lab.tables import Table, column, pick
+from helpers.problems import gram_curvature, make_units, random_curvature
+from helpers.tiny_models import tiny_model, tiny_text
+
+MODEL, TEXT = tiny_model(layers=2), tiny_text(8)
+UNITS = cl.enumerate_units(MODEL, 4)
+GAUSSIAN = CoverageOptions(sizes=(16,), groups=(4, 16), draws=60)
+
+
+def independent(groups: int, per_group: int = 40, seed: int = 0) -> cl.Curvature:
+    """Features without any correlation: every true rho is 0."""
+    rng = np.random.default_rng(seed)
+    return gram_curvature(UNITS, rng.normal(size=(len(UNITS), groups * per_group)), groups)
+
+
+@pytest.fixture(scope="module")
+def gaussian() -> Table:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certainty.Recipe, "build", lambda *_: independent(512))
+        return coverage_study(MODEL, UNITS, TEXT, GAUSSIAN, progress=False)
+
+
+def test_means_cover_and_a_bent_statistic_does_not(gaussian: Table) -> None:
+    assert [(row["size"], row["groups"]) for row in gaussian] == [(16, 4), (16, 16)] * 4
+    for name in ("saliency", "edges"):
+        for row in pick(gaussian, statistic=name):
+            assert row["coverage"] == pytest.approx(0.95, abs=0.03)
+            assert row["error_ratio"] == pytest.approx(1, abs=0.15)
+    (bent,) = pick(gaussian, statistic="ffn_redundancy", groups=16)
+    assert bent["coverage"] < 0.8  # |rho| where the true rho is 0
+    assert (bent["values"], bent["enough_groups"]) == (1, True)
+    (few,) = pick(gaussian, statistic="edges", groups=4)
+    assert (few["values"], few["enough_groups"]) == (len(UNITS) ** 2, False)
+    assert few["coverage_se"] == pytest.approx(np.sqrt(0.95 * 0.05 / 60))
+    assert few["lowest_coverage"] <= few["coverage"]
+
+
+def test_the_reference_is_built_once_with_a_group_per_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CoverageOptions(("saliency",), sizes=(2, 4), groups=(2, 3), draws=5, top_r=20)
+    table = coverage_study(MODEL, UNITS, TEXT, options, cache=tmp_path, progress=False)
+    # three groups of two rows are left out
+    assert [(row["size"], row["groups"]) for row in table] == [(2, 2), (4, 2), (4, 3)]
+    assert column(table, "reference_rows").tolist() == [8, 8, 8]
+    build = cl.BuildOptions(groups=8)
+    reference = cl.estimate_curvature(MODEL, UNITS, TEXT, 20, progress=False, options=build)
+    expected = cl.coverage(reference, "saliency", size=4, groups=3, draws=5)
+    assert table[2]["coverage"] == pytest.approx(expected.share.mean())
+    monkeypatch.setattr(certainty, "Recipe", None)
+    assert coverage_study(MODEL, UNITS, TEXT, options, cache=tmp_path, progress=False) == table
+    with pytest.raises(TypeError):  # another text: it wants to build
+        coverage_study(MODEL, UNITS, TEXT.rows(0, 6), options, cache=tmp_path, progress=False)
+
+
+def test_groups_that_no_size_fills_are_refused() -> None:
+    options = CoverageOptions(sizes=(4, 8), groups=(16,))
+    with pytest.raises(cl.InputError, match="at least one row"):
+        coverage_study(MODEL, UNITS, TEXT, options, progress=False)
+
+
+def test_text_that_repeats_itself_leaves_nothing_in_doubt() -> None:
+    one = random_curvature(make_units(), positions=60, groups=1)
+    assert one.group_grams is not None
+    grams = np.repeat(one.group_grams, 8, axis=0)
+    same = cl.Curvature(one.matrix, one.units, {}, grams, np.full(8, 60))
+    for row in stability_table(same, draws=10):
+        assert row["bootstrap_overlap"] == row["halves_overlap"] == row["overlap_with_whole"] == 1
+        for name in ("risk_error", "saliency_error", "optimism"):
+            assert row[name] == pytest.approx(0, abs=1e-6)
+        assert row["infeasible"] == 0
+        assert row["converged"] == 0  # below 16 groups nobody says so
+
+
+def test_errors_fall_with_the_root_of_the_text() -> None:
+    curvature = independent(64)
+    table = stability_table(curvature, ratios=(0.3,), strengths=(1.0,), draws=10)
+    assert column(table, "groups").tolist() == [2, 4, 8, 16, 32, 64]
+    assert column(table, "parts").tolist() == [32, 16, 8, 4, 2, 1]
+    assert column(table, "positions").tolist() == [80, 160, 320, 640, 1280, 2560]
+    errors = column(table, "saliency_error")
+    np.testing.assert_allclose(errors[2:-1] / errors[3:], np.sqrt(2), rtol=0.15)
+    expected = np.sqrt(2 / column(table, "positions"))  # variance of a Gaussian's variance
+    np.testing.assert_allclose(errors[2:], expected[2:], rtol=0.15)
+    assert column(table, "optimism")[0] > 3 * column(table, "optimism")[-1]
+    assert table[-1]["overlap_with_whole"] == 1
+    assert table[-1]["risk_error_se"] is None
+    assert table[0]["risk_error_se"] > 0
+    assert table[-1]["converged"] == float(bool(cl.is_converged(curvature, 0.3)))
+
+
+def test_a_part_is_what_stability_says_of_it() -> None:
+    curvature = random_curvature(make_units(), positions=120, groups=6)
+    (row,) = stability_table(curvature, ratios=(0.4,), strengths=(0.5,), draws=7, seed=3)[-1:]
+    readout = cl.is_converged(curvature, 0.4, 0.5)
+    again = cl.selection_stability(curvature, 0.4, 0.5, draws=7, seed=3)
+    assert row["groups"] == 6
+    assert row["risk_error"] == pytest.approx(readout.risk_error)
+    assert row["optimism"] == pytest.approx(readout.optimism, abs=0.2)  # other halves
+    assert row["bootstrap_overlap"] == pytest.approx(again.mean_overlap, abs=0.2)
+
+
+def test_a_stability_table_is_kept_by_its_groups(tmp_path: Path) -> None:
+    curvature = random_curvature(make_units(), positions=80, groups=4)
+    first = stability_table(curvature, draws=5, cache=tmp_path)
+    assert stability_table(curvature, draws=5, cache=tmp_path) == first
+    assert len(list(tmp_path.glob("study_stability_*.json"))) == 1
+    # the same H in other groups is another study
+    assert curvature.group_grams is not None
+    assert curvature.group_positions is not None
+    grams = np.stack([curvature.group_grams[:2].sum(0), curvature.group_grams[2:].sum(0)])
+    pairs = cl.Curvature(curvature.matrix, curvature.units, {}, grams, np.array([40, 40]))
+    stability_table(pairs, draws=5, cache=tmp_path)
+    assert len(list(tmp_path.glob("study_stability_*.json"))) == 2
+
+
+def test_a_matrix_without_parts_is_refused() -> None:
+    with pytest.raises(cl.InputError, match="group Grams"):
+        stability_table(random_curvature(make_units()))
+    with pytest.raises(cl.InputError, match="single group"):
+        stability_table(random_curvature(make_units(), groups=1))
+
+
+def test_the_pictures_show_the_tables(gaussian: Table) -> None:
+    figure = plot_coverage(gaussian)
+    assert len(figure.data) == 4
+    assert list(figure.data[0].y) == list(column(pick(gaussian, statistic="saliency"), "coverage"))
+    assert len({trace.marker.symbol for trace in figure.data}) == 4
+    table = stability_table(independent(16), ratios=(0.3,), strengths=(0.0, 1.0), draws=5)
+    figure = plot_stability(table)
+    assert len(figure.data) == 2 * 3
+    rows = pick(table, interaction_strength=1.0)
+    assert list(figure.data[3].y) == [row["halves_overlap"] for row in rows]

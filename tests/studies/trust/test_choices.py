@@ -1,0 +1,254 @@
+"""Studies of lambda, guards, gains and refinement: statements on planted tables, tiny real runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.studies.trust import choices, improving
+from cocurve_lab.studies.trust.choices import (
+    Texts,
+    guards_study,
+    plot_strength,
+    strength_study,
+    strength_summary,
+    trust_statements,
+)
+from cocurve_lab.studies.trust.improving import gains_study, plot_gains, refinement_study
+from cocurve_lab.tables import Table, pick
+from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
+
+QUIET = cl.ChoiceOptions(progress=False)
+RATIOS = (0.2, 0.4)
+
+
+class Problem:
+    """A tiny model, its H, and texts it has not seen."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model()
+        units = cl.enumerate_units(self.model, GROUPS)
+        self.curvature = cl.estimate_curvature(self.model, units, tiny_text(4), 16, progress=False)
+        text = tiny_text(8, 20, 5, seed=1)
+        self.texts = Texts(text.rows(0, 4), text.rows(4, 8))
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem()
+
+
+@pytest.fixture(scope="module")
+def table(problem: Problem) -> Table:
+    return strength_study(problem.model, problem.curvature, problem.texts, RATIOS, options=QUIET)
+
+
+# Lambda ------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_measured_plans(problem: Problem, table: Table) -> None:
+    for ratio in RATIOS:
+        part = pick(table, requested_ratio=ratio)
+        assert sum(row["role"] == "candidate" and row["chosen"] for row in part) == 1
+        one = pick(part, role="lambda 1")[0]
+        plan = cl.solve_greedy(problem.curvature, ratio, 1.0)
+        chosen = [plan.units.units[i] for i in plan.pruned]
+        expected = naive_risk(problem.model, chosen, problem.texts.report).mean()
+        assert one["kl"] == pytest.approx(expected, rel=1e-4)
+        assert one["edge_mass"] == pytest.approx(plan.edge_risk)
+        assert one["remainder"] == pytest.approx(one["kl"] - plan.predicted_risk)
+        zero = pick(part, role="lambda 0")[0]
+        assert one["edge_benefit"] == pytest.approx(zero["kl"] - one["kl"])
+
+
+def test_the_surrogate_meets_the_risk_at_the_fitting_lambda(table: Table) -> None:
+    for row in strength_summary(table):
+        node = row["kl_lambda_1"] - row["remainder"] - row["edge_mass"]
+        assert node + row["fitting"] * row["edge_mass"] == pytest.approx(row["kl_lambda_1"])
+        assert row["printed"] == pytest.approx(2 - row["fitting"])
+
+
+def test_a_kept_study_measures_nothing(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: Any = (problem.model, problem.curvature, problem.texts, RATIOS)
+    first = strength_study(*arguments, options=QUIET, cache=tmp_path)
+    monkeypatch.setattr(choices, "choose_interaction_strength", None)
+    assert strength_study(*arguments, options=QUIET, cache=tmp_path) == first
+    with pytest.raises(TypeError):  # other ratios are another study
+        strength_study(*arguments[:3], (0.3,), options=QUIET, cache=tmp_path)
+
+
+def test_shared_rows_are_refused(problem: Problem) -> None:
+    texts = Texts(problem.texts.choose, problem.texts.choose)
+    with pytest.raises(cl.MismatchError):
+        strength_study(problem.model, problem.curvature, texts, RATIOS, options=QUIET)
+
+
+def planted(rows: list[dict[str, float]]) -> Table:
+    """A table of `strength_study` with given numbers by ratio; KL at lambda 0 is 1."""
+    table = []
+    for values in rows:
+        shared = {
+            "requested_ratio": values["ratio"],
+            "gate": 1.0,
+            "edge_benefit": values["benefit"],
+            "edge_benefit_error": 0.01,
+            "start": values["best"],
+            "stop": values["best"],
+            "edge_mass": values["edge"],
+            "remainder": values["rest"],
+            "fitting": 1 + values["rest"] / values["edge"],
+            "printed": 1 - values["rest"] / values["edge"],
+            "fitting_error": 0.0,
+            "kl": 1.0,
+            "standard_error": 0.1,
+            "difference": values.get("behind", 0.0),
+            "difference_error": 0.02,
+        }
+        table += [
+            {"role": role, "chosen": role in ("candidate", "best"), **shared}
+            for role in ("candidate", "best", "lambda 0", "lambda 1")
+        ]
+    return table
+
+
+def holds(rows: list[dict[str, float]]) -> dict[str, tuple[int, int]]:
+    return {
+        row["statement"]: (row["agree"], row["tested"]) for row in trust_statements(planted(rows))
+    }
+
+
+def test_statements_on_a_model_as_the_paper_describes_it() -> None:
+    rows = [
+        {"ratio": 0.1, "edge": 1.0, "rest": 0.0, "best": 1.0, "benefit": 0.5},
+        {"ratio": 0.3, "edge": 1.0, "rest": 0.5, "best": 0.5, "benefit": 0.1},
+        {"ratio": 0.5, "edge": 1.0, "rest": 0.9, "best": 0.0, "benefit": 0.0},
+    ]
+    found = holds(rows)
+    fits = found.pop("1 + b/E, which fits the risk, is a lambda in [0, 1]")
+    assert fits == (1, 3)  # the sign error: only b = 0 fits
+    assert all(agree == tested for agree, tested in found.values())
+
+
+def test_statements_that_fail_are_said_to_fail() -> None:
+    rows = [
+        {"ratio": 0.1, "edge": -1.0, "rest": 0.5, "best": 0.0, "benefit": -0.5, "behind": -0.3},
+        {"ratio": 0.3, "edge": 1.0, "rest": -0.9, "best": 0.7, "benefit": 0.2},
+    ]
+    found = holds(rows)
+    assert found["the edge mass E is positive"] == (1, 2)
+    assert found["the remainder b is not negative: higher orders do harm"] == (1, 2)
+    assert found["b/E grows with the ratio"] == (0, 1)
+    assert found["the best lambda does not grow with the ratio"] == (0, 1)
+    assert found["lambda 1 is no worse than lambda 0, within one paired standard error"] == (1, 2)
+    floor = "lambda 0 is a floor: the plan chosen on held-out text is no worse on other text"
+    assert found[floor] == (1, 2)
+
+
+def test_ratios_without_both_ends_are_not_tested() -> None:
+    rows = [{"ratio": 0.1, "edge": 1.0, "rest": 0.1, "best": 0.0, "benefit": 0.1}]
+    table = [row | {"edge_benefit": None} for row in planted(rows)]
+    assert {row["tested"] for row in trust_statements(table)} == {0}
+    assert not any(row["holds"] for row in trust_statements(table))
+
+
+def test_pictures_have_a_curve_per_ratio_and_error_bars(table: Table) -> None:
+    figure = plot_strength(table)
+    curves = [trace for trace in figure.data if trace.mode == "lines+markers"]
+    assert [trace.name for trace in curves] == ["20%", "40%"]
+    assert all(trace.error_y.array is not None for trace in curves)
+
+
+# Guards, refinement, gains -----------------------------------------------------------------------
+
+
+def test_guards_by_both_judges(problem: Problem, tmp_path: Path) -> None:
+    table = guards_study(
+        problem.model, problem.curvature, problem.texts, (0.2,), options=QUIET, cache=tmp_path
+    )
+    assert {row["judge"] for row in table} == {"kl", "nll"}
+    for judge in ("kl", "nll"):
+        part = pick(table, judge=judge, role="candidate")
+        column = "kl" if judge == "kl" else "perplexity"
+        whole = [row for row in part if not row["stopped_early"]]
+        winner = min(whole, key=lambda row: row[column])
+        chosen = next(row for row in part if row["chosen"])
+        assert winner["difference"] == 0
+        assert chosen["difference"] <= chosen["difference_error"] or chosen is winner
+        assert {row["role"] for row in pick(table, judge=judge)} >= {
+            "candidate",
+            "best",
+            "no guards",
+        }
+
+
+def test_refinement_lies_between_greedy_and_the_bound(problem: Problem) -> None:
+    table = refinement_study(
+        problem.model, problem.curvature, problem.texts.report, RATIOS, (0.0, 1.0), progress=False
+    )
+    assert len(table) == 4
+    for row in table:
+        assert row["bound"] <= row["refined_objective"] + 1e-12
+        assert row["refined_objective"] <= row["objective"] + 1e-12
+        if row["units_exchanged"] == 0:
+            assert row["difference"] == 0
+        assert row["difference"] == pytest.approx(row["refined_kl"] - row["kl"])
+
+
+def test_gains_are_reported_on_other_rows(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = gains_study(
+        problem.model, problem.curvature, problem.texts, (0.4,), (1.0,), options=QUIET
+    )
+    candidates = pick(table, role="candidate")
+    assert len(candidates) == 1 + 3 * 2
+    assert candidates[0]["ridge"] is None
+    assert candidates[0]["difference"] == 0
+    (report,) = pick(table, role="report")
+    plan = cl.solve_greedy(problem.curvature, 0.4, 1.0)
+    if report["ridge"] is None:
+        assert report["difference"] == 0
+    else:
+        gains = cl.solve_gains(problem.curvature, plan, report["ridge"], report["clip"])
+        kl = cl.measure_plans(
+            problem.model, [plan, plan.with_gains(gains)], problem.texts.report, progress=False
+        )
+        assert report["difference"] == pytest.approx(kl.paired(1, 0)[0], rel=1e-4)
+    assert len(plot_gains(table).data) == 6
+
+
+def test_plans_are_measured_once_for_all_studies(
+    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = problem.texts.report
+    arguments: Any = (problem.model, problem.curvature, text, (0.2,))
+    refinement_study(*arguments, (0.0, 1.0), cache=tmp_path, progress=False)
+    asked = []
+    real = improving.measure_plans
+
+    def counted(*args: Any, **named: Any) -> cl.PlanTable:
+        table = real(*args, **named)
+        asked.append(named["checkpoint"])
+        return table
+
+    monkeypatch.setattr(improving, "measure_plans", counted)
+    monkeypatch.setattr(
+        "cocurve_lab.measuring.risk._scored_hidden", None
+    )  # any forward pass would fail
+    refinement_study(*arguments, (0.0,), cache=tmp_path, progress=False)
+    assert len(asked) == 1
+
+
+def test_a_matrix_the_bound_does_not_hold_for_is_refused(problem: Problem) -> None:
+    units = cl.enumerate_units(problem.model, GROUPS)
+    matrix = np.ones((len(units),) * 2) * 2 - np.eye(len(units))
+    with pytest.raises(cl.NumericalError):
+        refinement_study(
+            problem.model, cl.Curvature(matrix, units), problem.texts.report, (0.2,), progress=False
+        )

@@ -1,0 +1,347 @@
+"""Surrogate fidelity: planted agreements and exponents; measurements against naive passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+
+import cocurve_lab as cl
+from cocurve_lab.studies.trust import fidelity, saturation
+from cocurve_lab.studies.trust import fidelity as fidelity_summary
+from cocurve_lab.studies.trust.fidelity import FidelityOptions
+from cocurve_lab.tables import Table, column, pick
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text, units_by_hand
+
+MODEL = tiny_model()
+HELD_OUT = tiny_text(3, 16, seed=7)
+CURVATURE = cl.estimate_curvature(
+    MODEL, cl.enumerate_units(MODEL, GROUPS), tiny_text(4, 16), 97, progress=False
+)
+OPTIONS = FidelityOptions(ratios=(0.0, 0.2, 0.5), pool_size=7, pairs=4)
+
+
+def by_hand(names: list[str]) -> list[Any]:
+    hand = units_by_hand(MODEL)
+    return [hand[CURVATURE.units.indices([name])[0]] for name in names]
+
+
+# Single units -----------------------------------------------------------------------------------
+
+
+def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> None:
+    built = random_curvature(make_units(), groups=5, positions=63)
+    factors = np.linspace(0.5, 4, len(built.units))
+    assert built.group_risks is not None
+    built = replace(built, group_risks=built.group_risks * factors)
+    table = fidelity.single_unit_fidelity(built)
+    assert column(table, "ratio") == pytest.approx(factors)
+    assert column(table, "ratio_error") == pytest.approx(0, abs=1e-7)
+    assert column(table, "predicted") == pytest.approx(built.saliency / 2)
+    assert column(table, "measured") == pytest.approx(built.single_unit_risk)
+    assert [row["kind"] for row in table] == built.units.kinds.tolist()
+
+
+def test_single_unit_errors_are_those_of_the_jackknife() -> None:
+    built = random_curvature(make_units(), groups=6)
+    table = fidelity.single_unit_fidelity(built)
+    expected = cl.jackknife(built, "saliency").standard_error / 2
+    assert column(table, "predicted_error") == pytest.approx(expected)
+
+
+def test_a_unit_that_changes_nothing_has_no_ratio() -> None:
+    built = random_curvature(make_units(), groups=3)
+    assert built.group_grams is not None
+    grams = built.group_grams.copy()
+    grams[:, 2, :] = grams[:, :, 2] = 0
+    positions, risks = built.group_positions, built.group_risks
+    assert positions is not None
+    assert risks is not None
+    flat = cl.Curvature.from_groups(built.units, grams, positions, risks, {})
+    rows = fidelity.single_unit_fidelity(flat)
+    assert rows[2]["ratio"] is None
+    assert rows[2]["predicted"] == 0
+    assert rows[1]["ratio"] > 0
+
+
+def test_single_units_need_the_risks_of_a_build() -> None:
+    with pytest.raises(cl.InputError, match="without single-unit risks"):
+        fidelity.single_unit_fidelity(random_curvature(make_units()))
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured() -> Table:
+    return fidelity.fidelity_study(MODEL, CURVATURE, HELD_OUT, OPTIONS, progress=False)
+
+
+def test_plans_are_measured_as_naive_passes_measure_them(measured: Table) -> None:
+    row = pick(measured, method="lambda 1", requested_ratio=0.5)[0]
+    plan = cl.solve_greedy(CURVATURE, 0.5)
+    hand = [units_by_hand(MODEL)[index] for index in plan.pruned]
+    expected = naive_risk(MODEL, hand, HELD_OUT)
+    assert fidelity.sequence_values([row])[0] == pytest.approx(expected, rel=1e-4)
+    assert row["measured"] == pytest.approx(expected.mean(), rel=1e-4)
+    assert row["standard_error"] == pytest.approx(expected.std(ddof=1) / math.sqrt(3), rel=1e-3)
+    assert row["predicted"] == pytest.approx(plan.predicted_risk)
+    assert row["ratio"] == pytest.approx(row["measured"] / row["predicted"])
+    alone = CURVATURE.single_unit_risk
+    assert alone is not None
+    assert row["diagonal"] == pytest.approx(plan.node_risk)
+    assert row["single_units"] == pytest.approx(alone[list(plan.pruned)].sum())
+
+
+def test_every_plan_has_a_row_and_the_empty_one_costs_nothing(measured: Table) -> None:
+    assert len(pick(measured, group=fidelity.ACROSS)) == 6
+    assert len(pick(measured, group=fidelity.POOL)) == 7
+    for row in pick(measured, requested_ratio=0.0):
+        assert (row["units"], row["predicted"], row["measured"]) == (0, 0, 0)
+        assert row["ratio"] is None
+
+
+def test_predicted_errors_are_jackknife_errors_of_the_plan(measured: Table) -> None:
+    plan = list(cl.solve_greedy(CURVATURE, 0.2).pruned)
+    expected = cl.jackknife(CURVATURE, lambda c: c.risk(plan)).standard_error
+    row = pick(measured, method="lambda 1", requested_ratio=0.2)[0]
+    assert row["predicted_error"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_an_interrupted_study_resumes_and_a_finished_one_is_read_back(
+    tmp_path: Path, measured: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (MODEL, CURVATURE, HELD_OUT, OPTIONS, tmp_path, False)
+    first = fidelity.fidelity_study(*arguments)
+    assert str(first) == str(measured)
+    assert len(list(tmp_path.glob("plans_*"))) == 1
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr("cocurve_lab.measuring.risk._Engine.measure", never)
+    assert str(fidelity.fidelity_study(*arguments)) == str(first)
+    next(tmp_path.glob("study_fidelity_*.json")).unlink()  # the plans alone are enough
+    assert str(fidelity.fidelity_study(*arguments)) == str(first)
+    with pytest.raises(AssertionError, match="measured again"):
+        fidelity.fidelity_study(
+            MODEL, CURVATURE, tiny_text(2, 16, seed=9), OPTIONS, tmp_path, False
+        )
+
+
+def test_calibration_rows_are_refused() -> None:
+    for study in (fidelity.fidelity_study, saturation.pair_saturation):
+        with pytest.raises(cl.MismatchError, match="not held out"):
+            study(MODEL, CURVATURE, tiny_text(4, 16).rows(0, 2), OPTIONS, progress=False)
+
+
+# Summary of plans -------------------------------------------------------------------------------
+
+
+def planted(predicted: Any, kl: np.ndarray, **columns: Any) -> Table:
+    """A table of `fidelity_study` with the given numbers: kl [plans, sequences]."""
+    count = len(kl)
+    fixed = {"group": fidelity.ACROSS, "method": "lambda 1", "requested_ratio": 0.2} | columns
+    spread = kl.std(axis=1, ddof=1) / math.sqrt(kl.shape[1])
+    lists = {name: value for name, value in fixed.items() if isinstance(value, list)}
+    return [
+        fixed
+        | {name: value[i] for name, value in lists.items()}
+        | {"predicted": float(predicted[i]), "diagonal": -float(predicted[i]), "single_units": None}
+        | {"measured": kl[i].mean(), "standard_error": spread[i]}
+        | fidelity.sequence_columns(kl[i])
+        for i in range(count)
+    ]
+
+
+def found(table: Table, group: str, statistic: str) -> dict[str, Any]:
+    (row,) = [r for r in table if (r["group"], r["statistic"]) == (group, statistic)]
+    return row
+
+
+def test_a_cubic_gap_is_found_and_gaps_within_noise_are_left_out() -> None:
+    units = np.array([2, 4, 8, 16, 32, 64])
+    predicted = 1e-3 * units**1.5
+    kl = np.repeat((predicted + 1e-4 * units**3.0)[:, None], 4, axis=1)
+    kl[0] = predicted[0] + np.array([1, -1, 1, -0.9]) * 1e-2  # a gap nobody can see
+    summary = fidelity_summary.fidelity_summary(
+        planted(predicted, kl, units=units.tolist()), draws=50
+    )
+    row = found(summary, "across ratios, lambda 1", "gap exponent in units")
+    assert row["value"] == pytest.approx(3)
+    assert row["fit_error"] == pytest.approx(0, abs=1e-6)
+    assert (row["points"], row["left_out"], row["paper"]) == (5, 1, 3.0)
+    row = found(summary, fidelity.ACROSS, "gap exponent in predicted risk")
+    assert row["value"] == pytest.approx(2)
+
+
+def test_correlations_are_those_of_scipy_and_of_agreement() -> None:
+    rng = np.random.default_rng(3)
+    predicted, kl = rng.uniform(0.1, 1, 9), rng.uniform(0.1, 1, (9, 6))
+    table = planted(predicted, kl, units=list(range(2, 11)))
+    summary = fidelity_summary.fidelity_summary(table, draws=400)
+    one = cl.agreement(predicted, kl.mean(axis=1))
+    group = fidelity.ACROSS
+    expected = {
+        "pearson": pearsonr(predicted, kl.mean(axis=1)).statistic,
+        "pearson_log": one.pearson_log,
+        "spearman": one.spearman,
+        "median_ratio": one.median_ratio,
+    }
+    for name, value in expected.items():
+        row = found(summary, group, name)
+        assert row["value"] == pytest.approx(value)
+        assert row["low"] <= row["high"]
+    diagonal = found(summary, group, "spearman, diagonal")  # planted: the other way round
+    assert diagonal["value"] == pytest.approx(-one.spearman)
+    unknown = found(summary, group, "spearman, single_units")
+    assert (unknown["value"], unknown["points"], unknown["left_out"]) == (None, 0, 9)
+    draws = np.random.default_rng(0).integers(6, size=(400, 6))
+    naive = [spearmanr(predicted, kl[:, d].mean(axis=1)).statistic for d in draws]
+    assert found(summary, group, "spearman")["standard_error"] == pytest.approx(
+        np.std(naive), rel=0.2
+    )
+
+
+def test_the_pool_says_how_much_worse_random_plans_are() -> None:
+    methods = ["edge-aware greedy", "diagonal greedy", "random", "random", "local swap"]
+    kl = np.outer([0.1, 0.2, 0.5, 0.7, 0.3], [1.0, 3.0, 2.0])
+    table = planted(kl.mean(axis=1), kl, group=fidelity.POOL, method=methods, units=[3] * 5)
+    summary = fidelity_summary.fidelity_summary(table, draws=40)
+    assert found(summary, fidelity.POOL, "random over structured")["value"] == pytest.approx(3)
+    greedy = found(summary, fidelity.POOL, "random over greedy")
+    assert greedy["value"] == pytest.approx(6)
+    assert greedy["standard_error"] == pytest.approx(0, abs=1e-9)  # every sequence says so
+    assert found(summary, "same budget, structured", "spearman")["points"] == 3
+    assert found(summary, "same budget, random", "spearman")["value"] is None  # two points
+
+
+def test_plans_without_a_logarithm_are_counted(measured: Table) -> None:
+    summary = fidelity_summary.fidelity_summary(measured, draws=20)
+    row = found(summary, fidelity.ACROSS, "pearson_log")
+    assert (row["points"], row["left_out"]) == (4, 2)  # two empty plans
+
+
+# Pairs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Table:
+    return saturation.pair_saturation(MODEL, CURVATURE, HELD_OUT, OPTIONS, progress=False)
+
+
+def test_pairs_are_measured_as_naive_passes_measure_them(pairs: Table) -> None:
+    row = pairs[0]
+    one, other = by_hand([row["first"]]), by_hand([row["second"]])
+    alone = naive_risk(MODEL, one, HELD_OUT) + naive_risk(MODEL, other, HELD_OUT)
+    both = naive_risk(MODEL, one + other, HELD_OUT)
+    assert row["factor"] == pytest.approx(both.mean() / alone.mean(), rel=1e-3)
+    assert row["interaction"] == pytest.approx((both - alone).mean(), rel=1e-2)
+    error = (both - alone).std(ddof=1) / math.sqrt(3)
+    assert row["interaction_error"] == pytest.approx(error, rel=1e-2)
+    u, v = CURVATURE.units.indices([row["first"], row["second"]])
+    matrix = CURVATURE.matrix
+    assert row["edge"] == matrix[u, v]
+    assert row["predicted_factor"] == pytest.approx(
+        1 + 2 * matrix[u, v] / (matrix[u, u] + matrix[v, v])
+    )
+
+
+def test_the_strongest_pairs_are_the_ends_of_the_correlations(pairs: Table) -> None:
+    rho = np.sort(CURVATURE.correlation()[np.triu_indices(len(CURVATURE.units), 1)])
+    random, positive, negative = (
+        column(pick(pairs, group=group), "correlation") for group in saturation.PAIRS
+    )
+    assert positive == pytest.approx(rho[::-1][:4])
+    assert negative == pytest.approx(rho[:4])
+    assert len(random) == 4
+    other = replace(OPTIONS, seed=1)
+    assert saturation._pairs(CURVATURE, other)[:4] != saturation._pairs(CURVATURE, OPTIONS)[:4]
+
+
+def test_no_pair_is_an_error() -> None:
+    with pytest.raises(cl.InputError, match="pairs is 0"):
+        saturation.pair_saturation(MODEL, CURVATURE, HELD_OUT, FidelityOptions(pairs=0))
+
+
+def saturated(factors: list[float], edges: list[float]) -> Table:
+    """Pairs of planted factors and edges, alone 0.1 on each of 5 sequences, risks rising."""
+    return [
+        {
+            "group": saturation.PAIRS[0],
+            "edge": edge,
+            "correlation": edge,
+            "risk_first": 0.05 + i,
+            "risk_second": 0.05,
+            "interaction": 0.1 * (factor - 1),
+            "interaction_error": 0.011,
+        }
+        | fidelity.sequence_columns(np.full(5, 0.1 * factor))
+        | fidelity.sequence_columns(np.full(5, 0.1), "alone")
+        for i, (factor, edge) in enumerate(zip(factors, edges, strict=True))
+    ]
+
+
+def test_planted_factors_and_signs_are_found() -> None:
+    table = saturated([0.5, 0.5, 0.9, 0.94, 1.1, 1.5], [-1, -2, 3, -4, 5, 0.0])
+    summary = saturation.saturation_summary(table, draws=300)
+    factor = found(summary, "random", "median factor")
+    assert factor["value"] == pytest.approx(0.92)
+    assert factor["low"] >= 0.5
+    assert factor["high"] <= 1.5
+    assert (factor["points"], factor["paper"]) == (6, 0.92)
+    assert found(summary, "random", "share sub-additive")["value"] == pytest.approx(4 / 6)
+    signs = found(summary, "random", "sign agreement")
+    assert (signs["points"], signs["left_out"]) == (5, 1)
+    assert signs["value"] == pytest.approx(4 / 5)
+    assert signs["standard_error"] == pytest.approx(math.sqrt(0.8 * 0.2 / 5))
+    beyond = found(summary, "random", "sign agreement, beyond noise")  # factors 0.5, 0.5 and 1.5
+    assert (beyond["points"], beyond["value"]) == (2, 1.0)
+    assert beyond["low"] < 0.5 < beyond["high"]  # Wilson: two hits prove little
+    chance = found(summary, "random", "agreement by chance")
+    assert chance["value"] == pytest.approx(2 / 5 * 1 / 5 + 3 / 5 * 4 / 5)
+    salient = found(summary, "random, highest third of risk", "median factor")
+    assert salient["value"] == pytest.approx(1.3)
+    assert not [row for row in summary if row["group"].startswith("strongest")]
+    weak = found(summary, "random, lowest third of |rho|", "sign agreement")
+    assert (weak["points"], weak["value"]) == (1, 1.0)
+
+
+def test_both_signs_together_show_what_one_sign_cannot() -> None:
+    positive = [
+        row | {"group": saturation.PAIRS[1]} for row in saturated([1.5, 1.2, 0.9], [1, 2, 3])
+    ]
+    negative = [row | {"group": saturation.PAIRS[2]} for row in saturated([0.5, 1.2], [-1, -2])]
+    summary = saturation.saturation_summary(positive + negative, draws=20)
+    one_sign = found(summary, "strongest positive", "agreement by chance")["value"]
+    assert one_sign == pytest.approx(
+        found(summary, "strongest positive", "sign agreement")["value"]
+    )
+    both = found(summary, "strongest, both signs", "sign agreement")
+    assert (both["points"], both["value"]) == (5, pytest.approx(3 / 5))
+    chance = found(summary, "strongest, both signs", "agreement by chance")["value"]
+    assert chance == pytest.approx(3 / 5 * 3 / 5 + 2 / 5 * 2 / 5)
+
+
+# Pictures ---------------------------------------------------------------------------------------
+
+
+def test_pictures_show_every_row_with_its_error(measured: Table, pairs: Table) -> None:
+    single = fidelity.single_unit_fidelity(CURVATURE)
+    for figure, table in (
+        (fidelity.plot_single_unit_fidelity(single), single),
+        (fidelity.plot_fidelity(measured), measured),
+        (saturation.plot_pair_saturation(pairs), pairs),
+    ):
+        marked = [trace for trace in figure.data if trace.mode == "markers"]
+        assert sum(len(trace.x) for trace in marked) == len(table)
+        assert all(len(trace.error_y.array) == len(trace.x) for trace in marked)
+        assert len({(t.marker.color, t.marker.symbol) for t in marked}) == len(marked)
+        assert figure.layout.xaxis.title.text
+        assert figure.layout.yaxis.title.text

@@ -1,0 +1,161 @@
+// The parts of the bridge explorer that need no page: `node --test tests/widgets/front/bridge.test.mjs`.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+const parts = await import("../../../widgets/cocurve_widgets/front/bridge_parts.js");
+const { fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow,
+  stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } = parts;
+
+// two layers of 2 attention units and 3 FFN groups; layer 1 lost its second attention unit
+const nodes = {
+  kind: ["attention", "attention", "ffn", "ffn", "ffn", "attention", "ffn", "ffn", "ffn"],
+  layer: [0, 0, 0, 0, 0, 1, 1, 1, 1],
+};
+const box = { left: 10, right: 210, top: 0, bottom: 130 };
+const edges = readEdges(new Uint32Array([0, 1, 0, 2, 2, 6, 5, 7]),
+  new Float32Array([0.9, -0.5, 0.25, -0.125]), nodes.kind);
+const everything = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], ego: false,
+  unit: null };
+
+test("layout puts layers across and attention above FFN", () => {
+  const layout = graphLayout(nodes);
+  assert.deepEqual(layout.column, nodes.layer);
+  assert.deepEqual(layout.row, [0, 1, 3.5, 4.5, 5.5, 0, 3.5, 4.5, 5.5]);
+  assert.equal(layout.rows, 6.5);
+  assert.equal(new Set(layout.row.map((r, u) => `${r} ${layout.column[u]}`)).size, 9);
+});
+
+test("layout of one kind has no gap, and a layer without units keeps its place", () => {
+  const layout = graphLayout({ kind: ["ffn", "ffn"], layer: [0, 3] });
+  assert.equal(layout.rows, 1);
+  assert.equal(layout.columns, 4);
+  const place = placeGraph(layout, { left: 0, right: 400, top: 0, bottom: 20 });
+  assert.deepEqual(place.x, [50, 350]);
+  assert.deepEqual(place.y, [10, 10]);
+});
+
+test("marks stay inside the box and do not overlap", () => {
+  const place = placeGraph(graphLayout(nodes), box);
+  for (let u = 0; u < 9; u++) {
+    assert.ok(place.x[u] - place.radius >= box.left && place.x[u] + place.radius <= box.right);
+    assert.ok(place.y[u] - place.radius >= box.top && place.y[u] + place.radius <= box.bottom);
+    for (let v = 0; v < u; v++) {
+      assert.ok(Math.hypot(place.x[u] - place.x[v], place.y[u] - place.y[v]) > 2 * place.radius);
+    }
+  }
+});
+
+test("edges know their block", () => {
+  assert.deepEqual(edges.block, ["attention", "cross", "ffn", "cross"]);
+  assert.deepEqual([...edges.u], [0, 0, 2, 5]);
+  assert.deepEqual([...edges.v], [1, 2, 6, 7]);
+});
+
+test("threshold, sign, blocks and ego view choose edges", () => {
+  const shown = (changes) => visibleEdges(edges, { ...everything, ...changes });
+  assert.deepEqual(shown({}), [0, 1, 2, 3]);
+  assert.deepEqual(shown({ threshold: 0.25 }), [0, 1, 2]); // at least, not above
+  assert.deepEqual(shown({ threshold: 1 }), []);
+  assert.deepEqual(shown({ sign: "positive" }), [0, 2]);
+  assert.deepEqual(shown({ sign: "negative", threshold: 0.2 }), [1]);
+  assert.deepEqual(shown({ blocks: ["cross"] }), [1, 3]);
+  assert.deepEqual(shown({ blocks: [] }), []);
+  assert.deepEqual(shown({ ego: true, unit: 2 }), [1, 2]);
+  assert.deepEqual(shown({ ego: true, unit: 0 }), [0, 1]);
+  assert.deepEqual(shown({ ego: true, unit: 8 }), []);
+  assert.deepEqual(shown({ ego: true, unit: null }), [0, 1, 2, 3]); // nobody to be alone with
+});
+
+test("no edges at all", () => {
+  const none = readEdges(new Uint32Array(0), new Float32Array(0), nodes.kind);
+  assert.deepEqual(visibleEdges(none, everything), []);
+  strokeEdges(null, {}, null, none, [], 1); // touches no canvas
+});
+
+test("the nearest mark within reach is hit", () => {
+  const place = { x: [0, 10, 10], y: [0, 0, 8] };
+  assert.equal(hitUnit(place, 9, 1), 1);
+  assert.equal(hitUnit(place, 10, 5), 2);
+  assert.equal(hitUnit(place, 30, 30), null);
+  assert.equal(hitUnit(place, 5, 0), 0); // a tie goes to the lower index
+  assert.equal(hitUnit({ x: [], y: [] }, 0, 0), null);
+});
+
+test("a rectangle may be drawn from any corner", () => {
+  const place = { x: [0, 5, 10], y: [0, 5, 10] };
+  assert.deepEqual(unitsInside(place, [1, 1], [6, 6]), [1]);
+  assert.deepEqual(unitsInside(place, [6, 6], [-1, -1]), [0, 1]);
+  assert.deepEqual(unitsInside(place, [11, 0], [20, 20]), []);
+});
+
+test("arrow keys walk over units and stop at the border", () => {
+  const layout = graphLayout(nodes);
+  const go = (unit, key) => stepUnit(layout, unit, key);
+  assert.equal(go(null, "ArrowDown"), 0);
+  assert.equal(go(0, "ArrowDown"), 1);
+  assert.equal(go(1, "ArrowDown"), 2); // over the gap to the FFN block
+  assert.equal(go(2, "ArrowUp"), 1);
+  assert.equal(go(0, "ArrowUp"), 0);
+  assert.equal(go(1, "ArrowRight"), 5); // the row is missing there: the nearest
+  assert.equal(go(3, "ArrowRight"), 7);
+  assert.equal(go(7, "ArrowLeft"), 3);
+  assert.equal(go(7, "ArrowRight"), 7);
+  assert.equal(go(4, "ArrowDown"), 4);
+});
+
+test("the log axis spans its values and keeps zeros apart", () => {
+  const axis = logAxis([0, 1e-6, 1e-2], 50, 450);
+  assert.ok(axis.zeros);
+  assert.ok(axis.at(0) > 50 && axis.at(0) < axis.first && axis.first < axis.at(1e-6));
+  assert.ok(axis.at(1e-2) < 450);
+  const step = axis.at(1e-4) - axis.at(1e-5);
+  assert.ok(Math.abs(axis.at(1e-3) - axis.at(1e-4) - step) < 1e-9);
+  const up = logAxis([1, 2], 300, 0);
+  assert.ok(!up.zeros && up.at(2) < up.at(1));
+  for (const values of [[0, 0], [3], [3, 3], [0.004, 0.06], [1e-12, 1e3], [0]]) {
+    const one = logAxis(values, 0, 100);
+    assert.ok(values.every((v) => Number.isFinite(one.at(v))), String(values));
+    assert.ok(one.marks.length > 0 && one.marks.length < 12, String(values));
+    assert.ok(one.marks.every((m) => one.at(m) >= 0 && one.at(m) <= 100), String(values));
+  }
+});
+
+test("the line is least squares on logs, over units that have both", () => {
+  const line = fitLine([1, 10, 100, 0], [3, 30, 300, 7]);
+  assert.ok(Math.abs(line(5) - 15) < 1e-9);
+  // residuals of the line sum to zero
+  const [x, y] = [[1, 2, 4, 8], [1, 5, 3, 9]];
+  const fit = fitLine(x, y);
+  assert.ok(Math.abs(y.reduce((sum, v, i) => sum + Math.log(v / fit(x[i])), 0)) < 1e-9);
+  assert.equal(fitLine([2, 2], [1, 3]), null);
+  assert.equal(fitLine([0, 0], [0, 0]), null);
+});
+
+test("words and numbers", () => {
+  assert.equal(fateText(4, [7, 4]), "removed at step 2");
+  assert.equal(fateText(4, [7, 4], false), "removed");
+  assert.equal(fateText(4, [7]), "kept");
+  assert.equal(fateText(4, null), "no plan");
+  assert.equal(shareBelow([1, 2, 3, 4], 2), 0.5);
+  assert.equal(tickText(0), "0");
+  assert.equal(tickText(1e-4), "1e-4");
+  assert.equal(tickText(0.02), "0.02");
+});
+
+test("only the strongest edges are wide, and negative ones dashed", () => {
+  const many = 500;
+  const ends = Uint32Array.from({ length: 2 * many }, (_, i) => (i % 2 ? 6 : 0));
+  const rho = Float32Array.from({ length: many }, (_, i) => (i % 2 ? -1 : 1) * (1 - i / many));
+  const place = placeGraph(graphLayout(nodes), box);
+  const strokes = [];
+  const g = { dash: [], lines: 0, beginPath: () => (g.lines = 0), moveTo() {},
+    lineTo: () => g.lines++, quadraticCurveTo: () => g.lines++, setLineDash: (d) => (g.dash = d),
+    stroke: () => strokes.push([g.strokeStyle, g.dash.length, g.lineWidth, g.lines]) };
+  const read = readEdges(ends, rho, nodes.kind);
+  strokeEdges(g, { positive: "orange", negative: "blue" }, place, read, [...rho.keys()], 1);
+  assert.equal(strokes.reduce((sum, s) => sum + s[3], 0), many);
+  assert.ok(strokes.every(([color, dash]) => (color === "blue") === dash > 0));
+  assert.ok(strokes.at(-1)[2] > 3); // the strongest comes last, on top
+  assert.ok(strokes.slice(0, 4).every(([, , width]) => width === 1));
+});

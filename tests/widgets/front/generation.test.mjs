@@ -1,0 +1,75 @@
+// The functions of generation.js that need no page.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import {
+  barAt, firstDivergence, forkBar, grouped, grown, moved, short, verdict, visible,
+} from "../../../widgets/cocurve_widgets/front/generation.js";
+
+const tokens = (...ids) => ids.map((id) => [id, `t${id} `]);
+
+test("first divergence is by token id", () => {
+  assert.equal(firstDivergence(tokens(1, 2, 3), tokens(1, 2, 3)), null);
+  assert.equal(firstDivergence(tokens(1, 2, 3), tokens(1, 9, 3)), 1);
+  assert.equal(firstDivergence(tokens(4), tokens(5)), 0);
+  assert.equal(firstDivergence([[1, "a"]], [[2, "a"]]), 0); // equal text, other token
+  assert.equal(firstDivergence([], tokens(5)), null); // the other row is still to come
+});
+
+test("texts grow only by what follows on them", () => {
+  const state = { run: 2, prompt: "p", tokens: { dense: tokens(1), pruned: tokens(1) } };
+  const message = { run: 2, after: [1, 1], append: { dense: tokens(2, 3), pruned: tokens(7) } };
+  const next = grown(state, message);
+  assert.deepEqual(next.tokens, { dense: tokens(1, 2, 3), pruned: tokens(1, 7) });
+  assert.equal(next.prompt, "p");
+  assert.deepEqual(state.tokens.dense, tokens(1)); // the old state stays
+  assert.equal(grown(next, message), null); // twice the same
+  assert.equal(grown(state, { ...message, run: 3 }), null);
+  assert.equal(grown(null, message), null); // a view opened in the middle
+});
+
+test("verdicts have a sign and words", () => {
+  assert.match(verdict(true, "22"), /✓.*22/);
+  assert.match(verdict(false, "22"), /✗.*22/);
+  assert.equal(verdict(null, null), "");
+  assert.equal(verdict(null, "22"), "");
+});
+
+test("invisible characters are spelled out", () => {
+  assert.equal(visible(" a\n\tb"), "␣a⏎⇥b");
+});
+
+test("the fork stands on the bar of the first differing token", () => {
+  const bar = (generated) => ({ token: "x", kl: 0, generated });
+  const bars = [bar(false), bar(false), bar(true), bar(true), bar(true)];
+  assert.equal(forkBar(bars, 0), 2);
+  assert.equal(forkBar(bars, 2), 4);
+  assert.equal(forkBar(bars, 3), null); // the ribbon's text ends before
+  assert.equal(forkBar(bars, null), null);
+  assert.equal(forkBar([bar(false)], 0), null);
+});
+
+test("bars are found under the pointer and by arrow keys", () => {
+  assert.equal(barAt(56, 10, 168), 0);
+  assert.equal(barAt(155, 10, 168), 9);
+  assert.equal(barAt(157, 10, 168), null);
+  assert.equal(barAt(20, 10, 168), null);
+  assert.equal(barAt(100, 0, 168), null);
+  assert.equal(moved("ArrowRight", null, 5), 0);
+  assert.equal(moved("ArrowRight", 4, 5), 4);
+  assert.equal(moved("ArrowLeft", 0, 5), 0);
+  assert.equal(moved("ArrowLeft", null, 5), 0);
+  assert.equal(moved("Home", 3, 5), 0);
+  assert.equal(moved("End", null, 5), 4);
+  assert.equal(moved("a", 3, 5), undefined);
+  assert.equal(moved("End", null, 0), undefined);
+});
+
+test("the menu is grouped in order and its prompts are short", () => {
+  const menu = ["b", "a", "b"].map((group, k) => ({ group, prompt: String(k) }));
+  assert.deepEqual(grouped(menu), [["b", [[0, menu[0]], [2, menu[2]]]], ["a", [[1, menu[1]]]]]);
+  assert.equal(short(" def f(x):\n    return x\n"), "def f(x): return x");
+  const long = short("word ".repeat(40) + "the end", 20);
+  assert.equal(long.length, 20);
+  assert.ok(long.startsWith("…") && long.endsWith("the end"));
+});

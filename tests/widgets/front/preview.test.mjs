@@ -1,0 +1,36 @@
+// What the front ends say of an H that is a preview: the parts that need no page.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { named, stemOf, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { untrusted } from "../../../widgets/cocurve_widgets/front/plan_pictures.js";
+
+const model = (preview) => ({ get: (name) => (name === "preview" ? preview : undefined) });
+
+test("labels and files are called a preview only where H is one", () => {
+  assert.equal(named(model("Preview: noisy"), "Map"), "Map. From a preview of H");
+  assert.equal(stemOf(model("Preview: noisy"), "plan"), "plan_preview");
+  for (const real of [model(""), model(undefined)]) { // the build monitor has no such trait
+    assert.equal(named(real, "Map"), "Map");
+    assert.equal(stemOf(real, "plan"), "plan");
+  }
+});
+
+test("lambda is doubted above the bound of a preview and nowhere without one", () => {
+  assert.deepEqual([0, 0.5, 0.500001, 1].map((s) => untrusted({ trusted: 0.5 }, s)),
+    [false, false, true, true]);
+  for (const marks of [{ trusted: null }, {}, undefined, null]) {
+    assert.equal(untrusted(marks, 1), false);
+    assert.equal(untrusted(marks, Infinity), false);
+  }
+});
+
+test("a note for a picture is wrapped without losing a word", () => {
+  const text = "Preview: H from 64 probes, unreasonablylongword and the rest";
+  const lines = wrapped(text, 12, (line) => line.length);
+  assert.equal(lines.join(" "), text);
+  assert.deepEqual(lines.filter((line) => line.length > 12), ["unreasonablylongword"]);
+  assert.ok(lines.every((line, k) => !k || `${lines[k - 1]} ${line.split(" ")[0]}`.length > 12));
+  assert.deepEqual(wrapped("", 12, (line) => line.length), []);
+});

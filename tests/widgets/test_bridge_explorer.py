@@ -1,0 +1,464 @@
+"""BridgeExplorer without kernel and browser: traits, links, errors, files, and its JavaScript."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json
+import subprocess
+import time
+import weakref
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from traitlets import TraitError
+
+import cocurve_lab as cl
+from cocurve_widgets import BridgeExplorer, Session
+from helpers.problems import llama_8b_units, make_units, random_curvature
+
+FRONT = Path(__file__).resolve().parents[2] / "widgets" / "cocurve_widgets" / "front"
+NODE_TESTS = Path(__file__).resolve().parent / "front" / "bridge.test.mjs"
+
+
+@pytest.fixture
+def curvature() -> cl.Curvature:
+    return random_curvature(make_units(4, 3, 5), seed=3)
+
+
+def sent_edges(explorer: BridgeExplorer) -> list[tuple[int, int, float]]:
+    """What the page reads from the bytes."""
+    ends = np.frombuffer(explorer.edge_ends, np.uint32).reshape(-1, 2)
+    rho = np.frombuffer(explorer.edge_correlation, np.float32)
+    return [(int(u), int(v), float(r)) for (u, v), r in zip(ends, rho, strict=True)]
+
+
+def from_page(explorer: BridgeExplorer, **values: Any) -> None:
+    explorer.set_state(values)
+
+
+# What is sent -----------------------------------------------------------------------------------
+
+
+def test_nodes_and_edges_are_the_curvatures(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature)
+    assert explorer.nodes["name"] == [unit.name for unit in curvature.units]
+    assert explorer.nodes["saliency"] == curvature.saliency.tolist()
+    assert explorer.nodes["connectivity"] == curvature.connectivity.tolist()
+    rho, size = curvature.correlation(), len(curvature.units)
+    expected = [(u, v, rho[u, v]) for u in range(size) for v in range(u + 1, size)]
+    expected.sort(key=lambda edge: -abs(edge[2]))
+    found = sent_edges(explorer)
+    assert len(found) == explorer.edge_total == size * (size - 1) // 2
+    for (u, v, value), (x, y, want) in zip(found, expected, strict=True):
+        assert (u, v) == (x, y)
+        assert value == pytest.approx(want, rel=1e-6)
+
+
+def test_partners_are_the_largest_entries_of_the_row(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature)
+    partners = np.frombuffer(explorer.partners, np.uint32).reshape(-1, 5)
+    rho = np.frombuffer(explorer.partner_correlation, np.float32).reshape(-1, 5)
+    for unit in range(len(curvature.units)):
+        row = np.abs(curvature.matrix[unit])
+        row[unit] = -1
+        assert partners[unit].tolist() == np.argsort(-row, kind="stable")[:5].tolist()
+        assert rho[unit] == pytest.approx(curvature.correlation()[unit, partners[unit]], rel=1e-6)
+
+
+@pytest.mark.parametrize(("layers", "wanted"), [(2, 3 * 48), (32, 1_200)])
+def test_the_default_threshold_leaves_a_readable_graph(layers: int, wanted: int) -> None:
+    curvature = random_curvature(make_units(layers, 8, 16), seed=1)
+    explorer = BridgeExplorer(curvature)
+    shown = sum(abs(rho) >= explorer.threshold for _, _, rho in sent_edges(explorer))
+    assert wanted <= shown < 1.2 * wanted
+
+
+def test_ten_thousand_strongest_edges_and_a_status_that_says_so() -> None:
+    curvature = random_curvature(llama_8b_units(), seed=1)
+    start = time.perf_counter()
+    explorer = BridgeExplorer(curvature, threshold=0.0)
+    assert time.perf_counter() - start < 3
+    assert len(sent_edges(explorer)) == 10_000
+    assert "the 10,000 strongest of 294,528 edges" in explorer.status
+    size = len(json.dumps({k: v for k, v in explorer.state().items() if k == "nodes"}))
+    size += sum(len(getattr(explorer, n)) for n in ("edge_ends", "edge_correlation", "partners"))
+    assert size < 500_000
+    explorer.threshold = 0.9
+    assert "strongest of" not in explorer.status
+    assert "Shown: 0 of 294,528 edges" in explorer.status
+
+
+# Traits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("threshold", 1.5, "threshold is 1.5"),
+        ("threshold", float("nan"), "threshold is nan"),
+        ("threshold", "much", "threshold"),
+        ("saliency_quantile", -0.1, "saliency_quantile is -0.1; a quantile lies in"),
+        ("connectivity_quantile", 2, "connectivity_quantile is 2"),
+        ("sign", "up", "sign"),
+        ("blocks", ["cross", "mlp"], "blocks holds 'mlp'"),
+        ("brushed", [0, 99], "brushed holds 99; units have the indices 0 to 31"),
+        ("brushed", [-1], "brushed holds -1"),
+        ("selected_unit", 32, "selected_unit is 32; units have the indices 0 to 31"),
+        ("table_of", "nodes", "table_of"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    curvature: cl.Curvature, name: str, value: Any, message: str
+) -> None:
+    explorer = BridgeExplorer(curvature)
+    before = getattr(explorer, name)
+    with pytest.raises(TraitError, match=message):
+        setattr(explorer, name, value)
+    assert getattr(explorer, name) == before
+    with pytest.raises(TraitError, match=message):
+        BridgeExplorer(curvature, session=Session(curvature), **{name: value})
+
+
+def test_misspelt_controls_are_refused(curvature: cl.Curvature) -> None:
+    with pytest.raises(cl.InputError, match=r"no control 'treshold'.*'threshold'"):
+        BridgeExplorer(curvature, treshold=0.1)
+
+
+def test_lists_are_put_in_order(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, blocks=["ffn", "attention"], brushed=[5, 2, 5])
+    assert explorer.blocks == ["attention", "ffn"]
+    assert explorer.brushed == [2, 5]
+
+
+def test_filters_agree_with_edge_graph_and_a_plain_loop(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, threshold=0.1)
+    graph = cl.edge_graph(curvature, threshold=0.1)
+    names = [unit.name for unit in curvature.units]
+    rows = explorer.table()
+    assert {(r["first"], r["second"]) for r in rows} == {
+        (names[u], names[v]) for u, v in graph.edges
+    }
+    assert f"Shown: {len(rows)} of" in explorer.status
+    from_page(explorer, sign="negative", blocks=["cross"], ego=True, selected_unit=4)
+    want = {
+        (names[u], names[v])
+        for u, v, rho in graph.edges(data="correlation")
+        if rho < 0 and curvature.units.kinds[u] != curvature.units.kinds[v] and 4 in (u, v)
+    }
+    assert want
+    rows = explorer.table()
+    assert {(row["first"], row["second"]) for row in rows} == want
+    for row in rows:
+        u, v = names.index(row["first"]), names.index(row["second"])
+        assert row["curvature"] == curvature.matrix[u, v]
+    assert f"Shown: {len(want)} of" in explorer.status
+
+
+def test_setting_from_code_equals_setting_from_the_page(curvature: cl.Curvature) -> None:
+    one = BridgeExplorer(curvature, session=Session(curvature))
+    two = BridgeExplorer(curvature, session=Session(curvature))
+    values = {"threshold": 0.05, "sign": "positive", "saliency_quantile": 0.7, "selected_unit": 3}
+    for name, value in values.items():
+        setattr(one, name, value)
+    from_page(two, **values)
+    timeless = [w.status.split(" took")[0] for w in (one, two)]
+    assert timeless[0] == timeless[1]
+    assert one.table() == two.table()
+    assert one.bridges == two.bridges
+    assert two.session.selected_unit == 3
+
+
+# Bridges and plans ------------------------------------------------------------------------------
+
+
+def test_quantiles_run_bridge_units_again(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature)
+    explorer.saliency_quantile, explorer.connectivity_quantile = 0.9, 0.1
+    found = cl.bridge_units(curvature, 0.9, 0.1)
+    assert explorer.bridges["indices"] == list(found)
+    assert explorer.bridges["saliency_threshold"] == found.saliency_threshold
+    assert not explorer.bridges["ranked"]
+    assert len(found) > 5
+    explorer.table_of = "bridges"
+    assert [row["unit"] for row in explorer.table()] == [curvature.units[u].name for u in found]
+    assert explorer.table()[0]["residual"] == found.residual[found.indices[0]]
+
+
+def test_a_model_without_bridges_says_so(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, saliency_quantile=0.0, connectivity_quantile=1.0)
+    assert explorer.bridges["ranked"]
+    assert "Only 0 units have low saliency" in explorer.bridges["note"]
+
+
+def test_plans_follow_the_session(curvature: cl.Curvature) -> None:
+    session = Session(curvature)
+    explorer = BridgeExplorer(curvature, session=session, table_of="units")
+    diagonal, aware = (cl.solve_greedy(curvature, 0.2, strength) for strength in (0.0, 1.0))
+    assert explorer.plans["diagonal"] == list(diagonal.pruned)
+    assert explorer.plans["edge_aware"] == list(aware.pruned)
+    assert explorer.plans["present"] is None
+    assert {row["present_plan"] for row in explorer.table()} == {"no plan"}
+
+    plan = cl.solve_greedy(curvature, 0.4, 0.5, cl.Guards(protect_first=1))
+    session.selection = plan
+    assert explorer.plans["ratio"] == 0.4
+    assert explorer.plans["present"] == list(plan.pruned)
+    guarded = cl.solve_greedy(curvature, 0.4, 1.0, plan.guards)
+    assert explorer.plans["edge_aware"] == list(guarded.pruned)
+    rows = explorer.table()
+    for step, unit in enumerate(plan.pruned):
+        assert rows[unit]["present_plan"] == f"removed at step {step + 1}"
+    assert sum(row["present_plan"] == "kept" for row in rows) == len(plan.kept)
+
+    session.selection = cl.Selection.from_pruned(curvature.units, [4, 2])
+    assert explorer.table()[4]["present_plan"] == "removed"
+    session.selection = None
+    assert explorer.plans["present"] is None
+
+
+def test_a_plan_out_of_reach_is_said_and_not_raised(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature)
+    guards = cl.Guards(layer_cap=0.1)
+    explorer.session.selection = cl.Selection.from_pruned(
+        curvature.units, range(20), requested_ratio=0.6, guards=guards
+    )
+    assert explorer.plans["diagonal"] is None
+    assert "0.6" in explorer.plans["problem"] or "60" in explorer.plans["problem"]
+    assert explorer.error == ""
+    explorer.table_of = "bridges"
+    assert explorer.table()[0]["diagonal_plan"] == "no plan"
+
+
+def test_a_plan_of_other_units_is_an_error_in_the_instrument(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, session=Session(curvature))
+    explorer.session.selection = cl.Selection.from_pruned(make_units(2, 2, 2), [0])
+    assert "the session's plan" in explorer.error
+    assert explorer.plans["present"] is None
+    explorer.session.selection = cl.solve_greedy(curvature, 0.1)
+    assert explorer.error == ""
+    assert explorer.plans["present"]
+
+
+def test_the_selected_unit_is_the_sessions(curvature: cl.Curvature) -> None:
+    session = Session(curvature)
+    one = BridgeExplorer(curvature, session=session)
+    two = BridgeExplorer(curvature, session=session)
+    from_page(one, selected_unit=7)
+    assert two.selected_unit == session.selected_unit == 7
+    session.selected_unit = None
+    assert one.selected_unit is None
+
+
+# Odd matrices -----------------------------------------------------------------------------------
+
+
+def test_a_unit_that_does_nothing() -> None:
+    curvature = random_curvature(make_units(2, 2, 3))
+    matrix = curvature.matrix.copy()
+    matrix[4] = matrix[:, 4] = 0
+    explorer = BridgeExplorer(cl.Curvature(matrix, curvature.units), threshold=0.0)
+    assert explorer.nodes["saliency"][4] == 0
+    assert explorer.nodes["residual"][4] is None
+    assert explorer.edge_total == 9 * 8 // 2
+    partners = np.frombuffer(explorer.partners, np.uint32).reshape(-1, 5)
+    assert partners[4].tolist() == [4] * 5
+    json.dumps(explorer.nodes, allow_nan=False)
+    json.dumps(explorer.bridges, allow_nan=False)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_graph_without_edges(size: int, tmp_path: Path) -> None:
+    curvature = cl.Curvature(np.diag(np.arange(size) + 1.0), make_units(1, 1, size - 1))
+    explorer = BridgeExplorer(curvature)
+    assert explorer.threshold == 0
+    assert explorer.edge_total == 0
+    assert explorer.table() == []
+    assert explorer.save(tmp_path / "none.csv").read_text() == ""
+    assert len(nx.read_gexf(explorer.save(tmp_path / "none.gexf"))) == size
+    assert "Shown: 0 of 0 edges" in explorer.status
+    json.dumps(explorer.bridges, allow_nan=False)
+
+
+def test_two_units_and_one_edge() -> None:
+    curvature = cl.Curvature(np.array([[1.0, -0.5], [-0.5, 4.0]]), make_units(1, 1, 1))
+    explorer = BridgeExplorer(curvature)
+    (row,) = explorer.table()
+    assert row["correlation"] == pytest.approx(-0.25)
+    partners = np.frombuffer(explorer.partners, np.uint32).reshape(-1, 5)
+    assert partners.tolist() == [[1, 0, 0, 0, 0], [0, 1, 1, 1, 1]]
+
+
+def test_two_thousand_units() -> None:
+    curvature = random_curvature(make_units(50, 16, 24), seed=2)
+    start = time.perf_counter()
+    explorer = BridgeExplorer(curvature)
+    took = time.perf_counter() - start
+    print(f"M = 2,000: made in {took:.2f} s")
+    assert took < 10
+    start = time.perf_counter()
+    explorer.session.selection = cl.solve_greedy(curvature, 0.2)
+    print(f"M = 2,000: a new plan shown in {time.perf_counter() - start:.3f} s")
+
+
+def test_a_released_curvature(tmp_path: Path) -> None:
+    # hidden 8: a head of width 4 costs 8 * 4 * 4 parameters, a group of 2 channels 3 * 8 * 2
+    curvature = random_curvature(make_units(2, 2, 3, attention_cost=128, ffn_cost=48))
+    head = {"kv_head_index": 0, "kv_group_size": 1, "num_heads": 2, "num_kv_heads": 2}
+    units = [
+        {
+            "unit_id": number,
+            "layer_idx": unit.layer,
+            "index_within_layer": unit.index,
+            "unit_type": "attn_head" if unit.kind == "attention" else "ffn_group",
+            "cost": unit.cost,
+            "metadata": head | {"kv_head_index": unit.index, "query_head_indices": [unit.index]}
+            if unit.kind == "attention"
+            else {"start_channel": 2 * unit.index, "group_size": 2},
+        }
+        for number, unit in enumerate(curvature.units)
+    ]
+    registry = {"cost_type": "params", "ffn_groups_per_layer": 3, "model_key": "x"}
+    (tmp_path / "matrices").mkdir()
+    np.save(tmp_path / "matrices" / "H.npy", curvature.matrix.astype(np.float32))
+    text = json.dumps(registry | {"schema_version": 1, "units": units})
+    (tmp_path / "registry.json").write_text(text)
+    explorer = BridgeExplorer(cl.Curvature.from_release(tmp_path))
+    assert explorer.nodes["name"] == [unit.name for unit in curvature.units]
+    assert explorer.error == ""
+
+
+# Code and files ---------------------------------------------------------------------------------
+
+
+def test_code_reproduces_the_screen(curvature: cl.Curvature) -> None:
+    session = Session.of(curvature)
+    session.selection = cl.solve_greedy(curvature, 0.3, 0.5, cl.Guards(protect_last=1))
+    explorer = BridgeExplorer(
+        curvature, threshold=0.2, sign="negative", ego=True, selected_unit=5, brushed=[1, 2],
+        blocks=["cross"], saliency_quantile=0.75, table_of="units",
+    )  # fmt: skip
+    code, state = explorer.code(), explorer.state()
+    plan = session.selection
+    session.selection = None
+    explorer.close()
+    space: dict[str, Any] = {"curvature": curvature}
+    exec(code, space)
+    again = space["explorer"]
+    assert again.state() | {"status": ""} == state | {"status": ""}
+    assert again.session.selection.pruned == plan.pruned
+    assert again.session.selection.guards == plan.guards
+    assert list(space["bridges"]) == again.bridges["indices"]
+    assert space["graph"].number_of_edges() >= len(again.table())
+    again.session.selection = None
+
+
+def test_code_of_a_plan_that_greedy_did_not_make(curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature)
+    plan = cl.Selection.from_pruned(curvature.units, [9, 1, 30], curvature, requested_ratio=0.25)
+    explorer.session.selection = plan
+    code = explorer.code()
+    explorer.session.selection = None
+    exec(code, {"curvature": curvature})
+    again = explorer.session.selection
+    assert again is not None
+    assert (again.pruned, again.requested_ratio, again.ordered) == ((9, 1, 30), 0.25, False)
+    explorer.session.selection = None
+
+
+def test_csv_has_edges_units_or_bridges(tmp_path: Path, curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, threshold=0.1)
+    columns = {"edges": "first", "units": "unit", "bridges": "unit"}
+    for name, column in columns.items():
+        explorer.table_of = name
+        text = explorer.save(tmp_path / f"{name}.csv").read_text()
+        rows = list(csv.DictReader(StringIO(text)))
+        assert len(rows) == len(explorer.table())
+        assert column in rows[0]
+    with pytest.raises(cl.InputError, match=r"'\.png' is not a format"):
+        explorer.save(tmp_path / "x.png")
+
+
+def test_gexf_holds_the_shown_graph(tmp_path: Path, curvature: cl.Curvature) -> None:
+    explorer = BridgeExplorer(curvature, threshold=0.1, session=Session(curvature))
+    explorer.session.selection = cl.solve_greedy(curvature, 0.2)
+    graph = nx.read_gexf(explorer.save(tmp_path / "all.gexf"), node_type=int)
+    assert graph.number_of_edges() == len(explorer.table())
+    assert len(graph) == len(curvature.units)
+    assert [u for u, gone in graph.nodes(data="removed") if gone] == sorted(
+        explorer.session.selection.pruned
+    )
+    explorer.ego, explorer.selected_unit = True, 0
+    graph = nx.read_gexf(explorer.save(tmp_path / "ego.gexf"), node_type=int)
+    assert graph.number_of_edges() == len(explorer.table()) == len(graph) - 1
+    assert all(0 in edge for edge in graph.edges)
+
+
+def test_the_gexf_button_is_answered(
+    curvature: cl.Curvature, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explorer = BridgeExplorer(curvature, threshold=0.1)
+    sent: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(
+        explorer, "send", lambda content, buffers=None: sent.append((content, buffers))
+    )
+    explorer._handle_custom_msg({"want": ".gexf"}, [])
+    ((content, (data,)),) = sent
+    assert content == {"file": ".gexf"}
+    assert nx.read_gexf(BytesIO(data)).number_of_edges() == len(explorer.table())
+    explorer._handle_custom_msg({"want": ".exe"}, [])
+    assert "'.exe' is not a format" in explorer.error
+    assert len(sent) == 1
+
+
+def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> None:
+    state = BridgeExplorer(curvature).state()
+    assert state["kernel"] is False
+    assert not [name for name in state if name.startswith("_") or name in ("layout", "tooltip")]
+    binary = ("edge_ends", "edge_correlation", "partners", "partner_correlation")
+    assert all(isinstance(state[name], bytes) for name in binary)
+    json.dumps({k: v for k, v in state.items() if k not in binary}, allow_nan=False)
+    asked = set()
+    for part in ("kit.js", "bridge.js"):
+        text = (FRONT / part).read_text()
+        asked |= {piece.split('"')[1] for piece in text.split("model.get(")[1:] if piece[0] == '"'}
+    assert asked
+    assert asked <= set(state) | {"kernel"}
+
+
+# Life and the front end ---------------------------------------------------------------------------
+
+
+def test_nothing_is_left_after_close(curvature: cl.Curvature) -> None:
+    session = Session(curvature)
+    explorer = BridgeExplorer(curvature, session=session)
+    explorer.selected_unit = 3
+    gone = weakref.ref(explorer)
+    explorer.close()
+    session.selection = cl.solve_greedy(curvature, 0.2)  # nobody listens any more
+    del explorer
+    gc.collect()
+    assert gone() is None
+
+
+def test_front_end_files_are_small_and_ask_nobody() -> None:
+    for path in FRONT.glob("bridge*.js"):
+        text = path.read_text()
+        assert len(text.encode()) < 25_000, path.name
+        assert "http" not in text.replace("http://www.w3.org", ""), path.name
+        assert max(map(len, text.splitlines())) <= 100, path.name
+    assert "import " not in BridgeExplorer._esm
+    assert BridgeExplorer._esm.count("export default") == 1
+
+
+def test_javascript() -> None:
+    driver = pytest.importorskip("playwright._impl._driver")
+    node = driver.compute_driver_executable()[0]
+    done = subprocess.run(
+        [node, "--test", str(NODE_TESTS)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

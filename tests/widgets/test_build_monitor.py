@@ -1,0 +1,70 @@
+"""The build monitor: what it says about a build, and that watching changes nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_widgets import BuildMonitor
+from helpers.tiny_models import tiny_model, tiny_text
+
+
+def test_monitor_follows_a_build_and_leaves_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cocurve_widgets.build_monitor._PATIENCE", 0.0)
+    model, text = tiny_model(), tiny_text(6, 16)
+    units = cl.enumerate_units(model, 4)
+    plain = cl.estimate_curvature(model, units, text, 16, progress=False)
+    monitor = BuildMonitor(ratio=0.3)
+    options = cl.BuildOptions(on_sequence=monitor, groups=4)
+    seen = cl.estimate_curvature(model, units, text, 16, progress=False, options=options)
+    np.testing.assert_allclose(seen.matrix, plain.matrix, rtol=1e-12)
+    assert (monitor.done, monitor.total, monitor.seconds_left) == (6, 6, 0.0)
+    assert [done for done, _ in monitor.overlap] == [2, 3, 4, 5, 6]  # both halves have a sequence
+    grams, positions = seen.group_grams, seen.group_positions
+    one, two = (
+        set(
+            cl.solve_greedy(
+                cl.Curvature(grams[s::2].sum(axis=0) / positions[s::2].sum(), units), 0.3
+            ).pruned
+        )
+        for s in (0, 1)
+    )
+    assert monitor.overlap[-1][1] == pytest.approx(len(one & two) / len(one | two), abs=1e-4)
+    assert "6 of 6 sequences" in monitor.status
+
+
+def test_looks_are_rare_but_the_last_is_never_missed() -> None:
+    model, text = tiny_model(), tiny_text(5, 12)
+    monitor = BuildMonitor()
+    monitor._looked = float("inf")  # it has only just looked
+    cl.estimate_curvature(
+        model, None, text, 16, progress=False, options=cl.BuildOptions(on_sequence=monitor)
+    )
+    assert monitor.done == 5
+    assert len(monitor.overlap) == 1
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(cl.InputError, match="ratio"):
+        BuildMonitor(ratio=1.0)
+    with pytest.raises(cl.InputError, match="interaction_strength"):
+        BuildMonitor(interaction_strength=-1)
+
+
+def test_what_a_watcher_raises_ends_the_build_with_its_work_kept(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model, text = tiny_model(), tiny_text(4, 12)
+
+    def watch(build) -> None:  # type: ignore[no-untyped-def]
+        if build.done == 2:
+            raise RuntimeError("enough")
+
+    path = tmp_path / "c.ckpt"
+    options = cl.BuildOptions(on_sequence=watch, checkpoint_seconds=0)
+    with pytest.raises(RuntimeError, match="enough"):
+        cl.estimate_curvature(
+            model, None, text, 16, checkpoint=path, progress=False, options=options
+        )
+    whole = cl.estimate_curvature(model, None, text, 16, checkpoint=path, progress=False)
+    plain = cl.estimate_curvature(model, None, text, 16, progress=False)
+    np.testing.assert_array_equal(whole.matrix, plain.matrix)

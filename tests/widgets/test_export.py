@@ -1,0 +1,126 @@
+"""The exported page: one file, offline, its plans equal to the Python solver's on what it holds."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_widgets import Measured, Session, export_html
+from cocurve_widgets.export import MODULES
+from cocurve_widgets.instrument import front
+from cocurve_widgets.packing import as_packed
+from helpers.lab import CHROMIUM, NO_BROWSER, Lab
+from helpers.pages import data_of
+from helpers.problems import llama_8b_units, make_units, random_curvature
+
+SHIPPED = Path(__file__).resolve().parents[2] / "notebooks" / "explore_demo.html"
+SMALL = random_curvature(make_units(6, 3, 8), seed=5)
+
+
+def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
+    curvature = random_curvature(llama_8b_units(), positions=300)
+    path = export_html(curvature, tmp_path / "page.html")
+    assert path.stat().st_size < 2_500_000
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?://(?!www\.w3\.org)", text)
+    assert "src=" not in text.split("<body>")[0]
+    assert "default-src 'none'" in text
+    packed = data_of(path)["lambda"]["_problem"]["matrix"]["$bytes"]
+    triangle = np.frombuffer(base64.b64decode(packed), "<f4")
+    np.testing.assert_array_equal(triangle, as_packed(curvature)[np.triu_indices(768)])
+
+
+def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
+    text = SHIPPED.read_text(encoding="utf-8")
+    for part in (front(*MODULES), front("instrument.css")):
+        assert part in text, "make the page again: python data/measure_curvature.py"
+    assert SHIPPED.stat().st_size < 1_000_000
+    packed = data_of(SHIPPED)["lambda"]["_problem"]
+    assert len(packed["costs"]) == 120
+    assert data_of(SHIPPED)["lambda"]["_marks"]["measured"]
+
+
+def test_titles_and_measured_plans_are_escaped_and_kept(tmp_path: Path) -> None:
+    session = Session(SMALL)
+    plan = cl.solve_greedy(SMALL, 0.2, 0.5)
+    session.add_measured(Measured(plan, 0.25, float("nan"), "</script>"))
+    path = export_html(SMALL, tmp_path / "a.html", title="<b>H & co</b>", session=session)
+    assert "&lt;b&gt;H &amp; co" in path.read_text(encoding="utf-8")
+    (mark,) = data_of(path)["lambda"]["_marks"]["measured"]
+    assert (mark["risk"], mark["strength"]) == (0.25, 0.5)
+
+
+def test_exporting_leaves_no_widget_behind(tmp_path: Path) -> None:
+    from ipywidgets.widgets.widget import _instances
+
+    before = set(_instances)
+    export_html(SMALL, tmp_path / "page.html")
+    assert set(_instances) == before
+
+
+def test_a_curvature_of_the_release_layout_is_enough(tmp_path: Path) -> None:
+    bare = cl.Curvature(SMALL.matrix, SMALL.units)  # no groups, no provenance
+    assert export_html(bare, tmp_path / "page.html").exists()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+@pytest.mark.parametrize("size", ["small", "8b"])
+def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=10_000)  # the page draws when it finds the time
+    curvature = SMALL if size == "small" else random_curvature(llama_8b_units(), positions=300)
+    path = export_html(curvature, tmp_path / "page.html")
+    seen = cl.Curvature(as_packed(curvature), curvature.units)
+    outside: list[str] = []
+    errors: list[str] = []
+    context = lab.browser.new_context(viewport={"width": 1280, "height": 1000})
+    try:
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("request", lambda r: outside.append(r.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.goto(path.as_uri())
+        root = page.locator(".cocurve").first
+        root.wait_for()
+
+        for strength, percent in ((0, 50), (1, 35), (0.3, 20)):
+            for label, value in (("lambda, typed", strength), ("ratio in percent, typed", percent)):
+                page.get_by_label(label).fill(str(value))
+                page.get_by_label(label).press("Enter")
+            wanted = list(cl.solve_greedy(seen, percent / 100, strength).pruned)
+            expect(root).to_have_attribute("data-pruned", " ".join(map(str, wanted)))
+        page.get_by_label("layer cap", exact=True).select_option("share")
+        page.get_by_label("size of the cap").fill("0.1")
+        page.get_by_label("size of the cap").press("Enter")
+        error = root.locator(".cc-error")
+        expect(error).to_contain_text("out of reach")
+        limit = cl.reachable_ratio(curvature.units, cl.Guards(layer_cap=0.1), 0.2)
+        expect(error).to_contain_text(f"{100 * limit:.2f} %")
+        page.get_by_label("layer cap", exact=True).select_option("none")
+        before = " ".join(map(str, wanted))
+        expect(root).to_have_attribute("data-pruned", before)
+
+        slider = page.get_by_label("lambda, weight of the edges")
+        slider.focus()
+        facts = "document.querySelector('.cc-facts').textContent"
+        page.wait_for_function(f"() => !{facts}.includes('being computed')", timeout=90_000)
+        page.keyboard.press("PageUp")
+        expect(root).not_to_have_attribute("data-pruned", before)
+        root.locator("canvas[role=img]").first.focus()
+        page.keyboard.press("ArrowDown")
+        name = curvature.units[0].name
+        expect(root.locator(".cc-card")).to_contain_text(name)
+        expect(page.locator(".cocurve").nth(1)).to_contain_text(name)  # the other view follows
+        assert [url for url in outside if not url.startswith(("file:", "blob:", "data:"))] == []
+        assert not errors
+    finally:
+        context.close()

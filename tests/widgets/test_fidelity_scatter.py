@@ -1,0 +1,611 @@
+"""The fidelity scatter without a browser: points, measuring, cancelling, linking, files, errors."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import math
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ipywidgets.widgets.widget import _instances
+from scipy.stats import spearmanr
+
+import cocurve_lab as cl
+from cocurve_widgets import FidelityScatter, Measured, Session
+from cocurve_widgets import fidelity_measuring as measuring
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
+from helpers.waiting import eventually
+
+MODEL = tiny_model()
+UNITS = cl.enumerate_units(MODEL, ffn_groups=8)
+CALIBRATION, HELD_OUT = tiny_text(seed=0), tiny_text(rows=3, seed=9)
+CURVATURE = cl.estimate_curvature(MODEL, UNITS, CALIBRATION, top_r=16, progress=False)
+
+
+@pytest.fixture
+def scatter() -> Iterator[FidelityScatter]:
+    session = Session(CURVATURE)
+    made = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
+    yield made
+    made.close()
+    session.worker.join(60)
+
+
+def settle(scatter: FidelityScatter) -> None:
+    """Until the worker is idle and the last redraw has come."""
+    assert scatter.session.worker.join(60)
+    eventually(lambda: scatter._timer is None)
+    with scatter.lock:  # held while it redraws
+        pass
+
+
+def press(scatter: FidelityScatter, name: str) -> None:
+    """What the front end sends when a button is clicked."""
+    scatter.controls.buttons[name]._handle_custom_msg({"event": "click"}, [])
+
+
+def plans(scatter: FidelityScatter) -> list[dict[str, Any]]:
+    return [point for point in scatter.points if point["kind"] == "plan"]
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Every chunk waits for a turn; release() gives one."""
+    turns, real = threading.Semaphore(0), cl.measure_plans
+
+    def measure(*args: Any, **kwargs: Any) -> cl.PlanTable:
+        assert turns.acquire(timeout=30)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(measuring, "measure_plans", measure)
+    return turns
+
+
+# Points -----------------------------------------------------------------------------------------
+
+
+def test_a_point_holds_prediction_and_measurement(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.3, 0.5)
+    (row,) = scatter.measure(plan)
+    assert row in scatter.points
+    s = plan.indicator.astype(float)
+    assert row["predicted_risk"] == pytest.approx(0.5 * s @ CURVATURE.matrix @ s)
+    by_hand = [units_by_hand(MODEL, groups=8)[u] for u in plan.pruned]
+    assert row["measured_risk"] == pytest.approx(
+        naive_risk(MODEL, by_hand, HELD_OUT).mean(), rel=1e-4
+    )
+    table = cl.measure_plans(MODEL, [plan], HELD_OUT, progress=False)
+    assert row["standard_error"] == pytest.approx(table.standard_error[0])
+    assert (row["kind"], row["method"]) == ("plan", "edge-aware greedy")
+    assert (row["interaction_strength"], row["requested_ratio"]) == (0.5, 0.3)
+    assert (row["realized_ratio"], row["units"]) == (plan.realized_ratio, len(plan))
+    assert "explicit, 3 x 24 tokens" in row["text"]
+    (record,) = scatter.session.measured
+    assert (record.selection, record.text) == (plan, row["text"])
+
+
+def test_single_units_are_the_builds(scatter: FidelityScatter) -> None:
+    singles = [point for point in scatter.points if point["kind"] == "single unit"]
+    assert [point["name"] for point in singles] == [unit.name for unit in UNITS]
+    predicted = [point["predicted_risk"] for point in singles]
+    np.testing.assert_allclose(predicted, np.diagonal(CURVATURE.matrix) / 2)
+    measured = [point["measured_risk"] for point in singles]
+    np.testing.assert_allclose(measured, CURVATURE.single_unit_risk)
+    assert "top-16 support" in scatter.controls.caption.value
+    assert "full vocabulary" in scatter.controls.caption.value
+    np.testing.assert_allclose(scatter.figure.singles.y, measured)
+    assert scatter.figure.singles.type == "scatter"  # svg, not webgl
+
+
+def test_the_picture_holds_the_points(scatter: FidelityScatter) -> None:
+    scatter.measure_ratio_sweep(1.0, [0.1, 0.3, 0.5])
+    figure, rows = scatter.figure, plans(scatter)
+    assert list(figure.plans.x) == [row["predicted_risk"] for row in rows]
+    assert list(figure.plans.y) == [row["measured_risk"] for row in rows]
+    assert len(set(figure.plans.marker.color)) == 3
+    assert set(figure.plans.marker.symbol) == {"triangle-up"}
+    scatter.measure_lambda_sweep(0.35, [0.0, 0.05, 0.5, 2.0])
+    marks = {0.0: "circle", 0.05: "diamond", 0.5: "square", 1.0: "triangle-up", 2.0: "triangle-up"}
+    assert len({row["interaction_strength"] for row in plans(scatter)}) >= 3
+    for row, mark in zip(plans(scatter), figure.plans.marker.symbol, strict=True):
+        assert mark == marks[row["interaction_strength"]]
+    assert list(figure.equal.x) == list(figure.equal.y)
+    assert figure.widget.layout.xaxis.type == figure.widget.layout.yaxis.type == "log"
+    assert figure.widget._config["showSendToCloud"] is False
+
+
+def test_what_log_axes_cannot_show_is_counted_and_named(scatter: FidelityScatter) -> None:
+    scatter.measure([cl.solve_greedy(CURVATURE, ratio) for ratio in (0.0, 0.2)])
+    assert len(plans(scatter)) == 2
+    assert len(scatter.figure.plans.x) == 1
+    assert "1 of them is not above 0" in scatter.status
+    assert "λ 1, ratio 0" in scatter.status
+    scatter.session.selection = cl.solve_greedy(CURVATURE, 0.0)
+    settle(scatter)
+    assert len(scatter.figure.ring.x) == 0
+    assert scatter.error == ""
+
+
+def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
+    scatter.measure_pool(0.3)
+    scatter.measure_ratio_sweep(0.0, [0.1, 0.2])
+    scores, rows = scatter.statistics(), plans(scatter)
+    x, y = (np.array([row[k] for row in rows]) for k in ("predicted_risk", "measured_risk"))
+    assert scores["all plans"]["points"] == len(rows)
+    assert scores["all plans"]["spearman"] == pytest.approx(spearmanr(x, y).statistic)
+    assert scores["all plans"]["median_ratio"] == pytest.approx(np.median(y / x))
+    worst = rows[int(np.abs(np.log(y / x)).argmax())]["name"]
+    assert scores["all plans"]["worst"] == worst
+    assert worst in scatter.controls.scores.value
+    pool = next(score for name, score in scores.items() if name.startswith("same-budget"))
+    assert pool["points"] == 26
+    assert "at least three" in scores["ratio sweep, lambda 0"]["note"]
+    assert "needs at least three" in scatter.controls.scores.value
+    assert scores["single units"]["points"] == len(UNITS)
+    assert [row["method"] for row in rows].count("random") >= 14
+    assert len({row["name"] for row in rows}) == len(rows)
+
+
+def test_no_statistics_before_the_first_plan(scatter: FidelityScatter) -> None:
+    score = scatter.statistics()["all plans"]
+    assert (score["points"], score["worst"]) == (0, None)
+    assert math.isnan(score["spearman"])
+
+
+def test_filters_hide_points(scatter: FidelityScatter) -> None:
+    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
+    scatter.controls.boxes["diagonal greedy"].set_state({"value": False})
+    assert "diagonal greedy" not in scatter.methods
+    settle(scatter)
+    assert [row["method"] for row in plans(scatter)] == ["edge-aware greedy"]
+    assert len(scatter.figure.plans.x) == 1
+    scatter.methods = ["diagonal greedy"]
+    settle(scatter)
+    assert [point["method"] for point in scatter.points] == ["diagonal greedy"]
+    assert scatter.controls.boxes["single unit"].value is False
+    assert scatter.figure.singles.visible is False
+
+
+def test_texts_are_told_apart(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.3)
+    scatter.measure(plan)
+    scatter.rows = 2
+    (row,) = scatter.measure(plan)
+    assert "2 x 24 tokens" in row["text"]
+    assert row["measured_risk"] == pytest.approx(
+        cl.pruning_risk(MODEL, plan, HELD_OUT.rows(0, 2)), rel=1e-5
+    )
+    settle(scatter)
+    assert "2 texts" in scatter.status
+    assert len(scatter.controls.text.options) == 2
+    scatter.text = row["text"]
+    settle(scatter)
+    assert plans(scatter) == [row]
+    scatter.controls.text.set_state({"value": "nowhere"})
+    assert "nothing was measured on 'nowhere'" in scatter.error
+    assert scatter.controls.text.value == row["text"]
+
+
+# Measuring --------------------------------------------------------------------------------------
+
+
+def test_a_known_plan_is_not_measured_again(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.2)
+    first = scatter.measure([plan, plan])
+    monkeypatch.setattr(measuring, "measure_plans", None)
+    assert scatter.measure(plan) == first[:1] == first[1:]
+
+
+def test_buttons_do_what_the_methods_do(scatter: FidelityScatter) -> None:
+    scatter.ratio, scatter.strengths, scatter.ratios = 0.3, [0.0, 1.0], [0.1, 0.4]
+    for name in ("Lambda sweep", "Ratio sweep", "Same-budget pool"):
+        press(scatter, name)
+        settle(scatter)
+    other = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=Session(CURVATURE))
+    other.measure_lambda_sweep(0.3, [0.0, 1.0])
+    other.measure_ratio_sweep(1.0, [0.1, 0.4])
+    other.measure_pool(0.3)
+    assert [row["name"] for row in plans(scatter)] == [row["name"] for row in plans(other)]
+    assert scatter.statistics().keys() == other.statistics().keys()
+    assert scatter.error == ""
+    other.close()
+
+
+def test_points_appear_while_measuring_and_cancel_keeps_them(
+    scatter: FidelityScatter, slowly: threading.Semaphore
+) -> None:
+    cancel = scatter.controls.buttons["Cancel"]
+    assert cancel.disabled
+    press(scatter, "Same-budget pool")
+    eventually(lambda: "0 of 26" in scatter.controls.moving.value)
+    assert not cancel.disabled
+    slowly.release()
+    eventually(lambda: len(scatter.figure.plans.x) == 4)
+    eventually(lambda: "4 of 26 plans measured, about" in scatter.controls.moving.value)
+    assert scatter.controls.progress.value == 4
+    press(scatter, "Cancel")
+    slowly.release()
+    settle(scatter)
+    assert len(plans(scatter)) == len(scatter.figure.plans.x) == 8  # those in the model still count
+    assert cancel.disabled
+    assert "8 of 26 plans measured" in scatter.status
+    assert "then stopped" in scatter.status
+    slowly.release(100)
+    press(scatter, "Same-budget pool")  # and goes on where it stopped
+    settle(scatter)
+    assert len(plans(scatter)) == 26
+
+
+def test_plans_added_while_measuring_are_measured_too(
+    scatter: FidelityScatter, slowly: threading.Semaphore
+) -> None:
+    scatter.measure_ratio_sweep(1.0, [0.1, 0.2], wait=False)
+    scatter.measure_ratio_sweep(0.0, [0.3, 0.4], wait=False)
+    assert scatter.measurer.total == 4
+    slowly.release(10)
+    settle(scatter)
+    assert len(plans(scatter)) == 4
+
+
+def test_a_button_pressed_twice_asks_for_its_plans_once(
+    scatter: FidelityScatter, slowly: threading.Semaphore
+) -> None:
+    press(scatter, "Same-budget pool")
+    eventually(lambda: scatter.measurer.stage == "measuring")
+    press(scatter, "Same-budget pool")
+    assert scatter.measurer.total == 26
+    slowly.release(100)
+    settle(scatter)
+    assert len(plans(scatter)) == 26
+    assert "26 of 26 plans measured" in scatter.status
+    assert "stopped" not in scatter.status
+
+
+def test_a_plan_whose_point_is_hidden_is_still_measured(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.2)
+    scatter.measure(plan)
+    scatter.session.selection = plan
+    settle(scatter)
+    assert "nats (measured)" in scatter.status
+    scatter.methods = []
+    settle(scatter)
+    assert "nats (measured)" in scatter.status
+
+
+def test_cancel_at_once_then_measure_again(
+    scatter: FidelityScatter, slowly: threading.Semaphore
+) -> None:
+    press(scatter, "Same-budget pool")
+    eventually(lambda: scatter.measurer.stage == "measuring")
+    press(scatter, "Cancel")
+    scatter.measure_ratio_sweep(1.0, [0.3, 0.4, 0.5], wait=False)  # the old chunk still runs
+    slowly.release(10)
+    settle(scatter)
+    done = {row["requested_ratio"] for row in plans(scatter)}
+    assert done == {0.2, 0.3, 0.4, 0.5}
+    assert not scatter.measurer.active
+
+
+def test_the_picture_moves_at_most_five_times_a_second(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    real = scatter.figure.draw
+    monkeypatch.setattr(
+        scatter.figure, "draw", lambda *a, **k: (drawn.append(time.monotonic()), real(*a, **k))
+    )
+    plan = cl.solve_greedy(CURVATURE, 0.2)
+    for number in range(40):
+        scatter.session.add_measured(Measured(plan, 0.1 + number, 0.01, f"text {number}"))
+        time.sleep(0.01)
+    settle(scatter)
+    assert np.diff(drawn).min() > 0.19
+    assert len(scatter.figure.plans.x) == 40
+
+
+def test_an_error_of_the_worker_is_shown(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise cl.NumericalError("sequence 0 gives NaN")
+
+    monkeypatch.setattr(measuring, "measure_plans", fail)
+    press(scatter, "Lambda sweep")
+    settle(scatter)
+    assert scatter.error == "sequence 0 gives NaN"
+    assert "sequence 0 gives NaN" in scatter.controls.error.value
+    assert not scatter.measurer.active
+    with pytest.raises(cl.NumericalError):
+        scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
+    assert not scatter.measurer.active
+
+
+def test_two_threads_measure_without_losing_points(scatter: FidelityScatter) -> None:
+    scatter.measure_pool(0.3, wait=False)
+    scatter.measure_ratio_sweep(1.0, [0.1, 0.2, 0.4, 0.5])
+    settle(scatter)
+    assert len(plans(scatter)) == len(scatter.figure.plans.x) == 30
+
+
+# Linking ----------------------------------------------------------------------------------------
+
+
+def test_a_click_on_a_point_chooses_it_everywhere(scatter: FidelityScatter) -> None:
+    other = FidelityScatter(CURVATURE, session=scatter.session)
+    scatter.measure_ratio_sweep(1.0, [0.1, 0.2])
+    trace, session = scatter.figure.plans, scatter.session
+    for handler in trace._click_callbacks:
+        handler(trace, SimpleNamespace(point_inds=[1]), None)
+    assert session.selection is session.measured[1].selection
+    settle(scatter)
+    assert list(scatter.figure.ring.y) == [session.measured[1].risk]
+    settle(other)
+    assert list(other.figure.ring.y) == [session.measured[1].risk]
+    assert scatter.controls.plan.value == "λ 1, ratio 0.2"
+    singles = scatter.figure.singles
+    for handler in singles._click_callbacks:
+        handler(singles, SimpleNamespace(point_inds=[5]), None)
+    assert (session.selected_unit, other.selected_unit) == (5, 5)
+    assert scatter.controls.unit.value == UNITS[5].name
+    settle(scatter)
+    assert len(scatter.figure.ring.x) == 2
+    other.close()
+
+
+def test_the_keyboard_chooses_too(scatter: FidelityScatter) -> None:
+    scatter.measure_ratio_sweep(1.0, [0.1, 0.2])
+    scatter.controls.plan.set_state({"value": "λ 1, ratio 0.1"})
+    assert scatter.session.selection is scatter.session.measured[0].selection
+    scatter.controls.plan.set_state({"value": "no such plan"})
+    assert "no measured plan is called 'no such plan'" in scatter.error
+    assert scatter.controls.plan.value == "λ 1, ratio 0.1"
+    scatter.controls.unit.set_state({"value": "L1.ffn[2]"})
+    assert scatter.selected_unit == UNITS.index("L1.ffn[2]")
+    assert scatter.error == ""
+    scatter.controls.unit.set_state({"value": "L9.ffn[2]"})
+    assert "L9.ffn[2]" in scatter.error
+    scatter.controls.unit.set_state({"value": ""})
+    assert scatter.session.selected_unit is None
+
+
+def test_a_plan_of_another_view_is_marked_then_measured(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.4, 0.3)
+    scatter.session.selection = plan
+    settle(scatter)
+    assert set(scatter.figure.waiting.x) == {plan.predicted_risk}
+    assert "only predicted so far" in scatter.status
+    press(scatter, "Measure this plan")
+    settle(scatter)
+    assert len(scatter.figure.waiting.x) == 0
+    assert list(scatter.figure.ring.x) == [plan.predicted_risk]
+    assert "(measured)" in scatter.status
+
+
+def test_points_measured_elsewhere_appear(scatter: FidelityScatter) -> None:
+    plan = cl.Selection.from_pruned(UNITS, [1, 4])  # without a prediction of its own
+    scatter.session.add_measured(Measured(plan, 0.25, 0.01, "another text"))
+    settle(scatter)
+    (row,) = plans(scatter)
+    assert (row["method"], row["text"]) == ("other plan", "another text")
+    assert row["predicted_risk"] == pytest.approx(CURVATURE.risk([1, 4]))
+    assert list(scatter.figure.plans.y) == [0.25]
+
+
+def test_a_cell_run_again_finds_its_points_named(scatter: FidelityScatter) -> None:
+    scatter.measure_pool(0.3)
+    again = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=scatter.session)
+    assert plans(again) == plans(scatter)
+    assert again.statistics() == scatter.statistics()
+    again.close()
+
+
+# Controls ---------------------------------------------------------------------------------------
+
+
+def test_controls_and_traits_follow_each_other(scatter: FidelityScatter) -> None:
+    controls = scatter.controls
+    controls.ratio.set_state({"value": 0.35})
+    controls.strengths.set_state({"value": "0, 0.2 ,1"})
+    controls.ratios.set_state({"value": "0.1 0.2"})
+    controls.rows.set_state({"value": 2})
+    assert (scatter.ratio, scatter.strengths, scatter.ratios) == (0.35, [0.0, 0.2, 1.0], [0.1, 0.2])
+    assert scatter.rows == 2
+    scatter.ratio, scatter.strengths, scatter.interaction_strength = 0.5, [0.3], 0.7
+    assert (controls.ratio.value, controls.strengths.value) == (0.5, "0.3")
+    assert controls.strength.value == 0.7
+    assert scatter.error == ""
+
+
+@pytest.mark.parametrize(
+    ("control", "typed", "words"),
+    [
+        ("ratio", 1.2, r"ratio is 1.2"),
+        ("ratio", 0.0, "ratio is 0.0"),
+        ("strengths", "0, x", "'0, x' is not a list of numbers"),
+        ("strengths", "", "strengths is empty"),
+        ("strengths", "-1", "interaction_strength is -1"),
+        ("ratios", "0.2, 7", "ratio is 7"),
+        ("rows", 4, "rows is 4; the held-out text has 3"),
+    ],
+)
+def test_a_refused_value_is_explained_and_goes_back(
+    scatter: FidelityScatter, control: str, typed: Any, words: str
+) -> None:
+    field = getattr(scatter.controls, control)
+    before = field.value
+    field.set_state({"value": typed})
+    assert words in scatter.error
+    assert 'role="alert"' in scatter.controls.error.value
+    assert field.value == before
+    with pytest.raises(cl.InputError):
+        setattr(scatter, control, {"ratio": 9.0, "rows": -1}.get(control, [-1.0]))
+
+
+def test_bad_input_is_refused(scatter: FidelityScatter) -> None:
+    with pytest.raises(cl.InputError, match=r"no control 'ration'.*'ratio'"):
+        FidelityScatter(CURVATURE, ration=0.2)
+    with pytest.raises(cl.InputError, match="methods names 'magic'"):
+        scatter.methods = ["magic"]
+    with pytest.raises(cl.InputError, match="not a Selection"):
+        scatter.measure([3])
+    with pytest.raises(cl.MismatchError):
+        scatter.measure(cl.Selection.from_pruned(make_units(), [0]))
+    with pytest.raises(cl.MismatchError, match="not held out"):
+        FidelityScatter(CURVATURE, MODEL, CALIBRATION)
+    with pytest.raises(cl.MismatchError, match="the session is on"):
+        FidelityScatter(random_curvature(UNITS), session=Session(CURVATURE))
+    press(scatter, "Measure this plan")
+    assert "no plan is chosen yet" in scatter.error
+
+
+def test_without_a_model_it_shows_what_is_known() -> None:
+    scatter = FidelityScatter(CURVATURE, calibration=HELD_OUT, session=Session(CURVATURE))
+    assert len(scatter.points) == len(UNITS)
+    assert "no model" in scatter.controls.moving.value
+    assert all(button.disabled for button in scatter.controls.buttons.values())
+    with pytest.raises(cl.InputError, match="no model"):
+        scatter.measure_pool()
+    assert list(scatter.statistics()) == ["all plans", "single units"]
+    scatter.session.attach(MODEL)
+    scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
+    assert not scatter.controls.buttons["Lambda sweep"].disabled
+    scatter.close()
+
+
+def test_without_held_out_text_nothing_is_measured() -> None:
+    scatter = FidelityScatter(CURVATURE, MODEL, session=Session(CURVATURE))
+    assert "no held-out text" in scatter.controls.moving.value
+    with pytest.raises(cl.InputError, match="no held-out text"):
+        scatter.measure(cl.solve_greedy(CURVATURE, 0.2))
+    scatter.close()
+
+
+def test_a_matrix_alone_has_no_grey_points() -> None:
+    bare = cl.Curvature(CURVATURE.matrix, UNITS)
+    scatter = FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
+    assert scatter.points == []
+    assert "no grey points" in scatter.controls.caption.value
+    assert "r unknown" in scatter.controls.caption.value
+    assert "overlap cannot be checked" in scatter.controls.caption.value
+    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
+    assert len(scatter.figure.plans.x) == len({row["measured_risk"] for row in scatter.points})
+    scatter.close()
+
+
+def test_two_thousand_units_are_drawn_in_time() -> None:
+    curvature = random_curvature(make_units(40, 16, 32), groups=4)
+    began = time.monotonic()
+    scatter = FidelityScatter(curvature, session=Session(curvature))
+    assert len(scatter.figure.singles.x) == 1920
+    for ratio in (0.1, 0.2, 0.3, 0.4):
+        plan = cl.solve_greedy(curvature, ratio)
+        scatter.session.add_measured(Measured(plan, plan.predicted_risk or 0, 0.01, "text"))
+    settle(scatter)
+    assert scatter.statistics()["all plans"]["median_ratio"] == pytest.approx(1)
+    assert time.monotonic() - began < 20
+    scatter.close()
+
+
+# Files and life ---------------------------------------------------------------------------------
+
+
+def test_code_reproduces_the_points(scatter: FidelityScatter) -> None:
+    scatter.measure_pool(0.3, seed=2)
+    scatter.measure_lambda_sweep(0.2, [0.0, 1.0])
+    scatter.rows = 2
+    guarded = cl.solve_greedy(CURVATURE, 0.2, 0.5, cl.Guards(layer_cap=0.6))
+    byhand = cl.Selection.from_pruned(UNITS, [2, 0], CURVATURE).with_gains({4: 1.25})
+    scatter.measure([guarded, byhand])
+    code = scatter.code()
+    names: dict[str, Any] = {"model": MODEL, "calibration": HELD_OUT}
+    # a curvature of another fingerprint has a session of its own
+    names["curvature"] = cl.Curvature(
+        CURVATURE.matrix * (1 + 1e-12), UNITS, CURVATURE.provenance, None, None, None
+    )
+    exec(code, names)
+    again = names["f"]
+    found = [(r["name"], r["text"]) for r in again.points]
+    assert sorted(found) == sorted((r["name"], r["text"]) for r in plans(scatter))
+    expected = {(r["name"], r["text"]): r["measured_risk"] for r in plans(scatter)}
+    for row in again.points:
+        assert row["measured_risk"] == pytest.approx(expected[row["name"], row["text"]], rel=1e-4)
+    again.close()
+
+
+def test_points_measured_elsewhere_are_a_comment_in_the_code(scatter: FidelityScatter) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.2)
+    scatter.session.add_measured(Measured(plan, 0.25, 0.01, "another text"))
+    assert "# points on 'another text' were measured elsewhere" in scatter.code()
+
+
+def test_files(scatter: FidelityScatter, tmp_path: Path) -> None:
+    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
+    rows = list(csv.DictReader(io.StringIO(scatter.save(tmp_path / "a.csv").read_text())))
+    assert [row["name"] for row in rows] == [point["name"] for point in scatter.points]
+    assert float(rows[0]["measured_risk"]) == scatter.points[0]["measured_risk"]
+    with pytest.raises(cl.InputError, match="no plan yet"):
+        scatter.save(tmp_path / "a.json")
+    scatter.session.selection = cl.solve_greedy(CURVATURE, 0.3)
+    text = scatter.save(tmp_path / "a.json").read_text()
+    assert cl.Selection.from_json(text).pruned == scatter.session.selection.pruned
+    with pytest.raises(cl.InputError, match=r"'\.png'"):
+        scatter.save(tmp_path / "a.png")
+    assert scatter.table() == scatter.points
+
+
+def test_the_table_twin_is_sent_when_asked_for(scatter: FidelityScatter) -> None:
+    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
+    assert scatter.controls.table.value == ""
+    scatter.controls.twin.set_state({"value": True})
+    html = scatter.controls.table.value
+    assert html.count("<tr>") == 1 + len(scatter.points)
+    assert 'download="fidelity.csv"' in html
+    scatter.controls.twin.set_state({"value": False})
+    assert scatter.controls.table.value == ""
+
+
+def test_a_closed_scatter_is_collected_with_its_figure() -> None:
+    session = Session(CURVATURE)
+    gc.collect()
+    before = set(_instances)
+    scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
+    scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
+    assert session.worker.join(60)
+    ghosts = [weakref.ref(scatter), weakref.ref(scatter.figure.widget)]
+    scatter.close()
+    session.selection = cl.solve_greedy(CURVATURE, 0.2)  # nobody listens
+    del scatter
+
+    def gone() -> bool:  # a redraw that was put off holds the picture for its fraction of a second
+        gc.collect()
+        return all(ghost() is None for ghost in ghosts)
+
+    eventually(gone)
+    assert set(_instances) <= before  # no model of ours is left in the kernel
+
+
+def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
+    session = Session(CURVATURE)
+    scatter = FidelityScatter(CURVATURE, MODEL, HELD_OUT, session=session)
+    press(scatter, "Same-budget pool")
+    eventually(lambda: scatter.measurer.stage == "measuring")
+    scatter.close()
+    slowly.release(30)
+    assert session.worker.join(60)
+    assert len(session.measured) == 4
+    assert scatter.error == ""
+
+
+# Notebook ---------------------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""The front ends' JavaScript: held to Python on fixtures, and kept small, by `node --test`."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+import cocurve_lab as cl
+from cocurve_widgets.instrument import front
+from cocurve_widgets.packing import as_packed, pack_problem
+from helpers.problems import make_units, random_curvature
+
+HERE = Path(__file__).resolve().parent
+FRONT = HERE.parents[1] / "widgets" / "cocurve_widgets" / "front"
+TESTS = sorted((HERE / "front").glob("*.test.mjs"))
+GUARDS = (
+    cl.Guards(),
+    cl.Guards(layer_cap=0.4),
+    cl.Guards(layer_cap_factor=1.5),
+    cl.Guards(protect_first=1, protect_last=1),
+    cl.Guards(kinds=("ffn",)),
+    cl.Guards(layer_cap=0.3, protect_last=1, kinds=("attention",)),
+)
+
+
+def node() -> str:
+    """The Node.js that comes with playwright."""
+    from playwright._impl._driver import compute_driver_executable
+
+    return str(compute_driver_executable()[0])
+
+
+def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]:
+    return {
+        "ratio": ratio,
+        "strength": strength,
+        "cap": guards.layer_cap,
+        "factor": guards.layer_cap_factor,
+        "first": guards.protect_first,
+        "last": guards.protect_last,
+        "kinds": [("attention", "ffn").index(kind) for kind in guards.kinds],
+    }
+
+
+def case(curvature: cl.Curvature, ratio: float, strength: float, guards: cl.Guards) -> dict:
+    found = {"controls": controls(ratio, strength, guards)}
+    found["most"] = cl.reachable_ratio(curvature.units, guards, ratio)
+    try:
+        plan = cl.solve_greedy(curvature, ratio, strength, guards)
+    except cl.InfeasibleError:
+        return found | {"order": [], "stalled": True}
+    parts = {"node": plan.node_risk, "edge": plan.edge_risk}
+    return found | parts | {"order": list(plan.pruned), "stalled": False}
+
+
+def path(curvature: cl.Curvature, ratio: float, guards: cl.Guards) -> dict | None:
+    try:
+        segments = cl.lambda_path(curvature, ratio, guards).segments
+    except cl.InfeasibleError:
+        return None
+    if any(segment.selection is None for segment in segments):
+        return None  # where greedy stalls the browser shows no flips
+    sets = [set(segment.selection.pruned) for segment in segments]
+    return {
+        "controls": controls(ratio, 0.0, guards),
+        "breaks": [segment.start for segment in segments[1:]],
+        "changes": [sorted(a ^ b) for a, b in itertools.pairwise(sets)],
+    }
+
+
+def fixture(curvature: cl.Curvature, strengths: tuple[float, ...]) -> dict[str, Any]:
+    packed = pack_problem(curvature)
+    for name in ("saliency", "connectivity", "matrix"):
+        packed[name] = base64.b64encode(packed[name]).decode()
+    seen = cl.Curvature(as_packed(curvature), curvature.units)  # both solve what was sent
+    ratios = (0.0, 0.1, 0.2, 0.37, 0.6)
+    cases = [case(seen, r, s, g) for r in ratios for s in strengths for g in GUARDS]
+    small = len(seen.units) <= 200  # the browser's sweep solves anew at every order
+    paths = [path(seen, r, g) for r in (0.2, 0.5) for g in GUARDS[:4] if small]
+    return {"packed": packed, "cases": cases, "paths": [p for p in paths if p]}
+
+
+@pytest.fixture(scope="module")
+def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    problems = [
+        fixture(random_curvature(make_units(4, 2, 4), seed=1), (0.0, 0.3, 1.0)),
+        fixture(random_curvature(make_units(3, 2, 6, 7, 13), seed=2), (0.0, 4.5e-5, 0.7)),
+        fixture(random_curvature(make_units(8, 4, 14), seed=3), (0.01, 1.0)),
+        fixture(random_curvature(make_units(20, 8, 20), seed=4), (0.5,)),  # 560 units: float32
+        fixture(cl.Curvature(np.eye(12), make_units(3, 2, 2)), (0.0, 1.0)),  # all ties
+    ]
+    file = tmp_path_factory.mktemp("front") / "problems.json"
+    file.write_text(json.dumps(problems))
+    return file
+
+
+@pytest.mark.parametrize("tests", TESTS, ids=lambda path: path.name)
+def test_javascript(tests: Path, fixtures: Path) -> None:
+    run = subprocess.run(
+        [node(), "--no-warnings", "--test", str(tests)],
+        env=os.environ | {"COCURVE_FIXTURES": str(fixtures)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_front_end_files_are_small_and_self_contained() -> None:
+    files = sorted(FRONT.iterdir())
+    assert {file.suffix for file in files} == {".js", ".css"}
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert len(text.encode()) < 25_000, file.name
+        assert "http" not in text.replace("http://www.w3.org", ""), file.name  # no address at all
+        assert "eval(" not in text, file.name
+
+
+def test_front_joins_modules_without_their_imports() -> None:
+    joined = front("kit.js", "solver.js", "plan_pictures.js", "lambda.js", "lambda_main.js")
+    assert "import {" not in joined
+    assert joined.count("export default") == 1
+    assert joined.index("export function greedy") < joined.index("export function renderLambda")
+
+
+def test_the_figure_keeps_every_kind_of_message_plotly_has() -> None:
+    names = {name for name in go.FigureWidget.class_trait_names() if name.startswith("_py2js_")}
+    text = (FRONT / "figure.js").read_text(encoding="utf-8")
+    listed = text.split("MESSAGES = [")[1].split("]")[0]
+    assert {f"_py2js_{name}" for name in re.findall(r'"(\w+)"', listed)} == names

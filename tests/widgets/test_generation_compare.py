@@ -1,0 +1,586 @@
+"""GenerationCompare without a kernel: traits, messages, stopping, errors, exports, code."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.generation import Question
+from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
+from cocurve_lab.models.runtime import exclusive
+from cocurve_widgets import GenerationCompare, Session
+from cocurve_widgets.session import Cancelled
+from helpers.problems import random_curvature
+from helpers.tiny_models import GROUPS, tiny_model, word_tokenizer
+from helpers.waiting import eventually
+
+PROMPT = "w1 w5 w7 w20"
+
+
+class Bench:
+    """A tiny model with a curvature of its own, and what the instrument sends to the page."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model(max_position_embeddings=400)
+        self.tokenizer = word_tokenizer()
+        self.curvature = random_curvature(cl.enumerate_units(self.model, GROUPS))
+        self.session = Session(self.curvature)
+        self.sent: list[dict[str, Any]] = []
+
+    def instrument(self, **controls: Any) -> GenerationCompare:
+        controls = {"session": self.session, "prompt": PROMPT, "max_new_tokens": 8} | controls
+        found = GenerationCompare(self.model, self.tokenizer, self.curvature, **controls)
+        found.send = lambda content, buffers=None: self.sent.append(content)
+        return found
+
+    def alone(self, prompt: str = PROMPT, new: int = 8, **sampling: Any) -> Any:
+        plan = self.session.selection
+        assert plan is not None
+        return compare_text(self.model, self.tokenizer, prompt, plan, Sampling(new, **sampling))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    assert made.session.worker.join(20)
+
+
+def press(instrument: GenerationCompare, do: str, **values: Any) -> None:
+    """What the page sends."""
+    instrument._handle_custom_msg({"do": do, "set": values}, [])
+
+
+# Writing ----------------------------------------------------------------------------------------
+
+
+def test_generate_writes_both_texts(bench: Bench) -> None:
+    g = bench.instrument()
+    expected = bench.alone()
+    assert g.generate() == (expected.dense, expected.pruned)
+    assert (g.dense_text, g.pruned_text) == (expected.dense, expected.pruned)
+    assert [token for token, *_ in g.tokens["pruned"]] == list(expected.pruned_ids)
+    assert "".join(piece for _, piece, *_ in g.tokens["dense"]) == expected.dense
+    assert g.divergence == expected.divergence
+    assert (g.busy, g.error, g.stale) == (False, "", "")
+    assert "greedy" in g.status
+    assert "8 tokens" in g.status
+
+
+def test_the_button_does_what_generate_does(bench: Bench) -> None:
+    g = bench.instrument()
+    by_code = (*g.generate("w3 w4", 6), g.divergence, g.ribbon, g.tokens)
+    other = bench.instrument()
+    press(other, "generate", prompt="w3 w4", max_new_tokens=6, temperature=0.0, seed=0)
+    assert bench.session.worker.join(20)
+    by_button = (other.dense_text, other.pruned_text, other.divergence, other.ribbon, other.tokens)
+    assert by_button == by_code
+    assert (other.prompt, other.max_new_tokens) == ("w3 w4", 6)
+
+
+def test_what_is_sent_joins_to_the_text(bench: Bench) -> None:
+    g = bench.instrument(max_new_tokens=300)
+    g.generate()
+    start, *batches = bench.sent
+    assert start["start"]["prompt"] == PROMPT
+    assert len(batches) > 1, "longer than one batch"
+    counts = {"dense": 0, "pruned": 0}
+    for batch in batches:
+        assert batch["after"] == [counts["dense"], counts["pruned"]]
+        for side, new in batch["append"].items():
+            assert g.tokens[side][counts[side] : counts[side] + len(new)] == new
+            counts[side] += len(new)
+    assert len(batches) < 300, "tokens go in batches"
+
+
+def test_sampling_with_a_seed(bench: Bench) -> None:
+    g = bench.instrument(temperature=1.5, seed=4)
+    first = g.generate()
+    assert first == g.generate()
+    pair = bench.alone(temperature=1.5, seed=4)
+    assert first == (pair.dense, pair.pruned)
+    assert "temperature 1.5, seed 4" in g.status
+    g.seed = 5
+    assert g.stale == "text of other settings"
+    assert g.generate() != first
+    assert g.stale == ""
+
+
+def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
+    empty = cl.Selection.from_pruned(bench.curvature.units, [])
+    g = bench.instrument(selection=empty, temperature=1.0)
+    dense, pruned = g.generate()
+    assert dense == pruned
+    assert g.divergence is None
+    assert max(bar["kl"] for bar in g.ribbon) == 0
+    assert "the texts are the same" in g.status
+
+
+# Stopping, waiting ------------------------------------------------------------------------------
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
+    """Make every token take some time; returns a list with one entry per token."""
+    from cocurve_widgets import generation_compare as home
+
+    made: list[int] = []
+    original = home.generate_lockstep
+
+    def slow(*args: Any) -> Iterator[Any]:
+        for pair in original(*args):
+            time.sleep(seconds)
+            made.append(1)
+            yield pair
+
+    monkeypatch.setattr(home, "generate_lockstep", slow)
+    return made
+
+
+def test_stop_stops_within_a_token_and_keeps_the_text(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = slowly(monkeypatch)
+    g = bench.instrument(max_new_tokens=300)
+    press(g, "generate")
+    assert g.busy
+    eventually(lambda: len(made) >= 5)
+    press(g, "stop")
+    at_stop = len(made)
+    assert bench.session.worker.join(20)
+    assert len(made) <= at_stop + 1
+    count = len(g.tokens["dense"])
+    assert at_stop <= count <= at_stop + 1
+    assert g.shown["stopped"]
+    assert g.status.startswith("stopped: ")
+    assert not g.busy
+    pair = bench.alone(new=count)
+    assert (g.dense_text, g.pruned_text) == (pair.dense, pair.pruned)
+    assert len(g.ribbon) == len(pair.prompt_ids) + count - 1
+    assert f"max_new_tokens={count}" in g.code()
+
+
+def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cocurve_widgets import generation_compare as home
+
+    original = home.generate_lockstep
+
+    def interrupted(*args: Any) -> Iterator[Any]:
+        for number, pair in enumerate(original(*args)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield pair
+
+    monkeypatch.setattr(home, "generate_lockstep", interrupted)
+    g = bench.instrument()
+    with pytest.raises(KeyboardInterrupt):
+        g.generate()
+    assert g.dense_text == bench.alone(new=3).dense
+    assert g.shown["stopped"]
+    assert not g.busy
+    assert exclusive(bench.model).acquire(blocking=False)
+    exclusive(bench.model).release()
+
+
+def test_waiting_for_the_model_is_said_and_can_be_stopped(bench: Bench) -> None:
+    g = bench.instrument()
+    lock = exclusive(bench.model)
+    with lock:  # as a build in a cell does
+        press(g, "generate")
+        eventually(lambda: "waiting for the model" in g.status)
+        time.sleep(0.15)
+        assert g.dense_text == ""
+        press(g, "stop")
+        assert bench.session.worker.join(20)
+    assert g.status == "stopped before the first token"
+    assert not g.busy
+    assert g.dense_text == ""
+    with lock:
+        press(g, "generate")
+        time.sleep(0.15)
+    assert bench.session.worker.join(20)
+    assert g.dense_text == bench.alone().dense
+
+
+def test_stop_in_the_mailbox(bench: Bench) -> None:
+    gate = threading.Event()
+    bench.session.worker.submit("other", lambda _: gate.wait(20) and None, lambda _: None)
+    g = bench.instrument()
+    press(g, "generate")
+    assert g.busy
+    press(g, "stop")
+    assert (g.status, g.busy) == ("stopped before the first token", False)
+    gate.set()
+    assert bench.session.worker.join(20)
+    assert g.dense_text == ""
+
+
+def test_a_blocking_generate_can_be_stopped_while_it_waits(bench: Bench) -> None:
+    g = bench.instrument()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with exclusive(bench.model):
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    stopper = threading.Timer(0.2, g.stop)
+    stopper.start()
+    with pytest.raises(Cancelled):
+        g.generate()
+    done.set()
+    thread.join()
+    stopper.join()
+    assert g.status == "stopped before the first token"
+    assert (g.error, g.busy) == ("", False)
+
+
+def test_the_newest_request_wins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = slowly(monkeypatch)
+    g = bench.instrument(max_new_tokens=300)
+    press(g, "generate")
+    eventually(lambda: len(made) >= 2)
+    press(g, "generate", prompt="w9", max_new_tokens=5)
+    assert bench.session.worker.join(20)
+    assert g.dense_text == bench.alone("w9", 5).dense
+    assert not g.shown["stopped"]
+    assert g.shown["run"] == 2
+    assert not g.busy
+
+
+def test_two_instruments_of_a_session_do_not_cancel_each_other(bench: Bench) -> None:
+    left, right = bench.instrument(), bench.instrument(prompt="w2 w3")
+    press(left, "generate")
+    press(right, "generate")
+    assert bench.session.worker.join(20)
+    assert left.dense_text == bench.alone().dense
+    assert right.dense_text == bench.alone("w2 w3").dense
+
+
+# Plans ------------------------------------------------------------------------------------------
+
+
+def test_the_first_plan_and_the_link(bench: Bench) -> None:
+    g = bench.instrument()
+    plan = bench.session.selection
+    assert plan is g.selection
+    assert plan.pruned == cl.solve_greedy(bench.curvature, 0.2, 1.0).pruned
+    other = cl.solve_greedy(bench.curvature, 0.4, 0.0)
+    bench.session.selection = other
+    assert g.selection is other
+    g.selection = plan
+    assert bench.session.selection is plan
+    second = bench.instrument()
+    assert second.selection is plan
+    third = bench.instrument(selection=other)
+    assert g.selection is second.selection is third.selection is other
+    g.close()
+    bench.session.selection = plan
+    assert g.selection is other  # a closed one has left
+
+
+def test_another_plan_makes_the_text_stale(bench: Bench) -> None:
+    g = bench.instrument()
+    bench.session.selection = cl.solve_greedy(bench.curvature, 0.3)
+    assert g.stale == ""  # there is no text yet
+    plan = bench.session.selection
+    g.generate()
+    text = g.dense_text, g.pruned_text
+    bench.session.selection = cl.solve_greedy(bench.curvature, 0.5)
+    assert g.stale == "text of another plan"
+    assert (g.dense_text, g.pruned_text) == text
+    bench.session.selection = cl.Selection.from_pruned(plan.units, reversed(plan.pruned))
+    assert g.stale == ""  # the same units in another order
+    ffn = next(i for i in plan.kept if plan.units[i].kind == "ffn")
+    bench.session.selection = plan.with_gains({ffn: 2.0})
+    assert g.stale == "text of another plan"
+    g.selection = None
+    assert g.stale == "text of another plan"
+    g.selection = plan
+    g.prompt = "w8"
+    assert g.stale == "text of another prompt"
+
+
+def test_live_writes_again(bench: Bench) -> None:
+    g = bench.instrument(live=True)
+    bench.session.selection = cl.solve_greedy(bench.curvature, 0.3)
+    assert not g.busy  # not before the first press
+    g.generate()
+    for ratio in (0.35, 0.4, 0.6):
+        bench.session.selection = cl.solve_greedy(bench.curvature, ratio)
+    assert bench.session.worker.join(20)
+    pair = bench.alone()
+    assert (g.dense_text, g.pruned_text, g.stale) == (pair.dense, pair.pruned, "")
+    assert "live" in g.keys
+
+
+# The ribbon -------------------------------------------------------------------------------------
+
+
+def values(g: GenerationCompare) -> np.ndarray:
+    return np.array([bar["kl"] for bar in g.ribbon])
+
+
+def test_the_ribbon_is_the_forced_kl_of_the_named_text(bench: Bench) -> None:
+    g = bench.instrument()
+    g.generate()
+    pair, plan = bench.alone(), bench.session.selection
+    for name, ids in (("dense", pair.dense_ids), ("pruned", pair.pruned_ids)):
+        g.forced_text = name
+        assert bench.session.worker.join(20)
+        row = [*pair.prompt_ids, *ids]
+        np.testing.assert_allclose(values(g), forced_kl(bench.model, plan, row), rtol=1e-6)
+        risk = cl.pruning_risk(bench.model, plan, cl.CalibrationSet(torch.tensor([row])))
+        assert values(g).mean() == pytest.approx(risk, rel=1e-5)
+        assert name in g.ribbon_text
+        assert [bar["generated"] for bar in g.ribbon] == [False] * 3 + [True] * 8
+        names = [bar["token"].strip() for bar in g.ribbon]
+        assert names == bench.tokenizer.convert_ids_to_tokens(row)[1:]
+
+
+def test_a_text_of_ones_own(bench: Bench) -> None:
+    g = bench.instrument()
+    g.forced_text = "custom"
+    assert bench.session.worker.join(20)
+    assert (g.ribbon, g.ribbon_text) == ([], "your own text")
+    g.custom_text = "w4 w5 w6 w7"
+    assert bench.session.worker.join(20)  # before any text was generated
+    expected = forced_kl(bench.model, bench.session.selection, [6, 7, 8, 9])
+    np.testing.assert_allclose(values(g), expected, rtol=1e-6)
+    assert not any(bar["generated"] for bar in g.ribbon)
+    g.custom_text = "w4"  # nothing to predict
+    assert bench.session.worker.join(20)
+    assert g.ribbon == []
+    g.custom_text = "w4 " * 401
+    assert bench.session.worker.join(20)
+    assert "context is 400" in g.error
+    g.custom_text = "w4 w5"
+    assert bench.session.worker.join(20)
+    assert (g.error, len(g.ribbon)) == ("", 1)
+    g.custom_text = "w4 " * 401  # the text columns do not depend on it
+    press(g, "generate")
+    assert bench.session.worker.join(20)
+    assert "context is 400" in g.error
+    assert g.dense_text == bench.alone().dense
+    assert not g.busy
+
+
+def test_a_plan_for_other_units_in_the_session_is_refused(bench: Bench) -> None:
+    g = bench.instrument()
+    plan = g.selection
+    bench.session.selection = cl.Selection.from_pruned(random_curvature_units(), [0])
+    assert g.selection is plan
+    assert "the plan" in g.error
+
+
+def test_the_ribbon_is_of_the_plan_of_the_text(bench: Bench) -> None:
+    g = bench.instrument()
+    g.generate()
+    plan, pair = bench.session.selection, bench.alone()
+    bench.session.selection = cl.solve_greedy(bench.curvature, 0.6)
+    g.forced_text = "pruned"
+    assert bench.session.worker.join(20)
+    row = [*pair.prompt_ids, *pair.pruned_ids]
+    np.testing.assert_allclose(values(g), forced_kl(bench.model, plan, row), rtol=1e-6)
+
+
+# The menu ---------------------------------------------------------------------------------------
+
+
+def test_the_menu_of_other_models_is_what_the_user_gives(bench: Bench) -> None:
+    assert bench.instrument().menu == []
+    questions = [Question("sums", "w1 w2", "w3"), "w5 w6"]
+    g = bench.instrument(prompts=questions, prompt="")
+    assert (g.choice, g.prompt) == (0, "w1 w2")
+    assert [entry["answer"] for entry in g.menu] == ["w3", None]
+    g.choice = 1
+    assert g.prompt == "w5 w6"
+    g.prompt = "something else"
+    assert g.choice is None
+    g.prompt = "w1 w2"
+    assert g.choice == 0
+    g.choice = 7
+    assert "choice is 7" in g.error
+    assert g.choice is None
+    kept = bench.instrument(prompts=questions, prompt="w9")
+    assert (kept.choice, kept.prompt) == (None, "w9")
+    assert bench.instrument(prompts=questions, prompt="", choice=1).prompt == "w5 w6"
+
+
+def test_answers_are_judged(bench: Bench) -> None:
+    text = bench.instrument().generate()[0]
+    g = bench.instrument(prompts=[Question("own", PROMPT, text.strip())], prompt="")
+    _, pruned = g.generate()
+    assert g.shown["answer"] == text.strip()
+    assert g.shown["right"] == {"dense": True, "pruned": pruned == text}
+    g.generate("w9 w9")
+    assert g.shown["answer"] is None
+    assert g.shown["right"] == {"dense": None, "pruned": None}
+
+
+def test_the_embedded_models_menu() -> None:
+    model, tokenizer = cl.load_model("demo", device="cpu")
+    curvature = random_curvature(cl.enumerate_units(model))
+    g = GenerationCompare(model, tokenizer, curvature, max_new_tokens=12)
+    assert {entry["group"] for entry in g.menu} == {
+        *("arithmetic", "code", "commonsense", "knowledge", "stories")
+    }
+    assert g.prompt == g.menu[0]["prompt"]
+    g.selection = cl.Selection.from_pruned(curvature.units, [])
+    g.generate()
+    assert g.shown["answer"] == g.menu[0]["answer"]
+    assert g.shown["right"]["dense"] == g.shown["right"]["pruned"]
+    g.generate("The end of a day", 200)  # up to its end token
+    if g.tokens["dense"][-1][0] == tokenizer.eos_token_id:
+        assert g.tokens["dense"][-1][1:] == ["", tokenizer.eos_token]
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("controls", "words"),
+    [
+        ({"prompt": "  "}, "prompt is empty"),
+        ({"prompt": "w1 " * 400}, "400 tokens, the model's context 400"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"seed": -3}, "seed is -3"),
+    ],
+)
+def test_errors_appear_in_the_widget(bench: Bench, controls: dict[str, Any], words: str) -> None:
+    g = bench.instrument(**controls)
+    press(g, "generate")
+    assert bench.session.worker.join(20)
+    assert words in g.error
+    assert not g.busy
+    with pytest.raises(cl.InputError, match=words):
+        g.generate()
+    g.prompt, g.max_new_tokens, g.temperature, g.seed = PROMPT, 4, 0.0, 0
+    g.generate()
+    assert g.error == ""
+
+
+def test_no_plan(bench: Bench) -> None:
+    g = bench.instrument()
+    g.selection = None
+    assert bench.session.selection is None
+    press(g, "generate")
+    assert "no plan" in g.error
+    with pytest.raises(cl.InputError, match="no plan"):
+        g.code()
+
+
+def test_an_error_while_writing(bench: Bench) -> None:
+    g = bench.instrument()
+    with torch.no_grad():
+        bench.model.model.norm.weight[0] = float("nan")
+    press(g, "generate")
+    assert bench.session.worker.join(20)
+    assert "NaN" in g.error
+    assert (g.busy, g.status) == (False, "no new text")
+
+
+def test_bad_values_from_the_page_or_code(bench: Bench) -> None:
+    g = bench.instrument()
+    press(g, "generate", max_new_tokens="many")
+    assert "max_new_tokens" in g.error
+    with pytest.raises(cl.InputError, match="Did you mean 'temperature'"):
+        bench.instrument(temprature=1.0)
+    with pytest.raises(cl.MismatchError):
+        g.selection = cl.Selection.from_pruned(random_curvature_units(), [0])
+    with pytest.raises(cl.MismatchError):
+        GenerationCompare(tiny_model(layers=2), bench.tokenizer, bench.curvature)
+    other = random_curvature(random_curvature_units())
+    with pytest.raises(cl.MismatchError):
+        GenerationCompare(bench.model, bench.tokenizer, other, session=bench.session)
+
+
+def random_curvature_units() -> cl.UnitSet:
+    return cl.enumerate_units(tiny_model(layers=2), GROUPS)
+
+
+# Files and code ---------------------------------------------------------------------------------
+
+
+def test_files(bench: Bench, tmp_path: Path) -> None:
+    g = bench.instrument()
+    assert g.table() == []
+    g.generate()
+    rows = list(csv.DictReader(io.StringIO(g.save(tmp_path / "ribbon.csv").read_text())))
+    assert [float(row["kl_nats"]) for row in rows] == values(g).tolist()
+    assert rows[0]["position"] == "2"
+    plan = cl.Selection.from_json(g.save(tmp_path / "plan.json").read_text())
+    assert plan.pruned == bench.session.selection.pruned
+    g._handle_custom_msg({"want": ".json"}, [])
+    assert bench.sent[-1] == {"file": ".json"}
+    with pytest.raises(cl.InputError, match=r"\.png"):
+        g.save(tmp_path / "picture.png")
+
+
+def run_code(bench: Bench, g: GenerationCompare) -> dict[str, Any]:
+    names = {"model": bench.model, "tokenizer": bench.tokenizer, "curvature": bench.curvature}
+    exec(g.code(), names)
+    return names
+
+
+@pytest.mark.parametrize("forced", ["dense", "pruned", "custom"])
+def test_code_reproduces_what_is_shown(
+    bench: Bench, forced: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    g = bench.instrument(temperature=0.7, seed=11, custom_text="w3 'w4' \"w5\"")
+    g.generate("w2 w3 w4")
+    g.forced_text = forced
+    assert bench.session.worker.join(20)
+    g.prompt = "something else by now"
+    names = run_code(bench, g)
+    assert (names["pair"].dense, names["pair"].pruned) == (g.dense_text, g.pruned_text)
+    np.testing.assert_allclose(names["kl"], values(g), rtol=1e-6)
+    assert "cl.solve_greedy" in g.code()
+    assert g.dense_text in capsys.readouterr().out
+
+
+def test_code_of_plans_that_no_solve_gives(bench: Bench) -> None:
+    g = bench.instrument()
+    ffn = next(i for i, unit in enumerate(bench.curvature.units) if unit.kind == "ffn")
+    by_hand = cl.Selection.from_pruned(bench.curvature.units, [1, 8, 14])
+    for plan in (by_hand, by_hand.with_gains({ffn: 1.5})):
+        g.selection = plan
+        g.generate()
+        found = run_code(bench, g)["selection"]
+        assert found.fingerprint == plan.fingerprint
+    guarded = cl.solve_greedy(bench.curvature, 0.3, 0.4, cl.Guards(layer_cap=0.5, kinds=("ffn",)))
+    g.selection = guarded
+    g.generate()
+    assert run_code(bench, g)["selection"].pruned == guarded.pruned
+
+
+def test_code_before_the_first_text(bench: Bench) -> None:
+    g = bench.instrument()
+    assert run_code(bench, g)["pair"].dense == g.generate()[0]
+
+
+def test_a_closed_instrument_stops_and_goes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
+    g = bench.instrument(max_new_tokens=300)
+    press(g, "generate")
+    g.close()
+    assert bench.session.worker.join(20)
+    gone = weakref.ref(g)
+    del g
+    gc.collect()
+    assert gone() is None

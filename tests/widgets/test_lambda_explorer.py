@@ -1,0 +1,264 @@
+"""The lambda explorer without a browser: traits, plans, flips, linking, files."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import itertools
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traitlets import TraitError
+
+import cocurve_lab as cl
+from cocurve_widgets import LambdaExplorer, Measured, Session
+from cocurve_widgets.instrument import to_gexf
+from helpers.problems import make_units, random_curvature
+
+CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
+
+
+@pytest.fixture
+def explorer() -> Iterator[LambdaExplorer]:
+    made = LambdaExplorer(CURVATURE, session=Session(CURVATURE))
+    yield made
+    made.close()
+
+
+def settle(explorer: LambdaExplorer) -> None:
+    assert explorer.session.worker.join(60)
+
+
+def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> None:
+    for ratio, strength, guards in (
+        (0.1, 0.0, cl.Guards()),
+        (0.4, 0.37, cl.Guards(layer_cap=0.6)),
+        (0.5, 1.0, cl.Guards(layer_cap_factor=1.5, protect_first=1, kinds=("ffn",))),
+    ):
+        explorer.ratio, explorer.interaction_strength = ratio, strength
+        explorer.layer_cap, explorer.layer_cap_factor = guards.layer_cap, guards.layer_cap_factor
+        explorer.protect_first, explorer.kinds = guards.protect_first, list(guards.kinds)
+        expected = cl.solve_greedy(CURVATURE, ratio, strength, guards)
+        assert explorer.selection.pruned == expected.pruned
+        assert explorer.selection.guards == guards
+        assert explorer.session.selection is explorer.selection
+        assert explorer.error == ""
+        assert f"{expected.predicted_risk:.4g}" in explorer.status
+
+
+def test_a_message_of_the_front_end_equals_setting_from_code(explorer: LambdaExplorer) -> None:
+    explorer.set_state({"interaction_strength": 0.25, "ratio": 0.3})
+    assert explorer.selection.pruned == cl.solve_greedy(CURVATURE, 0.3, 0.25).pruned
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("interaction_strength", 1.5),
+        ("interaction_strength", float("nan")),
+        ("ratio", 0.61),
+        ("ratio", -0.1),
+        ("layer_cap", 0.0),
+        ("layer_cap", 1.2),
+        ("protect_first", 7),
+        ("kinds", []),
+        ("kinds", ["heads"]),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    explorer: LambdaExplorer, name: str, value: object
+) -> None:
+    before = explorer.selection
+    with pytest.raises(TraitError, match=name):
+        setattr(explorer, name, value)
+    assert explorer.selection is before
+
+
+def test_a_misspelt_keyword_is_refused_with_a_hint() -> None:
+    with pytest.raises(cl.InputError, match="Did you mean 'ratio'"):
+        LambdaExplorer(CURVATURE, session=Session(CURVATURE), ratoi=0.2)
+
+
+def test_ratio_zero_is_the_empty_plan(explorer: LambdaExplorer) -> None:
+    explorer.ratio = 0.0
+    assert explorer.selection.pruned == ()
+    assert explorer._view["order"] == []
+    assert explorer._view["feasible"] is True
+    assert explorer._view["differs"] == 0
+
+
+def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaExplorer) -> None:
+    explorer.layer_cap, explorer.ratio = 0.3, 0.5
+    assert explorer.selection is None
+    reachable = cl.reachable_ratio(CURVATURE.units, explorer.guards, 0.5)
+    assert explorer._ends["reachable"] == pytest.approx(reachable)
+    assert "0.5" in explorer.error
+    assert explorer._view["feasible"] is False
+    explorer.ratio = 0.1
+    assert explorer.selection is not None
+    assert explorer.error == ""
+
+
+def test_two_caps_at_once_are_an_error_inside_the_widget(explorer: LambdaExplorer) -> None:
+    explorer.layer_cap = 0.5
+    explorer.layer_cap_factor = 2.0
+    assert "one of the two" in explorer.error.lower()
+
+
+def test_curves_end_where_greedy_ends_and_hold_the_plan(explorer: LambdaExplorer) -> None:
+    explorer.ratio, explorer.interaction_strength = 0.25, 0.6
+    curve = explorer._view["curve"]
+    plan = explorer.selection
+    totals = np.add(curve["node"], curve["edge"])
+    at = int(np.argmin(np.abs(np.array(curve["ratio"]) - plan.realized_ratio)))
+    assert curve["ratio"][at] == pytest.approx(plan.realized_ratio, rel=1e-5)
+    assert totals[at] == pytest.approx(plan.predicted_risk, rel=1e-4)
+    zero, one = explorer._ends["curves"]
+    assert (zero["strength"], one["strength"]) == (0, 1)
+    assert explorer._view["node"] == pytest.approx(plan.node_risk)
+    diagonal = set(cl.solve_greedy(CURVATURE, 0.25, 0.0).pruned)
+    assert explorer._view["differs"] == len(diagonal ^ set(plan.pruned))
+
+
+def test_flips_come_from_the_worker_and_are_the_exact_path(explorer: LambdaExplorer) -> None:
+    explorer.ratio = 0.35
+    assert explorer.flips_stale
+    settle(explorer)
+    path = cl.lambda_path(CURVATURE, 0.35)
+    assert not explorer.flips_stale
+    assert explorer.flips == list(path.breakpoints)
+    sets = [set(segment.selection.pruned) for segment in path.segments]
+    assert explorer._changes == [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
+
+
+def test_next_and_previous_plan_walk_the_path(explorer: LambdaExplorer) -> None:
+    explorer.ratio, explorer.interaction_strength = 0.3, 0.0
+    path = cl.lambda_path(CURVATURE, 0.3)
+    for segment in path.segments[1:]:
+        explorer.next_plan()
+        assert set(explorer.selection.pruned) == set(segment.selection.pruned)
+    end = explorer.interaction_strength
+    assert explorer.next_plan() == end
+    explorer.previous_plan()
+    assert set(explorer.selection.pruned) == set(path.segments[-2].selection.pruned)
+
+
+def test_a_plan_chosen_elsewhere_sets_the_controls(explorer: LambdaExplorer) -> None:
+    plan = cl.solve_greedy(CURVATURE, 0.3, 0.2, cl.Guards(layer_cap=0.7, protect_last=1))
+    explorer.session.selection = plan
+    assert (explorer.ratio, explorer.interaction_strength) == (0.3, 0.2)
+    assert (explorer.layer_cap, explorer.protect_last) == (0.7, 1)
+    assert explorer.selection.pruned == plan.pruned
+    by_hand = cl.Selection.from_pruned(CURVATURE.units, [1, 5], CURVATURE)
+    explorer.session.selection = by_hand
+    assert "cannot make" in explorer.status
+    assert explorer.selection.pruned == plan.pruned
+
+
+def test_two_views_of_one_session_follow_each_other() -> None:
+    session = Session(CURVATURE)
+    one, two = (
+        LambdaExplorer(CURVATURE, session=session),
+        LambdaExplorer(CURVATURE, session=session),
+    )
+    one.ratio = 0.42
+    assert two.ratio == 0.42
+    assert two.selection.pruned == one.selection.pruned
+    two.selected_unit = 7
+    assert one.selected_unit == 7
+    one.close()
+    two.ratio = 0.1
+    assert one.ratio == 0.42
+    two.close()
+
+
+def test_default_session_is_shared_by_the_curvature() -> None:
+    one, two = LambdaExplorer(CURVATURE), LambdaExplorer(CURVATURE)
+    assert one.session is two.session is Session.of(CURVATURE)
+    one.close()
+    two.close()
+
+
+def test_code_makes_the_plan_on_the_screen(explorer: LambdaExplorer) -> None:
+    explorer.ratio, explorer.interaction_strength = 0.33, 0.123456789
+    explorer.layer_cap_factor, explorer.protect_first = 2.0, 1
+    scope = {"curvature": CURVATURE}
+    exec(explorer.code(), scope)
+    assert scope["selection"].pruned == explorer.selection.pruned
+    assert scope["selection"].guards == explorer.selection.guards
+
+
+def test_measured_plans_are_marked_and_told(explorer: LambdaExplorer) -> None:
+    assert "not measured" in explorer.status
+    explorer.session.add_measured(Measured(explorer.selection, 0.125, 0.01, "some text"))
+    assert "measured KL 0.125 on some text" in explorer.status
+    (mark,) = explorer._marks["measured"]
+    assert mark["strength"] == explorer.interaction_strength
+    assert mark["risk"] == 0.125
+    assert explorer._marks["gate"]["strength"] == cl.redundancy_gate(CURVATURE).recommended
+
+
+def test_files(explorer: LambdaExplorer, tmp_path: Path) -> None:
+    rows = list(csv.DictReader(explorer.save(tmp_path / "plan.csv").read_text().splitlines()))
+    assert len(rows) == len(CURVATURE.units)
+    pruned = [row["unit"] for row in rows if row["pruned"] == "True"]
+    expected = sorted(explorer.selection.pruned)
+    assert pruned == [CURVATURE.units[u].name for u in expected]
+    text = explorer.save(tmp_path / "plan.json").read_text()
+    assert cl.Selection.from_json(text).pruned == explorer.selection.pruned
+    assert b"<gexf" in explorer.save(tmp_path / "graph.gexf").read_bytes()
+    with pytest.raises(cl.InputError, match=r"\.png"):
+        explorer.save(tmp_path / "plan.png")
+
+
+def test_gexf_reads_back(tmp_path: Path) -> None:
+    import networkx
+
+    graph = cl.edge_graph(CURVATURE, top_k=20)
+    (tmp_path / "g.gexf").write_bytes(to_gexf(graph))
+    read = networkx.read_gexf(tmp_path / "g.gexf")
+    assert read.number_of_edges() == 20
+    assert read.nodes["3"]["name"] == CURVATURE.units[3].name
+
+
+def test_payloads_are_small() -> None:
+    from helpers.problems import llama_8b_units
+
+    curvature = random_curvature(llama_8b_units(), positions=200)
+    explorer = LambdaExplorer(curvature, session=Session(curvature), ratio=0.6)
+    packed = explorer._problem
+    once = sum(len(value) for value in packed.values() if isinstance(value, bytes))
+    once += len(json.dumps({k: v for k, v in packed.items() if not isinstance(v, bytes)}))
+    assert once <= 3_000_000
+    assert len(json.dumps(explorer._view)) <= 20_000
+    explorer.close()
+
+
+def test_a_large_curvature_stays_in_the_kernel() -> None:
+    units = make_units(50, 9, 16)
+    curvature = random_curvature(units, positions=30)
+    explorer = LambdaExplorer(curvature, session=Session(curvature))
+    assert explorer._problem["matrix"] == b""
+    sent = []
+    explorer.send = lambda content, buffers: sent.append((content, buffers))  # type: ignore[method-assign]
+    explorer._heard(None, {"row": 17}, [])
+    ((content, (row,)),) = sent
+    assert content == {"row": 17}
+    np.testing.assert_array_equal(np.frombuffer(row), curvature.matrix[17])
+    explorer.close()
+
+
+def test_a_closed_explorer_can_be_collected() -> None:
+    session = Session(CURVATURE)
+    explorer = LambdaExplorer(CURVATURE, session=session)
+    settle(explorer)
+    explorer.close()
+    gone = weakref.ref(explorer)
+    del explorer
+    gc.collect()
+    assert gone() is None
+    session.selected_unit = 3  # nobody listens any more

@@ -1,0 +1,151 @@
+"""The session: its worker keeps the newest job, its lock keeps the model to one at a time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.models.runtime import exclusive
+from cocurve_widgets import Measured, Session
+from cocurve_widgets.session import CancelToken, Worker
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import tiny_model
+
+CURVATURE = random_curvature(make_units(3, 2, 4))
+
+
+def fail(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+def test_only_the_newest_waiting_job_of_a_kind_runs() -> None:
+    worker, gate, ran = Worker(), threading.Event(), []
+    worker.submit("other", lambda token: gate.wait(10) and None, fail)
+    for number in range(50):
+        worker.submit("slider", lambda token, n=number: ran.append(n), fail)
+    assert worker.busy("slider")
+    gate.set()
+    assert worker.join(10)
+    assert ran == [49]
+    assert not worker.busy("slider")
+
+
+def test_a_running_job_is_asked_to_stop_by_a_newer_one() -> None:
+    worker, started, seen = Worker(), threading.Event(), []
+
+    def slow(token: CancelToken) -> None:
+        started.set()
+        while not token.cancelled:
+            pass
+        seen.append("stopped")
+        token.check()
+        seen.append("never")
+
+    worker.submit("measure", slow, fail)
+    assert started.wait(10)
+    worker.submit("measure", lambda token: seen.append("new"), fail)
+    assert worker.join(10)
+    assert seen == ["stopped", "new"]
+
+
+def test_cancelling_drops_what_waits() -> None:
+    worker, gate, ran = Worker(), threading.Event(), []
+    worker.submit("a", lambda token: gate.wait(10) and None, fail)
+    token = worker.submit("b", lambda token: ran.append(1), fail)
+    worker.cancel("b")
+    gate.set()
+    assert worker.join(10)
+    assert token.cancelled
+    assert not ran
+
+
+def test_errors_reach_the_one_who_asked_and_the_worker_lives_on() -> None:
+    worker, errors, ran = Worker(), [], []
+
+    def broken(token: CancelToken) -> None:
+        raise ValueError("no")
+
+    worker.submit("a", broken, errors.append)
+    assert worker.join(10)
+    worker.submit("a", lambda token: ran.append(1), fail)
+    assert worker.join(10)
+    assert [str(error) for error in errors] == ["no"]
+    assert ran == [1]
+
+
+def test_the_model_has_one_lock_for_cells_and_callbacks() -> None:
+    model = tiny_model()
+    units = cl.enumerate_units(model, 4)
+    session = Session(random_curvature(units))
+    session.attach(model)
+    entered = threading.Event()
+    with cl.ablate(model, [units[0]]):
+
+        def measure() -> None:
+            with session.exclusive():
+                entered.set()
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        assert not entered.wait(0.3)  # not while the units are switched off
+    thread.join(10)
+    assert entered.is_set()
+    assert exclusive(model).acquire(blocking=False)
+    exclusive(model).release()
+
+
+def test_a_cancelled_job_stops_waiting_for_the_model() -> None:
+    model = tiny_model()
+    session = Session(random_curvature(cl.enumerate_units(model, 4)), model)
+    token = CancelToken()
+    stopped = []
+
+    def wait() -> None:
+        try:
+            with session.exclusive(token):
+                pass
+        except cl.CocurveError as error:
+            stopped.append(error)
+
+    with exclusive(model):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        token.cancel()
+        thread.join(10)
+    assert len(stopped) == 1
+
+
+def test_a_model_of_other_units_is_refused() -> None:
+    with pytest.raises(cl.MismatchError, match="the curvature"):
+        Session(CURVATURE).attach(tiny_model())
+
+
+def test_without_a_model_the_next_step_is_said() -> None:
+    with pytest.raises(cl.InputError, match="attach"):
+        Session(CURVATURE).require_model()
+
+
+def test_one_session_per_curvature_as_long_as_somebody_holds_it() -> None:
+    curvature = random_curvature(make_units(3, 2, 4), seed=77)
+    session = Session.of(curvature)
+    again = cl.Curvature(curvature.matrix, curvature.units)
+    assert Session.of(again) is session
+    gone = weakref.ref(session)
+    del session
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_plan_measured_again_replaces_the_old_record() -> None:
+    session = Session(CURVATURE)
+    plan = cl.solve_greedy(CURVATURE, 0.3)
+    session.add_measured(Measured(plan, 0.1, 0.01, "text"), Measured(plan, 0.2, 0.01, "other"))
+    seen = []
+    session.observe(lambda change: seen.append(len(change.new)), "measured")
+    session.add_measured(Measured(plan, 0.3, 0.01, "text"))
+    assert sorted(record.risk for record in session.measured) == [0.2, 0.3]
+    assert seen == [2]
