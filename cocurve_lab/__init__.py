@@ -18,9 +18,9 @@ _HOMES = {
     "calibration": ["CalibrationSet", "default_calibration"],
     "estimator.build": ["BuildOptions"],
     "estimator.probing": ["ProbeOptions"],
-    "estimator.estimate": ["estimate_curvature", "load_or_estimate"],
-    "estimator.exact": ["exact_curvature"],
-    "curvature.matrix": ["Curvature", "preview_note"],
+    "estimator.estimate": ["estimate_curvature", "exact_curvature", "load_or_estimate"],
+    "estimator.exact": ["ExactOptions"],
+    "curvature.matrix": ["Curvature", "merge_shards", "preview_note"],
     "curvature.uncertainty": ["Coverage", "Jackknife", "coverage", "jackknife"],
     "solver.stability": [
         "Convergence",
@@ -72,7 +72,6 @@ _HOMES = {
     "pruner.saving": ["load_pruned", "save_pruned"],
     "pruner.card": ["CardFacts"],
     "export.gguf": ["GGUFFile", "export_gguf"],
-    "curvature.merging": ["merge_shards"],
     "estimator.cluster": ["RayExecutor", "ray_executor"],
     "measuring.generation": [
         "Question",

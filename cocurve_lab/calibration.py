@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -26,10 +26,14 @@ from .storage import fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .curvature.matrix import Curvature
-
-
 LONGEST_ROW = 2048  # the paper's row length; contexts of 128k would only waste memory
+
+
+class HasProvenance(Protocol):
+    """What says where it came from: a `Curvature`."""
+
+    @property
+    def provenance(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +227,7 @@ class CalibrationSet:
         """SHA-256 of tokens and positions."""
         return fingerprint(self.input_ids.numpy(), self.scored.numpy())
 
-    def require_disjoint(self, other: CalibrationSet | Curvature) -> None:
+    def require_disjoint(self, other: CalibrationSet | HasProvenance) -> None:
         """Raise MismatchError if a row of this set is also in `other` (or built into that H)."""
         if isinstance(other, CalibrationSet):
             theirs = other.row_fingerprints

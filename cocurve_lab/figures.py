@@ -20,16 +20,9 @@ from .solver.selection import Selection
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
 COLORS = {"attention": "#0072B2", "ffn": "#E69F00", "bridge": "#D55E00"}
-
-
 LABELS = {"attention": "attention", "ffn": "FFN"}
-
-
 _QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
-
-
 _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
 
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from tqdm.auto import tqdm
 
 Progress = bool | Literal["lines"]
-
-
 SECONDS_APART = 30.0
 
 

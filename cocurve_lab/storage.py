@@ -27,26 +27,9 @@ import numpy as np
 
 from .errors import FileFormatError, MismatchError
 
-
-def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
-    """Raise MismatchError naming every field of `expected` that `found` does not match."""
-    wrong = [key for key, value in expected.items() if found.get(key) != value]
-    if wrong:
-        details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
-        raise MismatchError(
-            f"{what} was made with other settings: {details}. Use those settings, or another file."
-        )
-
-
 log = logging.getLogger(__name__)
-
-
 _ARRAY = "__array__"
-
-
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
-
-
 _NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
@@ -322,3 +305,13 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
+    """Raise MismatchError naming every field of `expected` that `found` does not match."""
+    wrong = [key for key, value in expected.items() if found.get(key) != value]
+    if wrong:
+        details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
+        raise MismatchError(
+            f"{what} was made with other settings: {details}. Use those settings, or another file."
+        )

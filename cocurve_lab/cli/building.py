@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..curvature.merging import merge_shards, progress_of, settings_of, shard_groups
+from ..curvature.matrix import merge_shards
+from ..curvature.merging import progress_of, settings_of, shard_groups
 from ..errors import InputError
 from ..estimator.build import BuildOptions
 from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ..curvature.merging import Shard
     from ..estimator.worker import Executor
 
-
 BUILD = """\
 Estimate H of a model: every unit is ablated alone on every row of the calibration text. This is the
 slow step. The checkpoint in the folder is written every minute; interrupt the command (Ctrl-C, or
@@ -34,8 +34,6 @@ the SIGTERM of a batch queue) and give it again to go on. The result is named by
 settings, so `load_or_estimate(folder, ...)` in a notebook loads it instead of building. On several
 GPUs or nodes, give each --shard i/n with the same settings and folder, then `cocurve merge` it: the
 sum has the bits of one build."""
-
-
 BUILD_EXAMPLE = """\
   cocurve build demo --sequences 64 --out H
   cocurve build meta-llama/Llama-3.1-8B-Instruct --calibration c4.jsonl --out H
@@ -43,13 +41,9 @@ BUILD_EXAMPLE = """\
   CUDA_VISIBLE_DEVICES=1 cocurve build MODEL --calibration c4.jsonl --out H --shard 2/2 &
   wait; cocurve merge H
   cocurve build MODEL --calibration c4.jsonl --out H --ray 8 --ray-address auto"""
-
-
 MERGE = """\
 Put the shards of a build together. The result is written beside them, under the name of the whole
 build; the shards stay. Missing, unfinished, repeated and foreign shards are refused by name."""
-
-
 MERGE_EXAMPLE = """\
   cocurve merge H
   cocurve merge H/H_demo_0123456789.shard-*.pkl"""

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from ..calibration import CalibrationSet
     from ..curvature.matrix import Curvature
 
-
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
 Run = Callable[[argparse.Namespace], int]
 
 

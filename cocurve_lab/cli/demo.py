@@ -32,7 +32,6 @@ from ..solver.solve import solve_greedy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 RANDOM_PLANS = 5
 
 

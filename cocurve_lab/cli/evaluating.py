@@ -26,13 +26,10 @@ from .common import (
 if TYPE_CHECKING:
     from ..evaluation.report import EvaluationReport
 
-
 DESCRIPTION = """\
 Measure a model, dense or pruned: perplexity on a text; with --against its dense model the KL
 divergence from it, in nats per token, with the standard error over rows; with --suite tasks through
 lm_eval. The text should be one H was not built on."""
-
-
 EXAMPLE = """\
   cocurve evaluate smaller --against demo
   cocurve evaluate smaller --against MODEL --text held_out.jsonl --json

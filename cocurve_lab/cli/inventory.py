@@ -18,14 +18,11 @@ from .common import add_verb, as_path
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 DESCRIPTION = """\
 List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
 channels, with the parameters that go with each. Reads the configuration only: no weights are
 downloaded or loaded, so it tells in seconds whether a model is supported and how large H gets
 (M x M)."""
-
-
 EXAMPLE = """\
   cocurve inventory demo
   cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json

@@ -15,8 +15,6 @@ milliseconds. The budget is a share of the removable parameters (--ratio), or wh
 the model: --parameters, --size in bytes of weights, --kv-cache in bytes per token. --lambda weighs
 the edges of H: 1 takes them in full, 0 ignores them; --gate lets the FFN redundancy of H decide.
 The plan is a JSON file that `cocurve prune`, the notebooks and Selection.from_json read."""
-
-
 EXAMPLE = """\
   cocurve solve H --ratio 0.2 --out plan.json
   cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json

@@ -27,22 +27,15 @@ if TYPE_CHECKING:
     from ..calibration import CalibrationSet
     from ..solver.selection import Selection
 
-
 PRUNE = """\
 Remove the units of a plan from a model and save the smaller one as a folder with its tokenizer. The
 weights that stay are the model's own, bit for bit. --verify compares two rows of text with the
 masked model before anything is saved, or with what the folder holds already."""
-
-
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""
-
-
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library."""
-
-
 EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --dtype f16"""
 

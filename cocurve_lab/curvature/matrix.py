@@ -26,10 +26,10 @@ from ..storage import (
     require_settings,
     write_atomically,
 )
+from .merging import join_shards, sum_builds
+from .release import read_release
 
 FORMAT, VERSION = "cocurve-curvature", 1
-
-
 BLOCKS = ("attention", "cross", "ffn")
 
 
@@ -258,10 +258,21 @@ class Curvature:
         units: UnitSet,
         group_grams: np.ndarray,
         group_positions: np.ndarray,
-        group_risks: np.ndarray,
+        group_risks: np.ndarray | None,
         provenance: dict[str, Any],
     ) -> Curvature:
-        """H = sum of group Grams / number of positions (eq. gram), added in group order."""
+        """H = sum of group Grams / number of positions (eq. gram), added in group order.
+
+        Args:
+            units: M units.
+            group_grams: [G, M, M] float64, sums over positions.
+            group_positions: [G] int64.
+            group_risks: [G, M] float64, sums over positions; None where no unit was removed.
+            provenance: how the sums came about.
+
+        Raises:
+            InputError: no position in any group.
+        """
         total = int(group_positions.sum())
         if total == 0:
             raise InputError("no scored position yet: at least one sequence must be done.")
@@ -274,17 +285,15 @@ class Curvature:
 
         Groups of the same number are added, so shards that own whole groups give the bits of one
         build. A part of fewer sequences than groups has fewer groups; the missing ones are empty.
-        Parts built with `BuildOptions(shard=...)` must be all shards of one build (shards.py).
+        Parts built with `BuildOptions(shard=...)` must be all shards of one build (merging.py).
 
         Raises:
             MismatchError: units or settings differ (named), or a sequence occurs in two builds.
             InputError: nothing to merge, a part came without group Grams, or shards are missing.
         """
-        from .merging import merge_builds, merge_shards  # they need this class
-
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        return merge_builds(parts)
+        return cls.from_groups(*sum_builds(parts))
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
@@ -294,10 +303,7 @@ class Curvature:
             FileNotFoundError: one of the two files is missing.
             FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
         """
-        from .release import read_release  # it needs the units, not this class
-
-        matrix, units, provenance = read_release(folder)
-        return cls(matrix, units, provenance)
+        return cls(*read_release(folder))
 
     def with_provenance(self, **changes: Any) -> Curvature:
         """The same curvature with some provenance fields changed."""
@@ -317,6 +323,23 @@ class Curvature:
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
         )
+
+
+def merge_shards(parts: Sequence[Curvature]) -> Curvature:
+    """Put all shards of one build together: to the bit what one process would have built.
+
+    That holds for shards of one kind of device, with one number of threads and one
+    `units_per_batch`. Where these differ the result is as good, but its last digits are its own,
+    and an event in the provenance says so.
+
+    Args:
+        parts: curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
+
+    Raises:
+        InputError: a part is not a shard, is not finished, or shards are missing (which).
+        MismatchError: a setting differs (named), or a shard is there twice.
+    """
+    return Curvature.from_groups(*join_shards(parts))
 
 
 def _require_curvature(matrix: np.ndarray, size: int) -> None:

@@ -16,14 +16,9 @@ import numpy as np
 from ..errors import CocurveError, FileFormatError
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
-from .matrix import Curvature
 
 MASK = Path("masks") / "prune_solution.json"
-
-
 _POINTER = b"version https://git-lfs"
-
-
 _LARGEST = 1 << 26  # bytes of a JSON file: the published ones are below 600 kB
 
 
@@ -48,8 +43,8 @@ def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, d
 
 def read_mask(
     folder: str | os.PathLike[str], ratio: float
-) -> tuple[Curvature | None, UnitSet, list[int], dict[str, Any]]:
-    """A published mask: the curvature where it is there, units, pruned indices, Selection fields.
+) -> tuple[UnitSet, list[int], dict[str, Any]]:
+    """A published mask: its units, the pruned indices, and the fields of a Selection it states.
 
     Raises:
         FileNotFoundError: no registry, or no mask for this ratio; lists those there are.
@@ -75,7 +70,7 @@ def read_mask(
         )
     _require_stated(path, units, pruned, stated, ratio)
     fields = {"requested_ratio": float(ratio), "interaction_strength": strength}
-    return _curvature_if_there(folder), units, pruned, fields
+    return units, pruned, fields
 
 
 _STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cost")
@@ -123,12 +118,10 @@ def _require_stated(
             )
 
 
-def _curvature_if_there(folder: Path) -> Curvature | None:
-    """H of the release; None where it is absent or only a Git LFS pointer: a mask needs none."""
-    path = folder / "matrices" / "H.npy"
-    if not path.exists() or _is_pointer(path):
-        return None
-    return Curvature.from_release(folder)
+def has_matrix(folder: str | os.PathLike[str]) -> bool:
+    """Whether H lies in the folder of a release, and is more than a Git LFS pointer."""
+    path = Path(folder) / "matrices" / "H.npy"
+    return path.exists() and not _is_pointer(path)
 
 
 def _is_pointer(path: Path) -> bool:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 # Shared by the studies of parts of an H ---------------------------------------------------------
+
+
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
     """H over some groups of a curvature: over rows, where it was built with one group per row.
 
@@ -53,17 +55,11 @@ def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
 
 
 ENOUGH = 16  # groups below which no interval is trustworthy
-
-
 Statistic = Callable[[Curvature], Any]
-
-
 LINEAR: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "saliency": lambda matrix: np.diagonal(matrix),
     "edges": lambda matrix: matrix,
 }
-
-
 NONLINEAR: Mapping[str, Statistic] = {
     "connectivity": lambda curvature: curvature.connectivity,
     "block_means": lambda curvature: list(curvature.block_means().values()),
@@ -72,6 +68,8 @@ NONLINEAR: Mapping[str, Statistic] = {
 
 
 # Error bars -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Jackknife:
     """A statistic of H with its sampling error; made by `jackknife`.
@@ -334,6 +332,8 @@ def relative(error: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 # Do the intervals cover? ------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Coverage:
     """How often intervals of small calibrations held the value of a large one; from `coverage`.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,23 +18,18 @@ from ..curvature.merging import Shard, shard_sequences
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
+from ..models.runtime import device_name
 from ..models.units import UnitSet
 from ..progress import Progress, duration, open_bar
 from ..storage import dump_plain, is_full, load_plain, previous, require_settings, write_atomically
-from .features import memory_needed
-from .worker import SMALLER, Crew, Executor, Job, LocalExecutor, Measured
+from .batches import SMALLER, memory_needed
+from .sums import GroupSums, Value, within_memory
+from .worker import Crew, Executor, Job, LocalExecutor, Measured
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 log = logging.getLogger(__name__)
-
-
-Value = TypeVar("Value")
-
-
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
 
 
@@ -85,14 +80,10 @@ class Build:
     calibration: CalibrationSet
     options: BuildOptions
     checkpoint: Path | None
-    grams: np.ndarray  # [G, M, M] float64, sums over positions
-    risks: np.ndarray  # [G, M] float64, sums over positions
-    positions: np.ndarray  # [G] int64
+    sums: GroupSums
     runtime: dict[str, Any]
     executor: Executor
     numbers: list[int]  # of the sequences to do: all, or those of a shard
-    done: int = 0
-    seconds: list[float] = field(default_factory=list)  # of each sequence done
     events: list[str] = field(default_factory=list)
 
     @classmethod
@@ -106,7 +97,7 @@ class Build:
         checkpoint: str | os.PathLike[str] | None,
         executor: Executor | None = None,
     ) -> Build:
-        groups, size = settings["groups"], len(units)
+        groups = settings["groups"]
         executor = executor or LocalExecutor()
         if options.shard is not None:  # part of what a checkpoint must agree with
             settings = settings | {"shard": list(options.shard)}
@@ -117,9 +108,7 @@ class Build:
             calibration,
             options,
             None if checkpoint is None else Path(checkpoint),
-            np.zeros((groups, size, size)),
-            np.zeros((groups, size)),
-            np.zeros(groups, np.int64),
+            GroupSums(groups, len(units), with_risks=True),
             {
                 "num_threads": options.num_threads or executor.threads(),
                 "units_per_batch": options.units_per_batch,
@@ -137,6 +126,21 @@ class Build:
         """Sequences this build does in all; `done` of them are done."""
         return len(self.numbers)
 
+    @property
+    def done(self) -> int:
+        """Sequences that are in the sums."""
+        return self.sums.done
+
+    @property
+    def seconds(self) -> list[float]:
+        """What each sequence done took."""
+        return self.sums.seconds
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Scored positions done in each group [G], int64."""
+        return self.sums.positions
+
     # Running ------------------------------------------------------------------------------------
 
     def run(self, model: PreTrainedModel, *, progress: Progress) -> Curvature:
@@ -149,8 +153,7 @@ class Build:
                 if progress:
                     print(self._within_memory(lambda: self._announcement(model, crew)), flush=True)
                 self._go_on(crew, progress)
-        parts = (self.grams, self.positions, self.risks)
-        return Curvature.from_groups(self.units, *parts, self._provenance(device))
+        return self.sums.curvature(self.units, self._provenance(device))
 
     def _go_on(self, crew: Crew, progress: Progress) -> None:
         saved, size = time.monotonic(), len(self.units)
@@ -191,16 +194,9 @@ class Build:
         """Add a finished sequence; state changes only here, and whole."""
         for note in measured.notes:
             self._note(note)
-        group = measured.number % self.settings["groups"]
-        # an interrupt between these lines must not leave a sequence counted by half
-        with uninterrupted():
-            self.grams[group] += measured.gram
-            self.risks[group] += measured.risks
-            self.positions[group] += measured.positions
-            self.seconds.append(seconds)
-            self.done += 1
-            batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
-            self.runtime["units_per_batch"] = batch
+        self.sums.add(measured.number, measured.gram, measured.positions, seconds, measured.risks)
+        batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
+        self.runtime["units_per_batch"] = batch
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """H over the sequences done, or over some of the groups of them.
@@ -208,20 +204,13 @@ class Build:
         Raises:
             InputError: no sequence of these groups is done.
         """
-        parts = (self.grams[groups], self.positions[groups], self.risks[groups])
-        return Curvature.from_groups(self.units, *parts, {"sequences_done": self.done})
+        return self.sums.curvature(self.units, {"sequences_done": self.done}, groups)
 
     def _within_memory(self, step: Callable[[], Value]) -> Value:
         """Take a step; what does not fit in memory whatever the batch is a clear error."""
-        try:
-            return step()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise InputError(
-                f"memory runs out on sequence {self.numbers[self.done]} outside the ablations "
-                f"({error}). {SMALLER}"
-            ) from error
+        number = self.numbers[self.done]
+        why = f"memory runs out on sequence {number} outside the ablations ({{error}}). {SMALLER}"
+        return within_memory(step, why)
 
     def _job(self) -> Job:
         return Job(
@@ -259,22 +248,13 @@ class Build:
         )
 
     def _provenance(self, device: str) -> dict[str, Any]:
-        return self.settings | {
+        facts = {
             "model_name": self.name,
-            "sequences_done": self.done,
-            "complete": self.done == len(self.calibration),
-            "row_fingerprints": [
-                self.calibration.row_fingerprints[number] for number in self.numbers[: self.done]
-            ],
-            "calibration_source": self.calibration.source,
-            "seed": self.calibration.seed,
-            "seconds": sum(self.seconds),
-            "sequence_seconds": list(self.seconds),
             "runtime": dict(self.runtime),
             "events": list(self.events),
             "device": device,
-            "versions": software_versions(),
         }
+        return self.settings | facts | self.sums.facts(self.calibration, self.numbers)
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -293,9 +273,9 @@ class Build:
             "done": self.done,
             "seconds": self.seconds,
             "events": self.events,
-            "grams": self.grams,
-            "risks": self.risks,
-            "positions": self.positions,
+            "grams": self.sums.grams,
+            "risks": self.sums.risks,
+            "positions": self.sums.positions,
         }
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
@@ -330,9 +310,9 @@ class Build:
             return
         asked_for = {"shard": None} | self.settings  # a shard's checkpoint is not the whole's
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
-        self.grams, self.risks = content["grams"], content["risks"]
-        self.positions, self.done = content["positions"], content["done"]
-        self.seconds, self.events = content["seconds"], content["events"]
+        for name in ("grams", "risks", "positions", "seconds"):
+            setattr(self.sums, name, content[name])
+        self.events = content["events"]
         asked = self.runtime
         self.runtime = content["runtime"]
         for name, value in self.runtime.items():  # the stored ones repeat the bits

@@ -28,10 +28,7 @@ from .worker import Job, Measured, Note, Tick, Worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 _MOST_LOSSES = 3  # a sequence that took this many workers with it will take the others too
-
-
 _AHEAD = 4  # results per worker that may wait for an earlier sequence
 
 

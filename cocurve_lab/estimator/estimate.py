@@ -1,8 +1,6 @@
-"""Building H (Alg. 1): every unit ablated alone, features on a shared support, one Gram.
+"""`estimate_curvature`: H of a model by ablations, or H* by derivatives; H kept in a folder.
 
-Sequences outside, units inside: the Gram of one sequence is added to a running sum and its features
-are dropped, so memory does not grow with the calibration, an interrupted build is already an
-estimate, and builds over other sequences can be merged.
+The algorithm is in features.py, the sum over sequences in sums.py and build.py.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..calibration import CalibrationSet
-from ..curvature.matrix import Curvature
-from ..curvature.merging import merge_shards
+from ..curvature.matrix import Curvature, merge_shards
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
@@ -23,6 +20,7 @@ from ..models.units import UnitSet, enumerate_units, require_units
 from ..progress import Progress
 from ..storage import previous
 from .build import Build, BuildOptions, remedy
+from .exact import ExactOptions, differentiate, require_unpacked
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
 from .probing import ProbeOptions, probe_curvature
 from .worker import Executor
@@ -30,8 +28,18 @@ from .worker import Executor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 log = logging.getLogger(__name__)
+
+
+# A method is its options: their type says how H is found, and a name stands for the defaults.
+Options = BuildOptions | ProbeOptions | ExactOptions
+METHODS: dict[str, type[Options]] = {
+    "ablation": BuildOptions,
+    "probe": ProbeOptions,
+    "exact": ExactOptions,
+}
+# how the provenance names a method where that is not its name
+_STORED_AS: dict[type[Options], str] = {ExactOptions: "infinitesimal"}
 
 
 def estimate_curvature(
@@ -42,8 +50,8 @@ def estimate_curvature(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
-    method: Literal["ablation", "probe"] = "ablation",
-    options: BuildOptions | ProbeOptions | None = None,
+    method: Literal["ablation", "probe", "exact"] | None = None,
+    options: Options | None = None,
     executor: Executor | None = None,
 ) -> Curvature:
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
@@ -58,9 +66,11 @@ def estimate_curvature(
     4e-6 in Frobenius norm, float16 by 0.2 %, bfloat16 by 1.6 % and by up to 14 % on single diagonal
     entries: weak units are differences of nearly equal logits.
 
-    With method "probe" it is a preview instead (`Curvature.is_preview`): the infinitesimal H* of
-    probing.py, by random probes of about three passes each whatever M is, unbiased for H* and not
-    for H. It keeps no checkpoint.
+    Two other methods give the infinitesimal H*, in which derivatives stand for removals.
+    `method="probe"` is a quick preview (`Curvature.is_preview`): an unbiased estimate of H*, not of
+    H, from random probes. Each probe costs about three forward passes, whatever the number of
+    units. `method="exact"` is H* itself, at about six times the cost of a build. Neither keeps a
+    checkpoint.
 
     Args:
         model: a supported causal language model; measured in eval mode, left as it was.
@@ -69,8 +79,9 @@ def estimate_curvature(
         top_r: r, size of the shared support, at most the vocabulary.
         checkpoint: file to resume from and to write to; None keeps nothing.
         progress: show the estimate and a progress bar; "lines" writes lines for a log file instead.
-        method: "ablation", the paper's; "probe", a preview from random probes.
-        options: see BuildOptions; for a preview, ProbeOptions.
+        method: "ablation", the paper's, by default; "probe" or "exact". Short for the default
+            options of that method.
+        options: BuildOptions, ProbeOptions or ExactOptions; their type chooses the method.
         executor: where sequences are measured: here, or `ray_executor(...)`. The result is the same
             to the bit on devices of one kind.
 
@@ -79,38 +90,40 @@ def estimate_curvature(
         estimate over the sequences done, with provenance["complete"] False.
 
     Raises:
+        ArchitectureError: the family is unknown, or packed 4-bit weights with method "exact".
         InputError: top_r above the vocabulary, token ids or row length outside the model, or
             options, a checkpoint or an executor that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
         WorkerError: no worker of the executor is left; what is done is in the checkpoint.
     """
-    if method not in ("ablation", "probe"):
-        raise InputError(f"method is {method!r}; this release knows 'ablation' and 'probe'.")
+    options = _chosen(method, options)
     units = units or enumerate_units(model)
-    if method == "probe":
-        options = options or ProbeOptions()
-        if not isinstance(options, ProbeOptions):
-            raise _wrong_options(method, options, "ProbeOptions")
-        if checkpoint is not None:
-            raise InputError(
-                f"checkpoint is {str(checkpoint)!r}, but a preview takes seconds and keeps none. "
-                "Leave checkpoint out, and save the result with save(path)."
-            )
-        if executor is not None:
-            raise InputError(
-                f"executor is {executor}, but a preview takes seconds and runs here. Leave it out."
-            )
-        settings = build_settings(model, units, calibration, top_r, method, options)
+    if isinstance(options, BuildOptions):
+        settings = build_settings(model, units, calibration, top_r, options)
+        build = Build.start(
+            settings, model_name(model), units, calibration, options, checkpoint, executor
+        )
+        return build.run(model, progress=progress)
+    _require_plain(options, checkpoint, executor)
+    if isinstance(options, ExactOptions):
+        require_unpacked(model)
+    settings = build_settings(model, units, calibration, top_r, options)
+    if isinstance(options, ProbeOptions):
         return probe_curvature(model, units, calibration, settings, options, progress)
-    options = options or BuildOptions()
-    if not isinstance(options, BuildOptions):
-        raise _wrong_options(method, options, "BuildOptions")
-    settings = build_settings(model, units, calibration, top_r, method, options)
-    build = Build.start(
-        settings, model_name(model), units, calibration, options, checkpoint, executor
-    )
-    return build.run(model, progress=progress)
+    return differentiate(model, units, calibration, settings, progress)
+
+
+def exact_curvature(
+    model: PreTrainedModel,
+    units: UnitSet | None,
+    calibration: CalibrationSet,
+    top_r: int = 256,
+    *,
+    progress: Progress = True,
+) -> Curvature:
+    """The exact infinitesimal H* [M, M]: short for `estimate_curvature(..., method="exact")`."""
+    return estimate_curvature(model, units, calibration, top_r, progress=progress, method="exact")
 
 
 def load_or_estimate(
@@ -134,7 +147,7 @@ def load_or_estimate(
     Raises: as `estimate_curvature` and `Curvature.load`.
     """
     options = options or BuildOptions()
-    settings = build_settings(model, units, calibration, top_r, "ablation", options)
+    settings = build_settings(model, units, calibration, top_r, options)
     whole = build_path(folder, model_name(model), settings)
     if not whole.exists():
         _merge_beside(whole, progress)
@@ -193,8 +206,7 @@ def build_settings(
     units: UnitSet,
     calibration: CalibrationSet,
     top_r: int,
-    method: str,
-    options: BuildOptions | ProbeOptions,
+    options: Options,
 ) -> dict[str, Any]:
     """Everything that decides what H is; stored with it and compared on resuming and loading.
 
@@ -219,16 +231,44 @@ def build_settings(
         "seq_len": calibration.seq_len,
         "positions_per_sequence": calibration.positions_per_sequence,
         "top_r": top_r,
-        "method": method,
+        "method": _STORED_AS.get(type(options), _name(options)),
         "groups": min(options.groups, len(calibration)),
     }
 
 
-def _wrong_options(method: str, options: object, wanted: str) -> InputError:
-    return InputError(
-        f"options is {type(options).__name__}, but method {method!r} takes {wanted}. Pass that, or "
-        "None."
-    )
+def _chosen(method: str | None, options: Options | None) -> Options:
+    if method is not None and method not in METHODS:
+        raise InputError(f"method is {method!r}; choose from {', '.join(map(repr, METHODS))}.")
+    wanted = METHODS[method] if method is not None else None
+    if options is None:
+        return (wanted or BuildOptions)()
+    if not isinstance(options, wanted or tuple(METHODS.values())):
+        takes = wanted.__name__ if wanted else ", ".join(t.__name__ for t in METHODS.values())
+        raise InputError(
+            f"options is {type(options).__name__}, but "
+            f"{f'method {method!r}' if wanted else 'estimate_curvature'} takes {takes}. Pass that, "
+            "or None."
+        )
+    return options
+
+
+def _name(options: Options) -> str:
+    return next(name for name, kind in METHODS.items() if kind is type(options))
+
+
+def _require_plain(
+    options: Options, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
+) -> None:
+    """Raise InputError for what only a build by ablations takes."""
+    what = "a preview" if isinstance(options, ProbeOptions) else "the exact H*"
+    brief = "takes seconds and " if isinstance(options, ProbeOptions) else ""
+    if checkpoint is not None:
+        raise InputError(
+            f"checkpoint is {str(checkpoint)!r}, but {what} {brief}keeps none. "
+            "Omit checkpoint, and save the result with save(path)."
+        )
+    if executor is not None:
+        raise InputError(f"executor is {executor}, but {what} {brief}runs here. Omit executor.")
 
 
 def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int) -> None:
@@ -237,4 +277,4 @@ def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int
         raise InputError(
             f"top_r is {top_r}; it lies between 1 and the vocabulary size {vocabulary}."
         )
-    require_measurable(model, calibration)
+    require_measurable(model, calibration.input_ids)

@@ -9,7 +9,8 @@ derivatives are exact: no step size, and no noise of probes.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,92 +22,108 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import ArchitectureError, InputError, NumericalError
 from ..models.architectures import Architecture, describe, is_packed
-from ..models.identity import model_device, model_name
+from ..models.identity import model_name
 from ..models.masking import Scales, column_scales, like_columns, scaled, stack_rows
-from ..models.runtime import measuring
-from ..models.units import Unit, UnitSet, enumerate_units
+from ..models.runtime import differentiable, measuring
+from ..models.units import Unit, UnitSet
 from ..progress import Progress
-from .build import BuildOptions
-from .estimate import build_settings
-from .features import by_layer, gram_matrix, whiten
-from .probing import GramSum, differentiable, teacher_on_support
+from .batches import by_layer
+from .features import Teacher, gram_matrix, row, whiten
 from .replay import LayerCall, SupportHead, capture_calls, first_output, widen
+from .sums import sum_derivatives
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 _BATCH_TOKENS = 2048  # tokens per forward, whose tangents and attention matrices are held at once
 
 
-def exact_curvature(
+@dataclass(frozen=True)
+class ExactOptions:
+    """Knobs of the exact infinitesimal H* (`estimate_curvature(..., method="exact")`).
+
+    Attributes:
+        groups: groups of sequences whose Grams are kept apart, as in `BuildOptions`.
+
+    Raises:
+        InputError: no group.
+    """
+
+    groups: int = 16
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise InputError(f"groups is {self.groups}; it must be at least 1.")
+
+
+def differentiate(
     model: PreTrainedModel,
-    units: UnitSet | None,
+    units: UnitSet,
     calibration: CalibrationSet,
-    top_r: int = 256,
-    *,
-    progress: Progress = True,
+    settings: dict[str, Any],
+    progress: Progress,
 ) -> Curvature:
     """H* [M, M] in nats per token by forward-mode differentiation in the masks (eq. huv, gram).
 
-    Costs about six times a build over the same rows (one CPU core, embedded model): a reference for
-    small models. Attention runs in its plain form, because fused kernels have no forward
-    derivative; weights and layers in the model's dtype, head, whitening and Gram as in a build.
+    `estimate_curvature` is the way in. Costs about six times a build over the same rows (one CPU
+    core, embedded model): a reference for small models. Attention runs in its plain form, because
+    fused kernels have no forward derivative; weights and layers in the model's dtype, head,
+    whitening and Gram as in a build.
 
     Args:
-        model: a supported causal language model; measured in eval mode, left as it was.
-        units: from `enumerate_units(model)`; None does that.
-        calibration: rows and scored positions.
-        top_r: r, size of the teacher's support, at most the vocabulary.
-        progress: show a bar; "lines" writes lines for a log file instead.
+        settings: from `estimate.build_settings`.
 
     Returns:
-        A Curvature with provenance["method"] "infinitesimal", Grams in up to 16 groups, and no
+        A Curvature with provenance["method"] "infinitesimal", Grams in groups, and no
         `group_risks`: no unit was removed. After Ctrl-C, over the sequences done.
 
     Raises:
-        ArchitectureError: the family is unknown, or the weights are packed in 4 bits.
-        InputError: top_r, token ids or row length outside the model; a sequence that does not fit
-            in memory; or attention without a forward derivative.
-        MismatchError: the units are not the model's.
+        ArchitectureError: the weights are packed in 4 bits.
+        InputError: a sequence does not fit in memory, or attention has no forward derivative.
         NumericalError: the model gives NaN or infinite logits or derivatives.
     """
     architecture = describe(model)
-    if any(is_packed(projection) for projection in architecture.all_projections):
+
+    def gram(number: int) -> np.ndarray:
+        return gram_matrix(derivatives(architecture, units, calibration, number, settings["top_r"]))
+
+    with measuring(model, torch.get_num_threads()), differentiable(model), torch.no_grad():
+        return sum_derivatives(
+            model,
+            units,
+            calibration,
+            settings,
+            gram,
+            weight=calibration.positions_per_sequence,
+            label=f"H* of {model_name(model)}",
+            progress=progress,
+        )
+
+
+def require_unpacked(model: PreTrainedModel) -> None:
+    """Raise ArchitectureError if weights are packed in 4 bits: they have no forward derivative."""
+    if any(is_packed(projection) for projection in describe(model).all_projections):
         raise ArchitectureError(
             "packed 4-bit weights have no forward derivative. Build H by ablations, preview it by "
             "probes, or load the model unquantised."
         )
-    units = units or enumerate_units(model)
-    options = BuildOptions()
-    settings = build_settings(model, units, calibration, top_r, "infinitesimal", options)
-    sums = GramSum(settings, units, calibration, calibration.positions_per_sequence)
-
-    def gram(number: int) -> np.ndarray:
-        return gram_matrix(derivatives(architecture, units, calibration, number, top_r))
-
-    with measuring(model, torch.get_num_threads()), differentiable(model), torch.no_grad():
-        complete = sums.run(gram, f"H* of {model_name(model)}", progress)
-    return sums.curvature(model, complete=complete)
 
 
 def derivatives(
     architecture: Architecture, units: UnitSet, calibration: CalibrationSet, number: int, top_r: int
 ) -> Tensor:
     """Whitened dz/dm_u of one sequence [M, P * r], float32 (float64 for a float64 model)."""
-    device = model_device(architecture.model)
-    ids = calibration.input_ids[number : number + 1].to(device)
-    positions = calibration.scored[number].to(device)
+    ids, positions = row(architecture, calibration, number)
     final, calls = capture_calls(architecture, ids)
-    hidden = final[:, positions]
-    head, logits, probabilities = teacher_on_support(architecture, hidden, top_r, number)
+    teacher = Teacher(architecture, final[:, positions], top_r, number)
+    probabilities = teacher.probabilities
     features = probabilities.new_empty(len(units), probabilities.numel())
     step = max(1, _BATCH_TOKENS // calibration.seq_len)
     for first, layer_units in by_layer(units):
         for start in range(0, len(layer_units), step):
             batch = layer_units[start : start + step]
             tangent = hidden_tangents(architecture, calls, batch)[:, positions]
-            shift = _through_head(head, logits, tangent)
+            shift = _through_head(teacher.head, teacher.logits, tangent)
             rows = slice(first + start, first + start + len(batch))
             features[rows] = whiten(probabilities, shift).flatten(1)
             if not bool(torch.isfinite(features[rows]).all()):

@@ -1,8 +1,11 @@
-"""One sequence of a build: the teacher on its support, the whitened features, their Gram."""
+"""Algorithm 1 on one sequence: ablate every unit, whiten its logit shifts, take their Gram.
+
+`sequence_gram` is the algorithm; the rest of the file is what it is made of. Around it stand
+replay.py (an ablation runs only what follows the unit), batches.py (how many at a time),
+worker.py (one sequence after the other) and build.py (the sum over sequences, checkpoints).
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -11,65 +14,105 @@ from torch import Tensor
 from ..calibration import CalibrationSet
 from ..errors import NumericalError
 from ..models.architectures import Architecture
-from ..models.identity import embedding_weight, model_device
-from ..models.runtime import is_out_of_memory
-from ..models.units import Unit, UnitSet
-from .replay import GATHER_BYTES, TRACE_BYTES, Replay, SupportHead, top_support, trace_bytes
+from ..models.identity import model_device
+from ..models.units import UnitSet
+from .batches import Batches
+from .replay import Replay, SupportHead, top_support
 
 _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
+# above this shift exp() approaches float32 overflow; the log-sum-exp form takes over
+_LARGE_SHIFT = 30.0
+_SMALL_SHIFT = 0.02  # below it four terms of the series are exact to float32
 
 
-_LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
+def sequence_gram(
+    architecture: Architecture,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    number: int,
+    top_r: int,
+    batches: Batches,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
+
+    Args:
+        architecture: the model f_0, in the state `measuring` puts it in.
+        units: U, M units; each is masked alone.
+        calibration: C, with the scored positions T(x) of each sequence.
+        number: which sequence.
+        top_r: r, the size of the teacher's support V_r(x, t).
+        batches: how many units of one layer run together.
+
+    Returns:
+        gram: [M, M] float64, the sum over T(x) of phi_u . phi_v. Added up over sequences and
+            divided by the number P of positions it is H (eq. gram), in nats per token.
+        risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u) on the support, in nats.
+
+    Raises:
+        InputError: one ablation alone does not fit in memory.
+        NumericalError: NaN or infinite logits.
+    """
+    ids, positions = row(architecture, calibration, number)
+    replay = Replay(architecture, ids, positions)  # the teacher pass
+    teacher = Teacher(architecture, replay.scored_hidden, top_r, number)
+    z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
+    phi = z_0.new_empty(len(units), z_0.numel())
+    risk = torch.zeros(len(units), dtype=torch.float64)
+    for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
+        with batches.halved_when_too_large():
+            z_u = teacher.head(replay.ablated_hidden(batch))  # mask only u; [B, P, r] on V_r
+            # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
+            # for all units alike, so no product of two of them sees it
+            shift = center(p_0, z_u.sub_(z_0))
+            risk[rows] = centered_kl(p_0, shift).double().sum(dim=-1).cpu()
+            torch.mul(shift, p_0.sqrt(), out=phi[rows].view(shift.shape))  # eq. (huv)
+    unknown = (~torch.isfinite(risk)).nonzero()
+    if len(unknown):
+        raise NumericalError(
+            f"removing {units[int(unknown[0])]} gives NaN or infinite logits on sequence {number}. "
+            "Half precision may overflow: try bfloat16 or float32."
+        )
+    return gram_matrix(phi), risk.numpy()
 
 
-class AblatedSequence:
-    """One sequence's teacher on its support, and the features of ablations against it."""
+class Teacher:
+    """The unpruned model on its own top-r support: one coordinate system for all units (Alg. 1).
 
-    def __init__(
-        self, architecture: Architecture, ids: Tensor, positions: Tensor, top_r: int, number: int
-    ) -> None:
-        device = model_device(architecture.model)
-        self.number = number
-        self.replay = Replay(architecture, ids.to(device), positions.to(device))
-        hidden = self.replay.scored_hidden
+    Args:
+        architecture: the model.
+        hidden: its final hidden states at the scored positions [1, P, d].
+        top_r: r, at most the vocabulary.
+        number: of the sequence, for messages.
+
+    Attributes:
+        head: the language-model head on the support.
+        logits: z_0 [P, r], float32 (float64 of a float64 model).
+        probabilities: p_0 [P, r], which sum to 1 over the support.
+
+    Raises:
+        NumericalError: NaN or infinite logits.
+    """
+
+    @torch.no_grad()  # the teacher is held constant, also where ablations are differentiated
+    def __init__(self, architecture: Architecture, hidden: Tensor, top_r: int, number: int) -> None:
         support = top_support(architecture.head, hidden, top_r)
         self.head = SupportHead(architecture.head, support, architecture.logit_cap)
-        self.logits = self.head(hidden)  # [1, P, r] float32, or float64 like the model
+        self.logits = self.head(hidden)[0]
         if not bool(torch.isfinite(self.logits).all()):
             raise NumericalError(
                 f"the model gives NaN or infinite logits on sequence {number}. Check the weights; "
                 "half precision may overflow: try bfloat16 or float32."
             )
         self.probabilities = torch.softmax(self.logits, dim=-1)
-        self.roots = self.probabilities.sqrt()
 
-    def new_features(self, rows: int) -> Tensor:
-        """Room for whitened features [rows, P * r], dtype of the logits."""
-        return self.logits.new_empty(rows, self.logits[0].numel())
 
-    def try_ablate(self, batch: list[Unit], features: Tensor) -> Tensor | None:
-        """`ablate`, or None where memory runs out (outside the exception, so it can be freed)."""
-        try:
-            return self.ablate(batch, features)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        return None
-
-    def ablate(self, batch: list[Unit], features: Tensor) -> Tensor:
-        """Fill `features` [B, P * r] for units of one layer; return their summed KL [B] float64."""
-        shift = self.head(self.replay.ablated_hidden(batch)).sub_(self.logits)  # z_u - z_0
-        centered = center(self.probabilities, shift)
-        risk = centered_kl(self.probabilities, centered).double().sum(dim=-1)
-        if not bool(torch.isfinite(risk).all()):
-            bad = batch[int((~torch.isfinite(risk)).nonzero()[0])]
-            raise NumericalError(
-                f"removing {bad} gives NaN or infinite logits on sequence {self.number}. Half "
-                "precision may overflow: try bfloat16 or float32."
-            )
-        # whitened z_0 - z_u; its sign is common to all units, so the Gram does not see it
-        torch.mul(centered, self.roots, out=features.view(shift.shape))
-        return risk.cpu()
+def row(
+    architecture: Architecture, calibration: CalibrationSet, number: int
+) -> tuple[Tensor, Tensor]:
+    """Token ids [1, T] and scored positions [P] of a sequence, on the model's device."""
+    device = model_device(architecture.model)
+    ids = calibration.input_ids[number : number + 1]
+    return ids.to(device), calibration.scored[number].to(device)
 
 
 def gram_matrix(features: Tensor) -> np.ndarray:
@@ -80,74 +123,13 @@ def gram_matrix(features: Tensor) -> np.ndarray:
     return gram.cpu().numpy()
 
 
-def choose_batch(
-    architecture: Architecture, units: UnitSet, calibration: CalibrationSet, top_r: int
-) -> int:
-    """Ablations per batch: as many of a layer's units as half of the free memory holds."""
-    largest = max(len(layer_units) for _, layer_units in by_layer(units))
-    fixed = memory_needed(architecture, units, calibration, top_r, 0)
-    per_row = memory_needed(architecture, units, calibration, top_r, 1) - fixed
-    device = model_device(architecture.model)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        # what torch holds back from earlier work is free to us as well
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    else:
-        import psutil
-
-        free, largest = psutil.virtual_memory().available, min(largest, _LARGEST_CPU_BATCH)
-    return int(max(1, min(largest, (free / 2 - fixed) // per_row)))
-
-
-def memory_needed(
-    architecture: Architecture,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    top_r: int,
-    units_per_batch: int,
-) -> float:
-    """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
-    config, length = architecture.model.config, calibration.seq_len
-    size = embedding_weight(architecture.model).element_size()
-    vocabulary, hidden = architecture.vocabulary, config.hidden_size
-    scored = calibration.positions_per_sequence * top_r * 4
-    whole_head = calibration.positions_per_sequence * vocabulary * 4
-    features = len(units) * scored
-    head = min(scored * hidden, GATHER_BYTES)
-    teacher = length * hidden * size * (len(architecture.layers) + 8) + whole_head
-    traces = min(trace_bytes(architecture, length), TRACE_BYTES)
-    grams = 8 * len(units) ** 2 * 18
-    # residual, normed, queries/keys/values, three FFN activations; then support logits and shifts
-    width = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))
-    row = (
-        length * size * (6 * hidden + 3 * width)
-        + 4 * scored
-        + calibration.positions_per_sequence * hidden * 8
-    )
-    if getattr(config, "_attn_implementation", "") == "eager":
-        row += config.num_attention_heads * length**2 * (size + 4)
-    return features + teacher + traces + head + grams + units_per_batch * row
-
-
-def by_layer(units: UnitSet) -> Iterator[tuple[int, list[Unit]]]:
-    """Units of each layer with the index of its first one."""
-    first = 0
-    while first < len(units):
-        layer = units.units[first].layer
-        stop = first + int((units.layers == layer).sum())
-        yield first, list(units.units[first:stop])
-        first = stop
-
-
-# above this shift exp() approaches float32 overflow; the log-sum-exp form takes over
-_LARGE_SHIFT = 30.0
-
-
-_SMALL_SHIFT = 0.02  # below it four terms of the series are exact to float32
+# The two formulas --------------------------------------------------------------------------------
+# Both work from the centred logit shift, never from differences of log-probabilities: a unit that
+# changes logits by 1e-4 has a KL near 1e-9, which float32 log-probabilities cannot resolve.
 
 
 def center(probabilities: Tensor, shift: Tensor) -> Tensor:
-    """shift - E_p[shift] over the last axis; softmax is blind to what is taken away."""
+    """shift - E_p[shift] over the last axis; the softmax does not see what is subtracted."""
     return shift - (probabilities * shift).sum(dim=-1, keepdim=True)
 
 
@@ -165,7 +147,7 @@ def whiten(probabilities: Tensor, shift: Tensor) -> Tensor:
 
 
 def kl_divergence(probabilities: Tensor, shift: Tensor) -> Tensor:
-    """KL(p0 || p_s) [...] in nats per token, from z_s - z_0 (either sign of centring is fine).
+    """KL(p0 || p_s) [...] in nats per token, from z_s - z_0 (centred or not).
 
     With d the centred shift, KL = log E_p0[exp d] = log1p E_p0[exp d - 1 - d], since E_p0[d] = 0.
     Where all of d is small, exp d - 1 - d is summed as a series, which keeps the digits that the
@@ -183,6 +165,7 @@ def centered_kl(probabilities: Tensor, centered: Tensor) -> Tensor:
     low, high = centered.aminmax(dim=-1)
     edge = _SMALL_SHIFT if centered.dtype == torch.float32 else _SMALL_SHIFT / 200
     small, large = torch.maximum(high, -low) < edge, high > _LARGE_SHIFT
+    # one form at a time where one serves every position: the usual case, and the fast one
     if bool(small.all()):
         return torch.log1p((probabilities * _series(centered)).sum(dim=-1))
     any_large = bool(large.any())

@@ -4,15 +4,12 @@ H* replaces the finite removals of H by derivatives: mask variables m_u (1 = on)
 and H*_uv is the Fisher inner product of dz/dm_u and dz/dm_v (eq. huv with derivatives for shifts).
 With a random sign e for each whitened feature of a sequence, g = d/dm of <e, w(z(m))> has
 E[g g^T] = the Gram of that sequence, and one backward pass gives g for all units: three passes a
-probe, whatever M is. What a whole removal does it does not say; infinitesimal.py is H* exactly.
+probe, whatever M is. What a whole removal does it does not say; exact.py is H* exactly.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,19 +20,18 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InputError, NumericalError
 from ..models.architectures import Architecture, describe
-from ..models.identity import model_device, model_name
+from ..models.identity import model_name
 from ..models.masking import column_scales, like_columns, scaled
 from ..models.runtime import (
-    device_name,
-    is_out_of_memory,
+    differentiable,
     measuring,
-    software_versions,
-    uninterrupted,
 )
 from ..models.units import UnitSet
-from ..progress import Progress, open_bar
+from ..progress import Progress
 from ..storage import fingerprint
-from .replay import GATHER_BYTES, SupportHead, first_output, top_support, widen
+from .features import Teacher, row
+from .replay import GATHER_BYTES, SupportHead, first_output, widen
+from .sums import sum_derivatives
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,26 +78,31 @@ def probe_curvature(
     removed. Memory beside the model: all activations of one sequence.
 
     Args:
-        settings: from `estimator.build_settings` with method "probe".
+        settings: from `estimate.build_settings` with method "probe".
 
     Raises:
         NumericalError: NaN or infinite logits or gradients.
         InputError: a sequence does not fit in memory.
     """
     architecture = describe(model)
-    weight = calibration.positions_per_sequence * options.probes
-    sums = GramSum(settings, units, calibration, weight)
 
     def gram(number: int) -> np.ndarray:
         gradients = probe_gradients(architecture, units, calibration, number, options, settings)
         return gradients.T @ gradients
 
     with measuring(model, torch.get_num_threads()), differentiable(model):
-        complete = sums.run(gram, f"Preview of H of {model_name(model)}", progress)
-    probes = sums.done * options.probes
-    return sums.curvature(
-        model,
-        complete=complete,
+        curvature = sum_derivatives(
+            model,
+            units,
+            calibration,
+            settings,
+            gram,
+            weight=calibration.positions_per_sequence * options.probes,
+            label=f"Preview of H of {model_name(model)}",
+            progress=progress,
+        )
+    probes = curvature.provenance["sequences_done"] * options.probes
+    return curvature.with_provenance(
         probes=probes,
         rank=min(len(units), probes),
         noise_floor=float(np.sqrt(2 / (np.pi * probes))),
@@ -117,9 +118,7 @@ def probe_gradients(
     settings: dict[str, Any],
 ) -> np.ndarray:
     """g of each probe of one sequence [probes, M] float64; E[g g^T] sums over its positions."""
-    device = model_device(architecture.model)
-    ids = calibration.input_ids[number : number + 1].to(device)
-    positions = calibration.scored[number].to(device)
+    ids, positions = row(architecture, calibration, number)
     ones = column_scales(architecture, [], dict.fromkeys(units.units, 1.0))
     masks = {  # float32 at least, so that half precision rounds a column's sum only once
         key: widen(like_columns(architecture, scale, *key)).requires_grad_()
@@ -128,54 +127,19 @@ def probe_gradients(
     with scaled(architecture, masks):
         final = first_output(architecture.decoder(input_ids=ids, use_cache=False))
     hidden = final[:, positions]
-    head, logits, probabilities = teacher_on_support(
-        architecture, hidden, settings["top_r"], number
-    )
-    slope = head.slope(logits)
+    teacher = Teacher(architecture, hidden, settings["top_r"], number)
+    head, slope = teacher.head, teacher.head.slope(teacher.logits)
     rows = []
     for probe in range(options.probes):
         key = fingerprint(calibration.row_fingerprints[number], options.seed, probe)
-        signs = _signs(key, positions, head.support).to(probabilities)
-        direction = _whitening_transpose(probabilities, signs)
+        signs = _signs(key, positions, head.support).to(teacher.probabilities)
+        direction = _whitening_transpose(teacher.probabilities, signs)
         direction = _pull_back(head, direction if slope is None else direction * slope)
         again = probe + 1 < options.probes
         direction = direction[None].to(hidden.dtype)
         columns = torch.autograd.grad(hidden, list(masks.values()), direction, retain_graph=again)
         rows.append(torch.cat(columns).double().cpu().numpy())
     return _sum_columns(np.stack(rows), units, number)
-
-
-def teacher_on_support(
-    architecture: Architecture, hidden: Tensor, top_r: int, number: int
-) -> tuple[SupportHead, Tensor, Tensor]:
-    """The head on the teacher's top-r support, its logits and p0 there [P, r], held constant.
-
-    `hidden` are the teacher's final states [1, P, d]; NumericalError on NaN or infinite logits.
-    """
-    with torch.no_grad():
-        support = top_support(architecture.head, hidden, top_r)
-        head = SupportHead(architecture.head, support, architecture.logit_cap)
-        logits = head(hidden)[0]
-    if not bool(torch.isfinite(logits).all()):
-        raise NumericalError(
-            f"the model gives NaN or infinite logits on sequence {number}. Check the weights; half "
-            "precision may overflow: try bfloat16 or float32."
-        )
-    return head, logits, torch.softmax(logits, dim=-1)
-
-
-@contextmanager
-def differentiable(model: PreTrainedModel) -> Iterator[None]:
-    """Gradients inside `measuring`, of activations alone: no weight asks for one in the block."""
-    asking = [weight for weight in model.parameters() if weight.requires_grad]
-    try:
-        for weight in asking:
-            weight.requires_grad_(False)
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        for weight in asking:
-            weight.requires_grad_(True)
 
 
 def _signs(key: str, positions: Tensor, support: Tensor) -> Tensor:
@@ -192,7 +156,7 @@ def _signs(key: str, positions: Tensor, support: Tensor) -> Tensor:
 
 
 def _whitening_transpose(probabilities: Tensor, signs: Tensor) -> Tensor:
-    """d/dz <e, sqrt(p0) (z - E_p0 z)> [P, r] for signs e: the transpose of `fisher.whiten`."""
+    """d/dz <e, sqrt(p0) (z - E_p0 z)> [P, r] for signs e: the transpose of `features.whiten`."""
     weighted = probabilities.sqrt() * signs
     return weighted - probabilities * weighted.sum(dim=-1, keepdim=True)
 
@@ -229,74 +193,3 @@ def _sum_columns(columns: np.ndarray, units: UnitSet, number: int) -> np.ndarray
             "bfloat16 or float32."
         )
     return gradients
-
-
-# Sums over sequences ----------------------------------------------------------------------------
-@dataclass
-class GramSum:
-    """Grams of sequences, sums over positions, added up by group; Ctrl-C keeps those done."""
-
-    settings: dict[str, Any]
-    units: UnitSet
-    calibration: CalibrationSet
-    weight: int  # positions a sequence counts for
-    grams: np.ndarray = field(init=False)  # [G, M, M] float64
-    positions: np.ndarray = field(init=False)  # [G] int64
-    seconds: list[float] = field(default_factory=list)  # of each sequence done
-
-    def __post_init__(self) -> None:
-        groups, size = self.settings["groups"], len(self.units)
-        self.grams, self.positions = np.zeros((groups, size, size)), np.zeros(groups, np.int64)
-
-    @property
-    def done(self) -> int:
-        return len(self.seconds)
-
-    def run(self, gram: Callable[[int], np.ndarray], label: str, progress: Progress) -> bool:
-        """Add gram(number) [M, M] of every sequence; False where Ctrl-C left some out."""
-        total = len(self.calibration)
-        with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
-            try:
-                for number in range(total):
-                    begun = time.monotonic()
-                    found = _within_memory(gram, number)
-                    # an interrupt between these lines must not leave a sequence counted by half
-                    with uninterrupted():
-                        self.grams[number % len(self.grams)] += found
-                        self.positions[number % len(self.grams)] += self.weight
-                        self.seconds.append(time.monotonic() - begun)
-                    bar.update()
-            except KeyboardInterrupt:
-                if self.done == 0:
-                    raise
-                bar.write(f"Interrupted. H over {self.done} of {total} sequences is kept.")
-        return self.done == total
-
-    def curvature(self, model: PreTrainedModel, **provenance: Any) -> Curvature:
-        """H = sum of the Grams / number of positions (eq. gram)."""
-        facts = {
-            "model_name": model_name(model),
-            "sequences_done": self.done,
-            "row_fingerprints": self.calibration.row_fingerprints[: self.done],
-            "calibration_source": self.calibration.source,
-            "seed": self.calibration.seed,
-            "seconds": sum(self.seconds),
-            "sequence_seconds": list(self.seconds),
-            "device": device_name(model_device(model)),
-            "versions": software_versions(),
-        }
-        facts = self.settings | facts | provenance
-        matrix = self.grams.sum(axis=0) / int(self.positions.sum())
-        return Curvature(matrix, self.units, facts, self.grams, self.positions)
-
-
-def _within_memory(gram: Callable[[int], np.ndarray], number: int) -> np.ndarray:
-    try:
-        return gram(number)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise InputError(
-            f"memory runs out on sequence {number}: derivatives keep the activations of a whole "
-            f"row ({error}). Use shorter rows, bfloat16 weights, or a larger device."
-        ) from error

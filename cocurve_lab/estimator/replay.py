@@ -30,11 +30,7 @@ from ..models.units import Unit
 
 # support logits come from the whole head where it is not much larger than the support
 _WHOLE_HEAD_FACTOR = 8
-
-
 GATHER_BYTES = 256 << 20  # head rows gathered at a time
-
-
 TRACE_BYTES = 256 << 20  # teacher activations inside layers, kept where all of them fit
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,22 +12,16 @@ import numpy as np
 import torch
 
 from ..calibration import CalibrationSet
-from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.runtime import device_name, measuring
+from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.units import UnitSet
-from .features import AblatedSequence, by_layer, choose_batch, gram_matrix
+from .batches import Batches, Tick, by_layer, choose_batch
+from .features import Teacher, kl_divergence, row, sequence_gram
+from .replay import Replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
-
-
-Tick = Callable[[int], object]  # told the number of ablations that are done
-
 
 Note = Callable[[str], object]  # told what should be kept with the result
 
@@ -111,69 +104,44 @@ class Worker:
         self.device_kind, self.device = device.type, device_name(device)
 
     def measure_one(self, number: int, tick: Tick) -> Measured:
-        """The teacher, all units, the Gram of one sequence.
+        """Algorithm 1 on one sequence.
 
         Raises:
             InputError: one ablation alone does not fit in memory.
             NumericalError: NaN or infinite logits.
         """
-        sequence = self._open(number)
-        features = sequence.new_features(len(self.job.units))
-        risks = torch.zeros(len(self.job.units), dtype=torch.float64)
-        notes: list[str] = []
-        for first, layer_units in by_layer(self.job.units):
-            start = 0
-            while start < len(layer_units):
-                batch = layer_units[start : start + self.units_per_batch]
-                rows = slice(first + start, first + start + len(batch))
-                found = sequence.try_ablate(batch, features[rows])
-                if found is None:
-                    notes.append(self._halve_batch())
-                    continue
-                risks[rows] = found
-                start += len(batch)
-                tick(len(batch))
-        positions = len(self.job.calibration.scored[number])
-        return Measured(
-            number,
-            gram_matrix(features),
-            risks.numpy(),
-            positions,
-            self.units_per_batch,
-            tuple(notes),
+        job, batches = self.job, Batches(self.units_per_batch, tick)
+        gram, risks = sequence_gram(
+            self.architecture, job.units, job.calibration, number, job.top_r, batches
         )
+        self.units_per_batch = batches.size
+        positions = len(job.calibration.scored[number])
+        return Measured(number, gram, risks, positions, batches.size, tuple(batches.notes))
 
     def seconds(self) -> float | None:
         """Time a few ablations; what the job will take, or None where a batch is too large yet."""
+        job, layers = self.job, [units for _, units in by_layer(self.job.units)]
+        ids, positions = row(self.architecture, job.calibration, 0)
         for _ in range(2):  # the first one warms up
             begun = time.monotonic()
-            sequence = self._open(0)
-            teacher = time.monotonic() - begun
-        layers = list(by_layer(self.job.units))
-        probes = []
-        for _, layer_units in (layers[-1], layers[-1], layers[0]):  # the first one warms up
-            batch = layer_units[: self.units_per_batch]
-            features = sequence.new_features(len(batch))
+            replay = Replay(self.architecture, ids, positions)
+            teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)
+            teacher_seconds = time.monotonic() - begun
+        per_ablation = []
+        for units in (layers[-1], layers[-1], layers[0]):  # the first one warms up
+            batch = units[: self.units_per_batch]
             begun = time.monotonic()
-            if sequence.try_ablate(batch, features) is None:
+            try:
+                shift = teacher.head(replay.ablated_hidden(batch)) - teacher.logits
+                kl_divergence(teacher.probabilities, shift)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 return None  # the build itself halves the batch and says so
-            probes.append((time.monotonic() - begun) / len(batch))
+            per_ablation.append((time.monotonic() - begun) / len(batch))
         # the cost of an ablation falls linearly with its layer
-        return self.job.sequences * (teacher + len(self.job.units) * sum(probes[1:]) / 2)
-
-    def _open(self, number: int) -> AblatedSequence:
-        calibration = self.job.calibration
-        ids, positions = calibration.input_ids[number : number + 1], calibration.scored[number]
-        return AblatedSequence(self.architecture, ids, positions, self.job.top_r, number)
-
-    def _halve_batch(self) -> str:
-        if self.units_per_batch == 1:
-            raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
-        self.units_per_batch //= 2
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return f"out of memory, {self.units_per_batch} units per batch from here on"
+        mean = sum(per_ablation[1:]) / 2
+        return job.sequences * (teacher_seconds + len(job.units) * mean)
 
 
 class LocalCrew(Worker):

@@ -17,7 +17,6 @@ from ..models.families import Kind
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
-
 GGUFDtype = Literal["f32", "f16", "q8_0"]
 # q8_0: bytes up to 127 times a float16
 _LARGEST = {"F32": float(np.finfo(np.float32).max), "F16": 65504.0, "Q8_0": 127 * 65504.0}
@@ -140,11 +139,7 @@ def interleave(rows: Tensor, heads: int) -> Tensor:
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")
-
-
 BLOCK = 32  # numbers that share one scale in q8_0
-
-
 _REASONS = {
     "qwen3": "norms on queries and keys",
     "gemma": "scaled embeddings and a GELU",

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedTokenizerBase
 
-
 NONE = "none"
 
 
@@ -257,8 +256,6 @@ _PRETOKENIZERS = {
     ((_CL100K, "bytes"), False): "dbrx",  # the same rules
     ((_CL100K.replace(r"\p{N}{1,3}", r"\p{N}"), "bytes"), False): "qwen2",
 }
-
-
 _SPACE = "▁"  # U+2581
 
 

@@ -19,11 +19,7 @@ from ..solver.solve import solve_greedy
 from ..solver.targets import target_cost
 
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = "edge-aware greedy", "diagonal greedy", "random", "local swap"
-
-
 FEW = 3  # two points always lie on a line
-
-
 _TRIES = 50  # draws per wanted set before a small model is taken to have no more sets
 
 

@@ -32,16 +32,9 @@ from .risk import standard_error
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 log = logging.getLogger(__name__)
-
-
 KIND = Kind("cocurve-answers", 1, "replies")  # right, log-likelihood, decoded of each question
-
-
 ALL = "all"  # the row over every capability together
-
-
 _QUESTIONS = 32  # between two writes of a checkpoint
 
 
@@ -258,8 +251,6 @@ def _error(values: np.ndarray) -> float:
 
 
 log = logging.getLogger(__name__)
-
-
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
 
 

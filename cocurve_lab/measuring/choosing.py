@@ -38,7 +38,6 @@ from .racing import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 LayerCap = float | str | None
 
 # lambda of the authors' release at 20 %: the lowest held-out KL over its path
@@ -47,11 +46,7 @@ RELEASED: Mapping[str, float] = MappingProxyType(
 )
 # no cap; the release's rule; the cap of the paper's first version for Llama at 20 %; a looser one
 LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
-
-
 PROTECTIONS = ((0, 0), (1, 1), (2, 2))
-
-
 RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
 
 
@@ -274,6 +269,8 @@ def choose_guards(
 
 
 # Candidates ---------------------------------------------------------------------------------------
+
+
 def _solve(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Found:
     """The plan of one lambda and guards, or the error that says why there is none."""
     outcome: Selection | InfeasibleError
@@ -378,6 +375,8 @@ def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[floa
 
 
 # Tables -------------------------------------------------------------------------------------------
+
+
 def _row(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a flat dict; lambdas as `interaction_strength` and its first interval."""
     fit, selection = candidate.fit, candidate.selection

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 # The choice ---------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class GainsChoice:
     """Whether gains help, and which; made by `choose_gains`.

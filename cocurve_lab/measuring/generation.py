@@ -99,6 +99,8 @@ class GrowingText:
 
 
 # Prompts ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Question:
     """A prompt whose right continuation is known.

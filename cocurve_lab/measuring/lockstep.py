@@ -30,7 +30,6 @@ from .generation import GrowingText
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
 
 
@@ -215,7 +214,7 @@ def forced_kl(
         raise InputError(
             f"the text has shape {tuple(row.shape)}; a KL needs one row of at least two tokens."
         )
-    require_measurable(model, CalibrationSet(row[None]))
+    require_measurable(model, CalibrationSet(row[None]).input_ids)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
     ids = row.to(model_device(model)).expand(2, -1)
     with measuring(model, torch.get_num_threads()):

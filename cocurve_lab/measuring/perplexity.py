@@ -20,13 +20,8 @@ from ..progress import Progress, open_bar
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 Join = Literal["blank line", "end token"]
-
-
 _LOGIT_BYTES = 256e6  # of one batch of windows; a window of its own may need more
-
-
 _BATCH_TOKENS = 8192  # beyond it a forward gets no faster, and on a CPU slower
 
 

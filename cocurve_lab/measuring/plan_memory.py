@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..calibration import CalibrationSet
 
-
 log = logging.getLogger(__name__)
 
 

@@ -20,16 +20,10 @@ from .risk import measure_plans, standard_error
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 Interval = tuple[float, float]
-
-
 Found = tuple[Interval, Guards, Selection | InfeasibleError]  # settings and what they give
 
-
 Judge = Literal["kl", "nll"]
-
-
 TIE = 1.0  # paired standard errors within which a plan is "not worse" than the winner
 
 

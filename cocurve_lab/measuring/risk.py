@@ -35,19 +35,10 @@ if TYPE_CHECKING:
 
     from ..curvature.matrix import Curvature
 
-
 log = logging.getLogger(__name__)
-
-
 KIND = Kind("cocurve-plans", 2, "plans measured")  # KL and nll of each sequence
-
-
 DENSE = "dense"  # where the memory keeps the teacher's own nll
-
-
 _LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
-
-
 _BATCH_TOKENS = 16_384  # tokens per forward, so that activations stay moderate for long rows
 
 
@@ -163,7 +154,7 @@ def pruning_risk(
         NumericalError: NaN or infinite logits.
     """
     architecture = describe(model)
-    require_measurable(model, calibration)
+    require_measurable(model, calibration.input_ids)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
     engine = _Engine(architecture, calibration, 1)
     with measuring(model, torch.get_num_threads()):
@@ -209,7 +200,7 @@ def measure_plans(
     if calibrated_on is not None:
         held_out.require_disjoint(calibrated_on)
     architecture = describe(model)
-    require_measurable(model, held_out)
+    require_measurable(model, held_out.input_ids)
     plans = {selection.fingerprint: selection for selection in selections}
     scales = {
         mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
@@ -275,7 +266,7 @@ def model_risk(
             f"the models have {sizes[0]} and {sizes[1]} logits. Compare like with like."
         )
     for model in (teacher, student):
-        require_measurable(model, text)
+        require_measurable(model, text.input_ids)
     values = []
     threads = torch.get_num_threads()
     bar = open_bar(progress, total=len(text), desc="KL", unit="row")

@@ -143,7 +143,7 @@ def watch_inputs(
     Raises:
         InputError: text that does not fit the model.
     """
-    require_measurable(model, calibration)
+    require_measurable(model, calibration.input_ids)
     architecture, device = describe(model), model_device(model)
     step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
     with measuring(model, torch.get_num_threads()), ExitStack() as stack:

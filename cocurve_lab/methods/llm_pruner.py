@@ -95,7 +95,7 @@ class LlmPruner(Method):
         so gradients a caller has stored stay as they are.
         """
         require_units(model, units)
-        require_measurable(model, calibration)
+        require_measurable(model, calibration.input_ids)
         architecture, scores = describe(model), np.zeros(len(units))
         architecture.require_unpacked()
         for layers in layer_passes(architecture, self.layers_per_pass):

@@ -90,7 +90,7 @@ class TwoSsp(Method):
         per token. L blocks take L (L + 1) / 2 passes over one row.
         """
         require_units(model, units)
-        require_measurable(model, calibration)
+        require_measurable(model, calibration.input_ids)
         scores = np.zeros(len(units))
         only = [block for block in present_blocks(describe(model)) if block[1] == "ffn"]
         found = collect_statistics(

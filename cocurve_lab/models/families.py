@@ -13,8 +13,6 @@ from typing import Any, Literal
 from ..errors import ArchitectureError
 
 Kind = Literal["attention", "ffn"]
-
-
 KINDS: tuple[Kind, Kind] = ("attention", "ffn")
 
 
@@ -59,7 +57,6 @@ class Family:
 
 
 _QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-
 
 FAMILIES = (
     # Llama covers Falcon3 and Yi; Mistral covers Nemo and Small (head_dim != hidden / heads).

@@ -15,8 +15,6 @@ from ..errors import InputError
 from ..storage import is_full
 
 _PATH_SIGNS = (".", "~", os.sep)
-
-
 _UNREACHED = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"}
 
 

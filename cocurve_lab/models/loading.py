@@ -20,7 +20,6 @@ from .identity import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-
 DEMO = "demo"
 
 

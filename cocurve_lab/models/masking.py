@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, MismatchError
-from ..solver.selection import Selection
 from .architectures import Architecture, describe, is_packed
 from .families import Kind
 from .identity import embedding_weight
@@ -24,14 +23,25 @@ from .units import Unit, UnitSet, enumerate_units, units_like
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 Scales = dict[tuple[int, Kind], Tensor]
+
+
+class Plan(Protocol):
+    """A `Selection` as a model sees it; the class itself lives in `solver/`, above this room."""
+
+    @property
+    def units(self) -> UnitSet: ...
+    @property
+    def pruned(self) -> tuple[int, ...]: ...
+    @property
+    def gains(self) -> Mapping[int, float]: ...
+    def require_units(self, units: UnitSet) -> None: ...
 
 
 @contextmanager
 def ablate(
     model: PreTrainedModel,
-    units: Selection | Iterable[Unit | str | int],
+    units: Plan | Iterable[Unit | str | int],
     *,
     unit_set: UnitSet | None = None,
 ) -> Iterator[PreTrainedModel]:
@@ -54,22 +64,25 @@ def ablate(
 
 def resolve(
     model: PreTrainedModel,
-    units: Selection | Iterable[Unit | str | int],
+    units: Plan | Iterable[Unit | str | int],
     unit_set: UnitSet | None = None,
 ) -> tuple[list[Unit], dict[Unit, float]]:
     """The removed units and the gains of kept ones, checked against the model."""
-    if isinstance(units, Selection):
-        selection = units
-        selection.require_units(units_like(model, selection.units))
-        gains = {selection.units.units[i]: gain for i, gain in selection.gains.items()}
-        return [selection.units.units[i] for i in selection.pruned], gains
-    chosen = list(units)
+    if _is_plan(units):
+        units.require_units(units_like(model, units.units))
+        gains = {units.units[i]: gain for i, gain in units.gains.items()}
+        return [units.units[i] for i in units.pruned], gains
+    chosen: list[Unit | str | int] = list(units)  # type: ignore[arg-type]
     if all(isinstance(unit, Unit) for unit in chosen):  # needs no unit set: columns are in the unit
         if len(set(chosen)) != len(chosen):
             raise InputError("a unit is named twice. Name each unit once.")
         return chosen, {}  # type: ignore[return-value]
     unit_set = unit_set or enumerate_units(model)
     return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
+
+
+def _is_plan(units: Plan | Iterable[Unit | str | int]) -> TypeGuard[Plan]:
+    return hasattr(units, "pruned")
 
 
 def column_scales(

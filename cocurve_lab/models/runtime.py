@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..calibration import CalibrationSet
 from ..errors import ArchitectureError, InputError
 from .architectures import describe
 from .identity import embedding_weight, model_device
@@ -22,11 +21,7 @@ if TYPE_CHECKING:
 
 
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-
-
 _REGISTRY = threading.Lock()
-
-
 _KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()
 
 
@@ -68,26 +63,40 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
             module.training = training
 
 
-def require_measurable(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    """Raise InputError if the model cannot be run on this text.
+@contextmanager
+def differentiable(model: PreTrainedModel) -> Iterator[None]:
+    """Gradients inside `measuring`, of activations alone: no weight asks for one in the block."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in asking:
+            weight.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)
+
+
+def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
+    """Raise InputError if the model cannot be run on rows of token ids [N, T].
 
     Its weights must be on one device (see `require_one_device`); token ids and row length must be
     such as it was made for; its logits must be those of its head (see `require_known_head`).
     """
     require_one_device(model)
-    largest, rows = int(calibration.input_ids.max()), embedding_weight(model).shape[0]
+    largest, rows = int(input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
-            f"the calibration holds token id {largest}, the model's embedding has {rows} rows. "
+            f"the text holds token id {largest}, the model's embedding has {rows} rows. "
             "Use the tokenizer that belongs to the model."
         )
     context = getattr(model.config, "max_position_embeddings", None)
-    if context is not None and calibration.seq_len > context:
+    if context is not None and input_ids.shape[1] > context:
         raise InputError(
-            f"rows have {calibration.seq_len} tokens, the model's context is {context}. Cut "
+            f"rows have {input_ids.shape[1]} tokens, the model's context is {context}. Cut "
             f"rows of at most {context} tokens."
         )
-    require_known_head(model, calibration.input_ids[:1, :8])
+    require_known_head(model, input_ids[:1, :8])
 
 
 def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:

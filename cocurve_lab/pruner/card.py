@@ -176,8 +176,6 @@ from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained(folder{trust})
 ```"""
-
-
 _OURS = """```python
 import cocurve_lab as cl
 

@@ -23,7 +23,6 @@ from .slicing import fold_gains, kept_columns, sliced_modules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 TOLERANCE = 1e-3  # max absolute logit difference in float32 (appendix "Structured Units")
 
 
@@ -119,7 +118,7 @@ class Reference:
         cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
     ) -> Reference:
         """Measure the masked model on `text`."""
-        require_measurable(model, text)
+        require_measurable(model, text.input_ids)
         dtype = embedding_weight(model).dtype
         with measuring(model, torch.get_num_threads()):
             with ablate(model, selection):

@@ -21,15 +21,10 @@ from ..errors import FileFormatError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-
 # "stock": AutoModelForCausalLM.from_pretrained(folder); "own code": the same with
 # trust_remote_code=True; "cocurve_lab": load_pruned only
 Loader = Literal["stock", "own code", "cocurve_lab"]
-
-
 MODELLING_FILE = "modeling_cocurve.py"
-
-
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
 

@@ -19,17 +19,12 @@ from ..storage import fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 FORMAT, VERSION = "cocurve-pruned", 2
-
-
 READABLE = (1, 2)  # version 1 held neither a card nor what transformers needs to read it alone
 
 
 # of the weights since they were pruned; "converted": to another dtype, which hides all else
 Weights = Literal["unchanged", "converted", "changed", "unknown"]
-
-
 _ROUND = (
     *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
     "weights_since_pruning",

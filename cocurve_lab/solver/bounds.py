@@ -15,8 +15,6 @@ from .guards import Guards, Rules, reachable_ratio
 from .targets import target_cost
 
 _ROUNDING = 1e-4  # eigenvalues of the correlation down to minus this are taken for rounding
-
-
 _STEPS = 300  # linear programmes at most
 
 

@@ -17,7 +17,6 @@ from .selection import Selection
 if TYPE_CHECKING:
     pass
 
-
 RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)  # gamma / mean diagonal, and tau (app. "Protocol")
 
 

@@ -23,8 +23,6 @@ from .selection import Selection
 from .solve import solve_greedy
 
 GRAY, HIGH = 0.10, 0.12
-
-
 _PREVIEW = (
     "This H is a preview from random probes: infinitesimal, and noisy enough to cross a threshold "
     "by itself. The gate says nothing on it; build H by ablations."

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import FileFormatError
 from ..models.families import KINDS
 
-if TYPE_CHECKING:
-    from .selection import Selection
-
-
 FORMAT, VERSION = "cocurve-selection", 1
-
-
 Checks = dict[str, tuple[str, Callable[[Any], bool]]]
 
 
@@ -57,15 +50,6 @@ def read_fields(text: str) -> dict[str, Any]:
                 f"{name} has {len(content[name])} numbers for {len(content['pruned'])} pruned units"
             )
     return content
-
-
-def _is_uniform(plan: Selection) -> bool:
-    """Whether every layer loses the same counts of each kind and width."""
-    layers: dict[int, Counter[tuple[str, int]]] = {}
-    for unit in (plan.units[index] for index in plan.pruned):
-        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
-    first, *others = layers.values() or [Counter()]
-    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 
 
 def no_plan(fact: str) -> FileFormatError:
@@ -108,23 +92,13 @@ def _is_share(value: Any) -> bool:
 
 
 _BOOL = ("true or false", lambda value: isinstance(value, bool))
-
-
 _INTEGER = ("a whole number from 0", _is_integer)
-
-
 _INTEGER_OR_NULL = ("a whole number from 0, or null", _or_null(_is_integer))
-
-
 _NUMBER_OR_NULL = ("a finite number, or null", _or_null(_is_number))
-
-
 _TERMS = (
     "a list of finite numbers, or null",
     _or_null(lambda value: _is_list(value, _is_number)),
 )
-
-
 _FIELDS: Checks = {
     "pruned": ("a list of unit indices", lambda value: _is_list(value, _is_integer)),
     "units": ("an object", lambda value: isinstance(value, dict)),
@@ -146,16 +120,12 @@ _FIELDS: Checks = {
     "target": ("an object", lambda value: isinstance(value, dict)),
     "uniform": _BOOL,
 }
-
-
 _UNIT_FIELDS: Checks = {
     "units": ("rows of kind, layer, index, start, stop, cost", lambda v: _is_list(v, _is_unit)),
     "ffn_groups": _INTEGER_OR_NULL,
     "total_parameters": _INTEGER_OR_NULL,
     "model_layers": _INTEGER_OR_NULL,
 }
-
-
 _GUARD_FIELDS: Checks = {
     "layer_cap": _NUMBER_OR_NULL,
     "layer_cap_factor": _NUMBER_OR_NULL,

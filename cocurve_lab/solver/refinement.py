@@ -19,8 +19,6 @@ from .selection import Selection, risk_terms
 from .targets import target_cost
 
 log = logging.getLogger(__name__)
-
-
 _WIN = 1e-12  # of the trace: an exchange that lowers R_lambda by less is rounding
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..curvature.matrix import Curvature
+from ..curvature.release import has_matrix, read_mask
 from ..errors import InputError
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
@@ -20,33 +22,10 @@ from .guards import Guards
 from .plan_json import (
     FORMAT,
     VERSION,
-    _is_uniform,
     no_plan,
     read_fields,
 )
 from .targets import Target, require_ratio, target_cost
-
-
-def require_consistent(plan: Selection) -> None:
-    """Raise FileFormatError where fields of a plan contradict one another; names both."""
-    units, target = plan.units, plan.target
-    last = max((unit.layer for unit in units), default=0)
-    if units.model_layers is not None and units.model_layers <= last:
-        raise no_plan(f"units.model_layers is {units.model_layers}, but units lie in layer {last}")
-    if units.total_parameters is not None and units.total_parameters < units.total_cost:
-        raise no_plan(
-            f"units.total_parameters is {units.total_parameters:,}, below the "
-            f"{units.total_cost:,} that its units hold"
-        )
-    if plan.forced > len(plan):
-        raise no_plan(f"forced is {plan.forced}, but {len(plan)} units are pruned")
-    if target is not None:
-        budget = target.budget(units)
-        removed = budget.costs[list(plan.pruned)].sum().item()
-        if removed < budget.needed:
-            raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
-    if plan.uniform and not _is_uniform(plan):
-        raise no_plan("uniform is true, but its layers lose different counts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +79,8 @@ class Selection:
             FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one
                 another (names both).
         """
-        from ..curvature.release import read_mask  # it needs the units, not this class
-
-        curvature, units, pruned, facts = read_mask(folder, ratio)
+        units, pruned, facts = read_mask(folder, ratio)
+        curvature = Curvature.from_release(folder) if has_matrix(folder) else None
         return cls.from_pruned(units, pruned, curvature, **facts)
 
     @classmethod
@@ -320,7 +298,7 @@ class Selection:
                 )
             gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
             plan = cls(**content).with_gains(gains)
-            require_consistent(plan)
+            _require_consistent(plan)
         except (LookupError, TypeError, ValueError) as error:
             raise no_plan(str(error).rstrip(".")) from None
         return plan
@@ -360,6 +338,37 @@ class Selection:
             f"of removable cost ({self.pruned_cost:,} parameters; "
             f"{asked}){risk}"
         )
+
+
+def _require_consistent(plan: Selection) -> None:
+    """Raise FileFormatError where fields of a plan contradict one another; names both."""
+    units, target = plan.units, plan.target
+    last = max((unit.layer for unit in units), default=0)
+    if units.model_layers is not None and units.model_layers <= last:
+        raise no_plan(f"units.model_layers is {units.model_layers}, but units lie in layer {last}")
+    if units.total_parameters is not None and units.total_parameters < units.total_cost:
+        raise no_plan(
+            f"units.total_parameters is {units.total_parameters:,}, below the "
+            f"{units.total_cost:,} that its units hold"
+        )
+    if plan.forced > len(plan):
+        raise no_plan(f"forced is {plan.forced}, but {len(plan)} units are pruned")
+    if target is not None:
+        budget = target.budget(units)
+        removed = budget.costs[list(plan.pruned)].sum().item()
+        if removed < budget.needed:
+            raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
+    if plan.uniform and not _is_uniform(plan):
+        raise no_plan("uniform is true, but its layers lose different counts")
+
+
+def _is_uniform(plan: Selection) -> bool:
+    """Whether every layer loses the same counts of each kind and width."""
+    layers: dict[int, Counter[tuple[str, int]]] = {}
+    for unit in (plan.units[index] for index in plan.pruned):
+        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
+    first, *others = layers.values() or [Counter()]
+    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 
 
 def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

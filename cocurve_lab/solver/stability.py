@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -17,17 +17,13 @@ from .selection import Selection
 from .solve import solve_greedy
 from .targets import require_ratio
 
-if TYPE_CHECKING:
-    from ..estimator.build import Build
-
-
 TOLERANCE = 0.1
-
-
 _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
 
 
 # Does the plan hold? ----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Stability:
     """How far a plan depends on the calibration text; made by `selection_stability`.
@@ -137,6 +133,8 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 
 # Is H converged? --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Convergence:
     """Whether more text would still change the plan; made by `is_converged`.
@@ -263,6 +261,22 @@ def _verdict(errors: dict[str, float], failing: list[str], groups: int, toleranc
     return f"Converged: relative errors at most {tolerance:.1%} ({numbers})."
 
 
+class Running(Protocol):
+    """What a criterion reads of a build between two sequences (`estimator.build.Build`)."""
+
+    events: list[str]
+
+    @property
+    def calibration(self) -> Sized: ...
+    @property
+    def positions(self) -> np.ndarray: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    def so_far(self) -> Curvature: ...
+
+
 class StopWhenConverged:
     """Ends a build once H is good enough: `cl.BuildOptions(on_sequence=StopWhenConverged())`.
 
@@ -302,7 +316,7 @@ class StopWhenConverged:
         self.patience = patience
         self.history: list[tuple[int, Convergence]] = []
 
-    def __call__(self, build: Build) -> None:
+    def __call__(self, build: Running) -> None:
         """Take a look; the build calls this after each sequence."""
         if len(build.positions) < ENOUGH <= len(build.calibration):
             raise InputError(

@@ -312,8 +312,6 @@ def _as_numbers(costs: Iterable[float]) -> tuple[float, ...]:
 
 
 _GOALS = ("parameters", "size", "kv_cache", "ratio")
-
-
 _NOUNS = {
     "parameters": "parameters",
     "size": "of weights in {dtype}",
@@ -322,21 +320,13 @@ _NOUNS = {
 
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
-
-
 _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
-
-
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-
-
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{end}": base**power
     for power, letter in enumerate("kmgt", start=1)
     for end, base in (("b", 1000), ("ib", 1024))
 }
-
-
 _NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d{1,2})?)\s*([a-z]*)")
 
 

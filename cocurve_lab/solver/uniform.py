@@ -21,8 +21,6 @@ from .greedy import Greedy
 from .selection import Selection
 
 Shape = tuple[Kind, int]  # of a unit: its kind and columns
-
-
 Counts = tuple[int, ...]  # units that go per layer, of each shape
 
 

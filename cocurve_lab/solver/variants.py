@@ -23,13 +23,8 @@ from .selection import Selection, risk_terms
 from .solve import solve_greedy
 
 Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]
-
-
 Reach = Literal["all", "adjacent", "within_layer"]
-
-
 Sign = Literal["signed", "clipped", "absolute", "correlation_clipped"]
-
 
 _FURTHEST = {"adjacent": 1, "within_layer": 0}  # layers between the two ends of an edge
 

@@ -21,7 +21,7 @@ import cocurve_lab as cl
 from cocurve_lab import progress
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator import features
 from cocurve_lab.models.identity import MANIFEST
 from helpers.problems import interrupt_at
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
@@ -106,7 +106,7 @@ def test_two_shards_and_merge_are_one_build_and_a_notebook_finds_it(
     assert [p.name for p in tmp_path.glob("H_*") if "shard" not in p.name] == [
         p.name for p in built.glob("H_*")
     ]
-    monkeypatch.setattr(worker_module, "gram_matrix", None)  # nothing may be built from here on
+    monkeypatch.setattr(features, "gram_matrix", None)  # nothing may be built from here on
     assert np.array_equal(notebook(place, tmp_path).matrix, whole.matrix)
     assert "nothing was rebuilt" in capsys.readouterr().out
     for again in (["merge", str(tmp_path)], build_command(place, tmp_path, "--shard", "1/2")):
@@ -382,7 +382,7 @@ def test_a_build_that_cannot_be_written_is_a_failure_that_says_what_is_kept(
     assert ("free some space" in caplog.text) is (number == errno.ENOSPC)
     assert os.strerror(number) in caplog.text
     if checkpointed:
-        monkeypatch.setattr(worker_module, "gram_matrix", None)  # the checkpoint holds all of it
+        monkeypatch.setattr(features, "gram_matrix", None)  # the checkpoint holds all of it
         assert main(command) == DONE
         assert len(list(tmp_path.glob("H_*.pkl"))) == 1
 
@@ -667,13 +667,13 @@ TERMINATED = """
 import sys, time
 import torch
 torch.set_num_threads(1)
-from cocurve_lab.estimator import worker
+from cocurve_lab.estimator import features
 from cocurve_lab.cli import main
-real = worker.gram_matrix
+real = features.gram_matrix
 def slow(features):
     time.sleep(0.3)
     return real(features)
-worker.gram_matrix = slow
+features.gram_matrix = slow
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab import progress, storage
-from cocurve_lab.curvature.merging import SETTINGS, merge_shards, shard_sequences
+from cocurve_lab.curvature.matrix import merge_shards
+from cocurve_lab.curvature.merging import SETTINGS, shard_sequences
 from cocurve_lab.errors import WorkerError
 from cocurve_lab.estimator import cluster as distributed
-from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator import features
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.cluster import (
     RayExecutor,
@@ -103,7 +104,7 @@ def test_impossible_shards_are_refused(shard: tuple[int, int], message: str) -> 
 def test_every_setting_of_a_build_is_compared_between_shards() -> None:
     model, text = tiny_model(), tiny_text(2, 20, 6)
     units = cl.enumerate_units(model, GROUPS)
-    settings = build_settings(model, units, text, 32, "ablation", BuildOptions())
+    settings = build_settings(model, units, text, 32, BuildOptions())
     assert sorted(settings) == sorted(SETTINGS)
 
 
@@ -223,7 +224,7 @@ def test_a_notebook_finds_the_shards_of_its_build(
         estimate_in(tmp_path, shard=(number, 2))
     names = sorted(path.name.split(".", 1)[1] for path in tmp_path.iterdir())
     assert names == ["shard-1-of-2.pkl", "shard-2-of-2.pkl"]  # no checkpoint left behind
-    monkeypatch.setattr(worker_module, "gram_matrix", None)  # nothing may be built from here on
+    monkeypatch.setattr(features, "gram_matrix", None)  # nothing may be built from here on
     capsys.readouterr()
     estimate_in(tmp_path, shard=(2, 2))
     assert "Merged the 2 shards" in capsys.readouterr().out

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab import storage
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import replay
-from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator import features, replay
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
 from cocurve_lab.models import runtime
@@ -302,8 +301,8 @@ def test_resumed_is_uninterrupted_to_the_bit(
         interrupt_at(patch, stop, KeyboardInterrupt())
         build(model, text, checkpoint=path, groups=2)
     calls = []
-    real = worker_module.gram_matrix
-    monkeypatch.setattr(worker_module, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
+    real = features.gram_matrix
+    monkeypatch.setattr(features, "gram_matrix", lambda f: (calls.append(1), real(f))[1])
     resumed = build(model, text, checkpoint=path, groups=2)
     assert len(calls) == 5 - stop
     assert same_bits(resumed, whole)
@@ -329,15 +328,15 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 import cocurve_lab as cl
-from cocurve_lab.estimator import worker as worker_module
+from cocurve_lab.estimator import features
 torch.set_num_threads(1)
-real, calls = worker_module.gram_matrix, [0]
+real, calls = features.gram_matrix, [0]
 def gram(features):
     calls[0] += 1
     if calls[0] == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(features)
-worker_module.gram_matrix = gram
+features.gram_matrix = gram
 model = tiny_model()
 cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(6, 20, 6), 32,
     checkpoint=sys.argv[2], progress=False, options=cl.BuildOptions(checkpoint_seconds=0))

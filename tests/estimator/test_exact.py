@@ -12,7 +12,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.estimator import exact as infinitesimal
-from cocurve_lab.estimator.exact import exact_curvature
+from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.measuring import risk
 from cocurve_lab.studies.trust.infinitesimal import (
     PlanGrid,

@@ -13,7 +13,8 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.estimator import probing, replay
 from cocurve_lab.estimator.build import BuildOptions
-from cocurve_lab.estimator.exact import exact_curvature
+from cocurve_lab.estimator.estimate import exact_curvature
+from cocurve_lab.estimator.exact import ExactOptions
 from cocurve_lab.estimator.probing import ProbeOptions
 from cocurve_lab.storage import fingerprint
 from helpers.tiny_models import (
@@ -306,7 +307,11 @@ def test_options_belong_to_their_method(tmp_path: Path) -> None:
     with pytest.raises(cl.InputError, match="takes ProbeOptions"):
         cl.estimate_curvature(model, None, text, 13, method="probe", options=BuildOptions())
     with pytest.raises(cl.InputError, match="takes BuildOptions"):
-        cl.estimate_curvature(model, None, text, 13, options=ProbeOptions())
+        cl.estimate_curvature(model, None, text, 13, method="ablation", options=ProbeOptions())
+    with pytest.raises(cl.InputError, match="method is 'guess'; choose from 'ablation'"):
+        cl.estimate_curvature(model, None, text, 13, method="guess")  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="options is dict, but estimate_curvature takes Build"):
+        cl.estimate_curvature(model, None, text, 13, options={})  # type: ignore[arg-type]
     with pytest.raises(cl.InputError, match="takes seconds and keeps none"):
         cl.estimate_curvature(model, None, text, 13, method="probe", checkpoint=tmp_path / "c")
     with pytest.raises(cl.InputError, match="top_r is 98"):
@@ -314,6 +319,23 @@ def test_options_belong_to_their_method(tmp_path: Path) -> None:
     for wrong in ({"probes": 0}, {"groups": 0}, {"seed": -1}):
         with pytest.raises(cl.InputError, match=f"{next(iter(wrong))} is"):
             ProbeOptions(**wrong)
+
+
+def test_the_options_alone_choose_the_method() -> None:
+    model, text = tiny_model(), tiny_text(3)
+    for options, stored in (
+        (BuildOptions(groups=2), "ablation"),
+        (ProbeOptions(groups=2), "probe"),
+        (ExactOptions(groups=2), "infinitesimal"),
+    ):
+        found = cl.estimate_curvature(model, None, text, 13, progress=False, options=options)
+        assert (found.provenance["method"], found.provenance["groups"]) == (stored, 2)
+    named = cl.estimate_curvature(model, None, text, 13, progress=False, method="exact")
+    assert named.fingerprint == exact_curvature(model, None, text, 13, progress=False).fingerprint
+    with pytest.raises(cl.InputError, match="groups is 0"):
+        ExactOptions(groups=0)
+    with pytest.raises(cl.InputError, match=r"the exact H\* keeps none"):
+        cl.estimate_curvature(model, None, text, 13, method="exact", checkpoint="c")
 
 
 def test_without_options_there_is_one_probe_per_sequence() -> None:

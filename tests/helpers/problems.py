@@ -136,9 +136,9 @@ def interrupt_at(
     monkeypatch: pytest.MonkeyPatch, sequence: int, cause: BaseException | signal.Signals
 ) -> None:
     """Raise an error, or send this process a signal, while the Gram of a sequence is computed."""
-    from cocurve_lab.estimator import worker
+    from cocurve_lab.estimator import features
 
-    real, calls = worker.gram_matrix, [0]
+    real, calls = features.gram_matrix, [0]
 
     def gram(features: Any) -> np.ndarray:
         calls[0] += 1
@@ -148,4 +148,4 @@ def interrupt_at(
             signal.raise_signal(cause)
         return real(features)
 
-    monkeypatch.setattr(worker, "gram_matrix", gram)
+    monkeypatch.setattr(features, "gram_matrix", gram)

@@ -25,12 +25,13 @@ from transformers import (
 )
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.exact import derivatives, exact_curvature
+from cocurve_lab.estimator.estimate import exact_curvature
+from cocurve_lab.estimator.exact import derivatives
+from cocurve_lab.estimator.features import Teacher
 from cocurve_lab.estimator.probing import (
     ProbeOptions,
     _signs,
     probe_gradients,
-    teacher_on_support,
 )
 from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.models.families import FAMILIES
@@ -152,7 +153,7 @@ def test_a_probe_is_a_random_sign_sum_of_derivatives(family: str) -> None:
         found = probe_gradients(architecture, units, text, 0, ProbeOptions(), settings)
     with torch.no_grad():
         hidden = architecture.decoder(input_ids=text.input_ids, use_cache=False)[0][:, positions]
-        head, _, _ = teacher_on_support(architecture, hidden, VOCAB, 0)
+        head = Teacher(architecture, hidden, VOCAB, 0).head
         key = fingerprint(text.row_fingerprints[0], 0, 0)
         signs = _signs(key, positions, head.support).double().flatten()
         expected = derivatives(architecture, units, text, 0, VOCAB) @ signs

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.models import loading
+from cocurve_lab.models import identity
 from cocurve_lab.models.identity import MANIFEST
 from cocurve_lab.pruner.cutting import cut
 from helpers.tiny_models import (
@@ -201,9 +201,9 @@ def test_weights_are_read_once_for_both_fingerprints(monkeypatch: pytest.MonkeyP
     model = tiny_model()
     once = cl.prune(model, plan_of(model, [0]))
     seen: list[int] = []
-    original = loading.fingerprint_tensor
+    original = identity.fingerprint_tensor
     monkeypatch.setattr(
-        loading, "fingerprint_tensor", lambda tensor: seen.append(0) or original(tensor)
+        identity, "fingerprint_tensor", lambda tensor: seen.append(0) or original(tensor)
     )
     twice = cl.prune(once, plan_of(once, [0]))
     assert len(seen) == len(once.state_dict()) + len(twice.state_dict())

@@ -207,7 +207,7 @@ def load_or_preview(
 
     Raises: as `estimate_curvature` and `Curvature.load`.
     """
-    settings = build_settings(model, units, calibration, top_r, "probe", options)
+    settings = build_settings(model, units, calibration, top_r, options)
     path = Path(folder) / f"preview_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
     if path.exists():
         return Curvature.load(path, expected=settings)

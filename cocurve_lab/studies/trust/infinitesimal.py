@@ -20,9 +20,13 @@ from scipy.stats import rankdata
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...errors import InfeasibleError, InputError
-from ...estimator.build import BuildOptions
-from ...estimator.estimate import build_settings, estimate_curvature, load_or_estimate
-from ...estimator.exact import exact_curvature
+from ...estimator.estimate import (
+    build_settings,
+    estimate_curvature,
+    exact_curvature,
+    load_or_estimate,
+)
+from ...estimator.exact import ExactOptions
 from ...figures import COLORS, finish, graph_objects
 from ...measuring.plan_memory import plans_file
 from ...models.identity import model_name
@@ -343,7 +347,7 @@ def finite_and_exact(
         finite = estimate_curvature(model, units, calibration, top_r, progress=progress)
     else:
         finite = load_or_estimate(folder, model, units, calibration, top_r, progress=progress)
-    settings = build_settings(model, units, calibration, top_r, "infinitesimal", BuildOptions())
+    settings = build_settings(model, units, calibration, top_r, ExactOptions())
     path = folder and folder / f"H_star_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
     if path is not None and path.exists():
         exact = Curvature.load(path, expected=settings)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.exact import exact_curvature
+from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.studies.trust import infinitesimal as few_rows
 from cocurve_lab.studies.trust.infinitesimal import finite_and_exact
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text

@@ -1,0 +1,154 @@
+"""The sum over sequences: Grams added up by group, and the curvature they come to (eq. gram).
+
+Sequences outside, units inside: the Gram of one sequence is added and its features are dropped, so
+memory does not grow with the calibration, an interrupted build is already an estimate, and builds
+over other sequences can be merged. Groups are kept apart for error bars. Builds by ablations, by
+probes and by exact derivatives all sum here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
+from ..errors import InputError
+from ..models.identity import model_device, model_name
+from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
+from ..models.units import UnitSet
+from ..progress import Progress, open_bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Value = TypeVar("Value")
+
+
+class GroupSums:
+    """Sums over the positions of the sequences done, by group; sequence i is in group i mod G.
+
+    Attributes:
+        grams: [G, M, M] float64.
+        positions: [G] int64.
+        risks: [G, M] float64, KL of each unit alone; None where units are not removed.
+        seconds: what each sequence done took.
+    """
+
+    def __init__(self, groups: int, size: int, *, with_risks: bool) -> None:
+        self.grams = np.zeros((groups, size, size))
+        self.positions = np.zeros(groups, np.int64)
+        self.risks = np.zeros((groups, size)) if with_risks else None
+        self.seconds: list[float] = []
+
+    @property
+    def done(self) -> int:
+        """Number of sequences in the sums."""
+        return len(self.seconds)
+
+    def add(
+        self,
+        number: int,
+        gram: np.ndarray,
+        positions: int,
+        seconds: float,
+        risks: np.ndarray | None = None,
+    ) -> None:
+        """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions."""
+        group = number % len(self.grams)
+        # an interrupt between these lines must not leave a sequence counted by half
+        with uninterrupted():
+            self.grams[group] += gram
+            if self.risks is not None:
+                self.risks[group] += risks
+            self.positions[group] += positions
+            self.seconds.append(seconds)
+
+    def curvature(
+        self, units: UnitSet, provenance: dict[str, Any], groups: slice = slice(None)
+    ) -> Curvature:
+        """H over the sequences done, or over some of the groups of them.
+
+        Raises:
+            InputError: no sequence of these groups is done.
+        """
+        risks = None if self.risks is None else self.risks[groups]
+        parts = (self.grams[groups], self.positions[groups], risks)
+        return Curvature.from_groups(units, *parts, provenance)
+
+    def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
+        """What the provenance says of the sequences done, which are the first of `numbers`."""
+        rows = calibration.row_fingerprints
+        return {
+            "sequences_done": self.done,
+            "complete": self.done == len(calibration),
+            "row_fingerprints": [rows[number] for number in numbers[: self.done]],
+            "calibration_source": calibration.source,
+            "seed": calibration.seed,
+            "seconds": sum(self.seconds),
+            "sequence_seconds": list(self.seconds),
+            "versions": software_versions(),
+        }
+
+
+def sum_derivatives(
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    settings: dict[str, Any],
+    gram: Callable[[int], np.ndarray],
+    *,
+    weight: int,
+    label: str,
+    progress: Progress,
+) -> Curvature:
+    """H* from gram(number) [M, M] of every sequence; after Ctrl-C, over those done.
+
+    Args:
+        model, units, calibration: of the build.
+        settings: what decides the result, from `estimate.build_settings`; "groups" among them.
+        gram: the Gram of one sequence, a sum over its positions.
+        weight: positions that a sequence counts for.
+        label: of the bar.
+        progress: show a bar; "lines" writes lines for a log file instead.
+
+    Raises:
+        InputError: a sequence does not fit in memory.
+    """
+    sums, total = GroupSums(settings["groups"], len(units), with_risks=False), len(calibration)
+    with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
+        try:
+            for number in range(total):
+                begun = time.monotonic()
+                found = within_memory(
+                    lambda number=number: gram(number),  # type: ignore[misc]
+                    f"memory runs out on sequence {number}: derivatives keep the activations of a "
+                    "whole row ({error}). Use shorter rows, bfloat16 weights, or a larger device.",
+                )
+                sums.add(number, found, weight, time.monotonic() - begun)
+                bar.update()
+        except KeyboardInterrupt:
+            if sums.done == 0:
+                raise
+            bar.write(f"Interrupted. H over {sums.done} of {total} sequences is kept.")
+    facts = {"model_name": model_name(model), "device": device_name(model_device(model))}
+    facts |= sums.facts(calibration, list(range(total)))
+    return sums.curvature(units, settings | facts)
+
+
+def within_memory(step: Callable[[], Value], message: str) -> Value:
+    """Take a step, and turn memory that runs out into an InputError.
+
+    Args:
+        step: what to do.
+        message: of the error; "{error}" in it stands for what the allocator said.
+    """
+    try:
+        return step()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(message.replace("{error}", str(error))) from error
