@@ -2,7 +2,7 @@
 # constraints.txt changes, and otherwise needs no network.
 #
 #   PYTHON=python3.12         the interpreter to build .venv with (default: see .ci/setup)
-#   TORCH_INDEX=URL           a further package index to take torch from (see README, "Setting up")
+#   TORCH_INDEX=URL           a further package index to take torch from (see .ci/README.md)
 #   PORT=8888                 first port JupyterLab tries
 #   ARGS="-k solver -x"       passed on by `make demo` and `make test`
 #   WORKERS=3                 processes that share the tests; 0 runs them in one

@@ -1,6 +1,20 @@
 """cocurve-lab: which parts of a language model can be removed together.
 
-Names are imported on first use, so that exploring a stored matrix needs numpy only.
+The flow, and the rooms it passes through:
+
+    model -> units -> masks -> H -> plan -> measured -> a smaller model
+    models/            estimator/  solver/  measuring/  pruner/
+                       curvature/
+
+Read in twenty minutes: notebooks/01_build_H.ipynb, then estimator/features.py (Algorithm 1 on one
+sequence), solver/greedy.py (Algorithm 2), pruner/slicing.py and pruner/cutting.py. Above the flow
+stand methods/ (CoCurve and the methods it is compared with), evaluation/ (tasks, size, speed),
+export/ (a file for llama.cpp), studies/ (the paper's studies, one room per notebook) and cli/. At
+the root lies what all rooms use.
+
+Names are imported on first use, so that exploring a stored matrix needs numpy only. `__all__` has
+the names of the flow, in its order. Rarer ones are reachable as `cocurve_lab.NAME` too, and
+documented in their room: `cocurve_lab.solver`, `cocurve_lab.measuring` and so on.
 """
 
 from __future__ import annotations
@@ -10,108 +24,165 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "models.architectures": ["Architecture", "describe"],
-    "models.units": ["Unit", "UnitSet", "enumerate_units"],
-    "models.loading": ["demo_folder", "load_model", "report_device"],
-    "models.masking": ["ablate"],
-    "calibration": ["CalibrationSet", "default_calibration"],
-    "estimator.build": ["BuildOptions"],
-    "estimator.probing": ["ProbeOptions"],
-    "estimator.estimate": ["estimate_curvature", "exact_curvature", "load_or_estimate"],
-    "estimator.exact": ["ExactOptions"],
-    "curvature.matrix": ["Curvature", "merge_shards", "preview_note"],
-    "curvature.uncertainty": ["Coverage", "Jackknife", "coverage", "jackknife"],
-    "solver.stability": [
-        "Convergence",
-        "Stability",
-        "StopWhenConverged",
-        "is_converged",
-        "selection_stability",
-    ],
-    "curvature.graph": ["Bridges", "bridge_units", "edge_graph"],
-    "solver.targets": ["Target", "kv_cache_costs"],
-    "solver.guards": ["Guards", "reachable_ratio"],
-    "solver.selection": ["Selection"],
-    "solver.solve": ["solve_greedy"],
-    "solver.refinement": ["refine"],
-    "solver.bounds": ["risk_lower_bound"],
-    "solver.interaction": ["Gate", "LambdaPath", "lambda_path", "redundancy_gate"],
-    "measuring.risk": ["PlanTable", "measure_plans", "pruning_risk"],
-    "solver.variants": [
-        "edge_variant",
-        "measured_diagonal",
-        "plain_greedy",
-        "solve_variant",
-        "structure_table",
-    ],
-    "studies.structure.matching": ["Matching", "causal_arms", "match_controls"],
-    "measuring.agreement": ["Agreement", "agreement", "same_budget_pool"],
-    "measuring.racing": ["ChoiceOptions"],
-    "measuring.choosing": [
-        "GuardsChoice",
-        "InteractionChoice",
-        "choose_guards",
-        "choose_interaction_strength",
-    ],
-    "measuring.answers": ["AnswerTable", "answer_accuracy"],
-    "methods.base": ["Evidence", "Method"],
-    "methods.registry": ["get_method", "method_names"],
-    "measuring.perplexity": ["Perplexity", "PerplexityOptions", "perplexity"],
-    "evaluation.report": ["EvaluationReport"],
-    "evaluation.tasks": ["TaskOptions", "evaluate_tasks"],
-    "evaluation.task_files": ["LocalTask"],
-    "evaluation.code_execution": ["Limits", "run_programs"],
-    "evaluation.efficiency": ["Efficiency", "EfficiencyOptions", "measure_efficiency"],
-    "studies.bake_off.compare": ["CompareOptions", "Judges", "compare"],
-    "studies.bake_off.comparison": ["Comparison"],
-    "measuring.choosing_gains": ["GainsChoice", "choose_gains"],
-    "solver.gains": ["compensated_risk", "solve_gains"],
-    "pruner.cutting": ["prune"],
-    "pruner.equivalence": ["check_equivalence"],
-    "pruner.saving": ["load_pruned", "save_pruned"],
-    "pruner.card": ["CardFacts"],
-    "export.gguf": ["GGUFFile", "export_gguf"],
-    "estimator.cluster": ["RayExecutor", "ray_executor"],
-    "measuring.generation": [
-        "Question",
-        "continue_text",
-        "demo_questions",
-        "example_prompts",
-        "token_pieces",
-    ],
-    "measuring.lockstep": [
-        "Sampling",
-        "TextPair",
-        "compare_text",
-        "first_divergence",
-        "forced_kl",
-        "generate_lockstep",
-    ],
-    "figures": ["plot_budget", "plot_correlation", "plot_saliency"],
-    "errors": [
-        "ArchitectureError",
-        "CocurveError",
-        "EquivalenceError",
-        "FileFormatError",
-        "InfeasibleError",
-        "InputError",
-        "MismatchError",
-        "NumericalError",
-        "WorkerError",
-    ],
+_FLOW = {
+    # A model and what can be removed from it
+    "load_model": "models.loading",
+    "report_device": "models.loading",
+    "Unit": "models.units",
+    "UnitSet": "models.units",
+    "KINDS": "models.families",
+    "enumerate_units": "models.units",
+    "ablate": "models.masking",
+    # H, from text
+    "CalibrationSet": "calibration",
+    "default_calibration": "calibration",
+    "estimate_curvature": "estimator.estimate",
+    "load_or_estimate": "estimator.estimate",
+    "BuildOptions": "estimator.build",
+    "ProbeOptions": "estimator.probing",
+    "StopWhenConverged": "solver.stability",
+    "ray_executor": "estimator.cluster",
+    "Curvature": "curvature.matrix",
+    "jackknife": "curvature.uncertainty",
+    "edge_graph": "curvature.graph",
+    "bridge_units": "curvature.graph",
+    # A plan, from H
+    "Target": "solver.targets",
+    "kv_cache_costs": "solver.targets",
+    "Guards": "solver.guards",
+    "Selection": "solver.selection",
+    "solve_greedy": "solver.solve",
+    "redundancy_gate": "solver.interaction",
+    "lambda_path": "solver.interaction",
+    "refine": "solver.refinement",
+    "risk_lower_bound": "solver.bounds",
+    "edge_variant": "solver.variants",
+    "measured_diagonal": "solver.variants",
+    "solve_gains": "solver.gains",
+    "is_converged": "solver.stability",
+    "selection_stability": "solver.stability",
+    # What a plan costs, measured
+    "pruning_risk": "measuring.risk",
+    "measure_plans": "measuring.risk",
+    "agreement": "measuring.agreement",
+    "ChoiceOptions": "measuring.racing",
+    "choose_interaction_strength": "measuring.choosing",
+    "perplexity": "measuring.perplexity",
+    "continue_text": "measuring.generation",
+    "demo_questions": "measuring.generation",
+    "example_prompts": "measuring.generation",
+    # A smaller model
+    "prune": "pruner.cutting",
+    "check_equivalence": "pruner.equivalence",
+    "save_pruned": "pruner.saving",
+    "load_pruned": "pruner.saving",
+    "CardFacts": "pruner.card",
+    "export_gguf": "export.gguf",
+    # Other methods, tasks, pictures
+    "get_method": "methods.registry",
+    "evaluate_tasks": "evaluation.tasks",
+    "EvaluationReport": "evaluation.report",
+    "EfficiencyOptions": "evaluation.efficiency",
+    "measure_efficiency": "evaluation.efficiency",
+    "CompareOptions": "studies.bake_off.compare",
+    "Judges": "studies.bake_off.compare",
+    "compare": "studies.bake_off.compare",
+    "match_controls": "studies.structure.matching",
+    "plot_saliency": "figures",
+    "plot_correlation": "figures",
+    "plot_budget": "figures",
+    # What goes wrong
+    "CocurveError": "errors",
+    "InputError": "errors",
+    "ArchitectureError": "errors",
+    "MismatchError": "errors",
+    "FileFormatError": "errors",
+    "NumericalError": "errors",
+    "EquivalenceError": "errors",
+    "InfeasibleError": "errors",
+    "WorkerError": "errors",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME)
+_ALSO = {
+    "Architecture": "models.architectures",
+    "describe": "models.architectures",
+    "demo_folder": "models.loading",
+    "merge_shards": "curvature.matrix",
+    "preview_note": "curvature.matrix",
+    "Coverage": "curvature.uncertainty",
+    "Jackknife": "curvature.uncertainty",
+    "coverage": "curvature.uncertainty",
+    "Bridges": "curvature.graph",
+    "exact_curvature": "estimator.estimate",
+    "ExactOptions": "estimator.exact",
+    "RayExecutor": "estimator.cluster",
+    "Convergence": "solver.stability",
+    "Stability": "solver.stability",
+    "reachable_ratio": "solver.guards",
+    "Gate": "solver.interaction",
+    "LambdaPath": "solver.interaction",
+    "plain_greedy": "solver.variants",
+    "solve_variant": "solver.variants",
+    "structure_table": "solver.variants",
+    "compensated_risk": "solver.gains",
+    "PlanTable": "measuring.risk",
+    "Agreement": "measuring.agreement",
+    "same_budget_pool": "measuring.agreement",
+    "GuardsChoice": "measuring.choosing",
+    "InteractionChoice": "measuring.choosing",
+    "choose_guards": "measuring.choosing",
+    "AnswerTable": "measuring.answers",
+    "answer_accuracy": "measuring.answers",
+    "Perplexity": "measuring.perplexity",
+    "PerplexityOptions": "measuring.perplexity",
+    "GainsChoice": "measuring.choosing_gains",
+    "choose_gains": "measuring.choosing_gains",
+    "Question": "measuring.generation",
+    "token_pieces": "measuring.generation",
+    "Sampling": "measuring.lockstep",
+    "TextPair": "measuring.lockstep",
+    "compare_text": "measuring.lockstep",
+    "first_divergence": "measuring.lockstep",
+    "forced_kl": "measuring.lockstep",
+    "generate_lockstep": "measuring.lockstep",
+    "Evidence": "methods.base",
+    "Method": "methods.base",
+    "method_names": "methods.registry",
+    "TaskOptions": "evaluation.tasks",
+    "LocalTask": "evaluation.task_files",
+    "Limits": "evaluation.code_execution",
+    "run_programs": "evaluation.code_execution",
+    "Efficiency": "evaluation.efficiency",
+    "GGUFFile": "export.gguf",
+    "Matching": "studies.structure.matching",
+    "causal_arms": "studies.structure.matching",
+    "Comparison": "studies.bake_off.comparison",
+}
+_ROOMS = (
+    "models",
+    "curvature",
+    "estimator",
+    "solver",
+    "measuring",
+    "pruner",
+    "methods",
+    "evaluation",
+    "export",
+    "studies",
+    "cli",
+)
+__all__ = list(_FLOW)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    home = _FLOW.get(name) or _ALSO.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    value = getattr(import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return list(__all__)

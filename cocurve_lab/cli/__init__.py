@@ -1,5 +1,13 @@
 """`cocurve` in a terminal or a batch job: the functions of the library, one verb each.
 
+    common.py      models, H, rows of text, files that are never overwritten
+    inventory.py   units from the configuration alone
+    building.py    `build` and `merge`
+    planning.py    `solve`
+    pruning.py     `prune` and `export`
+    evaluating.py  perplexity, KL, tasks
+    demo.py        what `make demo` runs
+
 Exit codes: 0 done, or there already; 1 an error, in words on stderr; 2 a wrong command line;
 130 interrupted, by Ctrl-C or SIGTERM: what is done is kept, and stderr says how to go on.
 """

@@ -1,16 +1,32 @@
-"""TODO."""
+"""H alone: the matrix, its error bars and its graph. Numpy, no model, no torch.
+
+In reading order:
+
+    matrix.py       `Curvature`: H, its units and where it came from; files
+    merging.py      builds put together, shards to the bits of one build
+    release.py      the authors' published matrices and masks
+    uncertainty.py  jackknife error bars of H, and how often they cover
+    graph.py        H as a graph; bridge units
+
+Imports the units of `models/`, storage and errors.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-_FILES = ("matrix",)
+# this package was a module once: its names are still found here
+_HOMES = {
+    "BLOCKS": ".matrix",
+    "Curvature": ".matrix",
+    "FORMAT": ".matrix",
+    "VERSION": ".matrix",
+    "require_settings": "..storage",
+}
 
 
 def __getattr__(name: str) -> Any:
-    for file in _FILES:
-        found = vars(import_module(f".{file}", __name__)).get(name)
-        if found is not None:
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

@@ -1,16 +1,38 @@
-"""TODO."""
+"""From a model to H.
+
+In reading order:
+
+    features.py  Algorithm 1 on one sequence: ablate, whiten, take the Gram
+    fisher.py    its two formulas: the whitened feature and the KL divergence
+    replay.py    an ablation runs only what follows the unit
+    batches.py   how many ablations run together
+    sums.py      the sum over sequences, by group
+    worker.py    measures sequences; the interface for running workers elsewhere
+    build.py     the loop over sequences, with checkpoints
+    estimate.py  `estimate_curvature`, and H kept in a folder
+    files.py     names of the files of H, of its shards and of checkpoints
+    cluster.py   the same build on Ray workers
+    probing.py   a preview of H from random probes
+    exact.py     the exact infinitesimal H*, by forward-mode differentiation
+
+Imports `models/`, `curvature/`, the calibration text and what lies below them. Only cluster.py
+imports Ray.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-_FILES = ("estimate",)
+# this package was a module once: its names are still found here
+_HOMES = {
+    "build_settings": ".estimate",
+    "estimate_curvature": ".estimate",
+    "load_or_estimate": ".estimate",
+}
 
 
 def __getattr__(name: str) -> Any:
-    for file in _FILES:
-        found = vars(import_module(f".{file}", __name__)).get(name)
-        if found is not None:
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

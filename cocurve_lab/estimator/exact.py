@@ -28,7 +28,8 @@ from ..models.runtime import differentiable, measuring
 from ..models.units import Unit, UnitSet
 from ..progress import Progress
 from .batches import by_layer
-from .features import Teacher, gram_matrix, row, whiten
+from .features import Teacher, gram_matrix, row
+from .fisher import whiten
 from .replay import LayerCall, SupportHead, capture_calls, first_output, widen
 from .sums import sum_derivatives
 

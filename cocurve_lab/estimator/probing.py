@@ -156,7 +156,7 @@ def _signs(key: str, positions: Tensor, support: Tensor) -> Tensor:
 
 
 def _whitening_transpose(probabilities: Tensor, signs: Tensor) -> Tensor:
-    """d/dz <e, sqrt(p0) (z - E_p0 z)> [P, r] for signs e: the transpose of `features.whiten`."""
+    """d/dz <e, sqrt(p0) (z - E_p0 z)> [P, r] for signs e: the transpose of `fisher.whiten`."""
     weighted = probabilities.sqrt() * signs
     return weighted - probabilities * weighted.sum(dim=-1, keepdim=True)
 

@@ -1,1 +1,17 @@
-"""TODO."""
+"""What a plan really costs, measured on text.
+
+In reading order:
+
+    risk.py           `pruning_risk` and `measure_plans`: the KL of many plans on held-out text
+    plan_memory.py    measurements of plans, kept on disk
+    agreement.py      predicted against measured: plans of one budget, and how well they agree
+    racing.py         plans raced on held-out text, compared in pairs
+    choosing.py       which lambda and which guards, by that race
+    choosing_gains.py which ridge of the gains, by the same rows
+    perplexity.py     perplexity by a sliding window, with its protocol in words
+    generation.py     text before and after
+    lockstep.py       both texts from one batch; the KL at every token of a text
+    answers.py        right answers of many plans, by capability
+
+Imports `solver/`, `estimator/` (replay and the KL formula) and what lies below them.
+"""

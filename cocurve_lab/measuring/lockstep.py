@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError, NumericalError
-from ..estimator.features import kl_divergence
+from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, model_device

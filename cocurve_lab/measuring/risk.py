@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError, MismatchError, NumericalError
-from ..estimator.features import kl_divergence
+from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype

@@ -1,19 +1,38 @@
-"""TODO."""
+"""From H to a plan. Numpy, no model, no torch.
+
+In reading order:
+
+    targets.py      how much goes: a ratio, or parameters, bytes or KV cache left
+    guards.py       where units may go, and how much can go at most
+    selection.py    a plan: which units go, in which order, at what predicted cost
+    plan_json.py    the fields of a plan in JSON
+    greedy.py       Algorithm 2
+    solve.py        `solve_greedy`
+    uniform.py      plans with the same counts in every layer
+    interaction.py  how much weight the edges get: the gate, and every plan lambda makes
+    refinement.py   better plans by local search
+    bounds.py       a certified bound that no plan can beat
+    variants.py     edges dropped or changed: what is solved on, never what is predicted
+    gains.py        gains on kept FFN groups that stand in for what was pruned
+    stability.py    whether other text would give another plan, and when a build may stop
+
+Imports `curvature/` and the units of `models/`.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-_FILES = (
-    "greedy",
-    "solve",
-)
+# this package was a module once: its names are still found here
+_HOMES = {
+    "Greedy": ".greedy",
+    "require_strength": ".greedy",
+    "solve_greedy": ".solve",
+}
 
 
 def __getattr__(name: str) -> Any:
-    for file in _FILES:
-        found = vars(import_module(f".{file}", __name__)).get(name)
-        if found is not None:
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)

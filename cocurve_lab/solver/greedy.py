@@ -1,13 +1,14 @@
-"""Cost-normalised greedy co-pruning (Alg. 2): from a curvature and a ratio to a plan.
+"""Algorithm 2: cost-normalised greedy co-pruning, as a loop that can be resumed.
 
 The surrogate is fixed, so a solve is a loop over one vector: the running interactions g of
 Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
-why sliders re-solve instead of caching.
+why sliders re-solve instead of caching. `Greedy.run` is the algorithm.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -62,6 +63,8 @@ class Greedy:
         self.history = np.zeros((self.size + 1, self.size)) if keep_history else None
         self.order: list[int] = []
         self.edges: list[float] = []
+        self.spent: float = 0  # C_S, in the budget's costs
+        self.room = self.rules.room_after(())  # of each layer, under its cap
         self.strength = 0.0
         self.stalled = False
         # units are layer-major, so a layer is a slice
@@ -72,7 +75,7 @@ class Greedy:
         self.largest = largest.tolist()
 
     def run(self, strength: float, start: int = 0) -> int:
-        """Solve at this lambda from step `start` on, keeping the steps before it.
+        """Algorithm 2 at this lambda, from step `start` on; the steps before it stay.
 
         Resuming (`start` > 0) needs the history. Once the new order has removed the same set as the
         last run's order at that step, the rest of that order is kept too: g, caps and cost depend
@@ -82,59 +85,66 @@ class Greedy:
         Returns:
             The step from which on the last run was kept.
         """
-        matrix, costs, history, order = self.curvature.matrix, self.costs, self.history, self.order
-        old_order, old_edges = order[start:], self.edges[start:]
-        old_until, old_stalled = self.until.copy(), self.stalled
-        del order[start:], self.edges[start:]
-        self.until[self.until > start] = self.size + 1
-        differs: set[int] = set()  # units removed by only one of the two orders so far
-        half = np.where(self.until > start, self.half, np.inf)  # +inf: never the argmin
-        room, spent = self.rules.room_after(order), self.pruned_cost
-        forced = self.rules.forced
-        g = np.zeros(self.size) if history is None else history[start]
+        H, S, c, forced = self.curvature.matrix, self.order, self.costs, self.rules.forced
+        former = self._rewind(start)
+        half = np.where(self.until > start, self.half, np.inf)  # 1/2 H_uu; +inf outside of A
+        g = self._row(start, np.zeros(self.size))  # g_u = sum of H_uv over v in S
         score = np.empty(self.size)
         self.strength, self.stalled = float(strength), False
-        for step in range(start, self.size + 1):
-            if step < len(forced):
-                u = forced[step]
-            elif spent >= self.target:
-                break
-            else:
+        while self.spent < self.target or len(S) < len(forced):  # while C_S < rho sum_u c_u
+            if len(S) < len(forced):
+                u = forced[len(S)]
+            else:  # u* = argmin over A of (1/2 H_uu + lambda g_u) / c_u: signed, never clipped
                 np.multiply(g, strength, out=score)
                 score += half
-                score /= costs
+                score /= c
                 u = int(score.argmin())
-                if half[u] == np.inf:
+                if half[u] == np.inf:  # A is empty
                     self.stalled = True
                     break
-            order.append(u)
+            S.append(u)
             self.edges.append(float(g[u]))
-            g = np.add(g, matrix[u], out=g if history is None else history[step + 1])
-            half[u] = np.inf
-            self.until[u] = step + 1
-            cost, layer = self.unit_costs[u], self.layers[u]
-            spent += cost
-            room[layer] -= cost
-            if room[layer] < self.largest[layer]:
-                self._block(layer, room[layer], half, step + 1)
-            if start and step - start < len(old_order):
-                differs ^= {u} ^ {old_order[step - start]}
-                if not differs:
-                    kept = step + 1
-                    order += old_order[kept - start :]
-                    self.edges += old_edges[kept - start :]
-                    later = old_until > kept
-                    self.until[later] = old_until[later]
-                    self.stalled = old_stalled
-                    return kept
-        return len(order)
+            g = np.add(g, H[u], out=self._row(len(S), g))  # g <- g + H_:u
+            self._remove(u, half)  # C_S <- C_S + c_u, and what no longer fits leaves A
+            if start and former.rejoined(u, len(S) - 1):
+                return self._keep(former, len(S))
+        return len(S)
 
-    def _block(self, layer: int, room: int, half: np.ndarray, step: int) -> None:
-        """Bar the units of a layer that no longer fit under its cap: a cap only ever tightens."""
-        first, last = self.bounds[layer : layer + 2]
-        fits_not = (self.costs[first:last] > room) & (half[first:last] < np.inf)
-        half[first:last][fits_not] = np.inf
-        self.until[first:last][fits_not] = step
+    def _row(self, step: int, g: np.ndarray) -> np.ndarray:
+        """Where g before a step is kept: in the history where there is one, else in place."""
+        return g if self.history is None else self.history[step]
+
+    def _remove(self, u: int, half: np.ndarray) -> None:
+        """Take u out of the admissible set A, and with it what no longer fits its layer's cap."""
+        step, cost, layer = len(self.order), self.unit_costs[u], self.layers[u]
+        half[u] = np.inf
+        self.until[u] = step
+        self.spent += cost
+        self.room[layer] -= cost
+        if self.room[layer] < self.largest[layer]:  # a cap only ever tightens
+            first, last = self.bounds[layer : layer + 2]
+            too_large = (self.costs[first:last] > self.room[layer]) & (half[first:last] < np.inf)
+            half[first:last][too_large] = np.inf
+            self.until[first:last][too_large] = step
+
+    def _rewind(self, start: int) -> _Former:
+        """Put S, C_S and the caps back to what they were before step `start`."""
+        former = _Former(
+            start, self.order[start:], self.edges[start:], self.until.copy(), self.stalled
+        )
+        del self.order[start:], self.edges[start:]
+        self.until[self.until > start] = self.size + 1
+        self.room, self.spent = self.rules.room_after(self.order), self.pruned_cost
+        return former
+
+    def _keep(self, former: _Former, step: int) -> int:
+        """Take over the former run's steps from `step` on."""
+        self.order += former.order[step - former.start :]
+        self.edges += former.edges[step - former.start :]
+        later = former.until > step
+        self.until[later] = former.until[later]
+        self.stalled = former.stalled
+        return step
 
     @property
     def pruned_cost(self) -> float:
@@ -170,7 +180,7 @@ class Greedy:
         stalled = self.realized_ratio if most >= self.target else None
         if stalled is None:
             beyond, ask = self.budget.bounds(most)
-            fact, remedy = f"no plan {beyond} under {self.rules}", self.remedy(ask)
+            fact, remedy = f"no plan {beyond} under {self.rules}", self.rules.remedy(ask)
         else:
             shown = self.budget.shown
             there = f"{'a plan of' if exact else 'room for'} {shown(most)} exists"
@@ -180,26 +190,23 @@ class Greedy:
             )
             less = "a smaller ratio" if self.budget.target is None else "a milder target"
             remedy = f"Try another interaction_strength, {less}, or looser guards."
-        return self.out_of_reach(f"{fact}. {remedy}", most, stalled)
+        return self.rules.out_of_reach(f"{fact}. {remedy}", most, stalled)
 
-    def remedy(self, ask: str) -> str:
-        """What to do where no plan reaches the target; `ask` is the most there is."""
-        factor = self.guards.layer_cap_factor
-        if factor is None or self.rules.cap == 1:
-            return f"Ask for {ask}, or loosen the guards."
-        return (
-            f"Loosen the guards: the layer cap is {factor:g} x the ratio, so a smaller ratio has a "
-            "tighter one."
-        )
 
-    def out_of_reach(
-        self, message: str, most: float, stalled: float | None = None
-    ) -> InfeasibleError:
-        """The error that no plan removes more than `most` of the budget's costs."""
-        asked = self.budget.target or f"ratio {self.budget.share:g}"
-        return InfeasibleError(
-            f"{asked} is out of reach: {message}",
-            requested_ratio=float(self.budget.share),
-            reachable_ratio=most / self.budget.costs.sum().item(),
-            stalled_ratio=stalled,
-        )
+@dataclass
+class _Former:
+    """The steps that a resumed run replaces, until it has removed the same set again."""
+
+    start: int
+    order: list[int]
+    edges: list[float]
+    until: np.ndarray
+    stalled: bool
+    differs: set[int] = field(default_factory=set)  # units removed by only one of the two runs
+
+    def rejoined(self, u: int, step: int) -> bool:
+        """Whether the new run, having removed u at `step`, has removed the set this one had."""
+        if step - self.start >= len(self.order):
+            return False
+        self.differs ^= {u} ^ {self.order[step - self.start]}
+        return not self.differs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
 from .targets import Budget, ratio_budget
@@ -58,6 +58,9 @@ class Guards:
         if self.layer_cap_factor is not None:
             return min(1.0, self.layer_cap_factor * ratio)
         return 1.0 if self.layer_cap is None else self.layer_cap
+
+
+FREE = Guards()  # no guard: the default wherever a plan is made
 
 
 def reachable_ratio(
@@ -148,6 +151,28 @@ class Rules:
             largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
             reachable, exact = reachable + largest, exact and sure
         return reachable, exact
+
+    def remedy(self, ask: str) -> str:
+        """What to do where no plan reaches the target; `ask` is the most there is."""
+        factor = self.guards.layer_cap_factor
+        if factor is None or self.cap == 1:
+            return f"Ask for {ask}, or loosen the guards."
+        return (
+            f"Loosen the guards: the layer cap is {factor:g} x the ratio, so a smaller ratio has a "
+            "tighter one."
+        )
+
+    def out_of_reach(
+        self, message: str, most: float, stalled: float | None = None
+    ) -> InfeasibleError:
+        """The error that no plan removes more than `most` of the budget's costs."""
+        asked = self.budget.target or f"ratio {self.budget.share:g}"
+        return InfeasibleError(
+            f"{asked} is out of reach: {message}",
+            requested_ratio=float(self.budget.share),
+            reachable_ratio=most / self.budget.costs.sum().item(),
+            stalled_ratio=stalled,
+        )
 
     def _require_forced(self) -> None:
         for count, u in enumerate(self.forced, start=1):

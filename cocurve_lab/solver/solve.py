@@ -1,9 +1,4 @@
-"""Cost-normalised greedy co-pruning (Alg. 2): from a curvature and a ratio to a plan.
-
-The surrogate is fixed, so a solve is a loop over one vector: the running interactions g of
-Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
-why sliders re-solve instead of caching.
-"""
+"""`solve_greedy`: from a curvature and a budget to a plan, by Algorithm 2."""
 
 from __future__ import annotations
 
@@ -12,16 +7,17 @@ from collections.abc import Iterable
 from ..curvature.matrix import Curvature
 from ..errors import InputError
 from .greedy import Greedy, require_strength
-from .guards import Guards, UnitsLike
+from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
 from .targets import Target, require_ratio
+from .uniform import solve_uniform
 
 
 def solve_greedy(
     curvature: Curvature,
     ratio: float | Target,
     interaction_strength: float = 1.0,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
     *,
     include: UnitsLike = (),
     exclude: UnitsLike = (),
@@ -72,8 +68,6 @@ def solve_greedy(
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
     greedy = Greedy(curvature, goal, guards, include, exclude)
     if uniform:
-        from .uniform import solve_uniform  # it needs Greedy
-
         return solve_uniform(greedy, interaction_strength)
     greedy.run(interaction_strength)
     if greedy.stalled:

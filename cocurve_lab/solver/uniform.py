@@ -40,9 +40,9 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
     if not choices:
         most = max((slices.removed(counts) for counts in slices.allowed()), default=0)
         beyond, ask = greedy.budget.bounds(most)
-        raise greedy.out_of_reach(
-            f"with the same counts in every layer no plan {beyond}. {greedy.remedy(ask)} Or leave "
-            "uniform away.",
+        raise greedy.rules.out_of_reach(
+            f"with the same counts in every layer no plan {beyond}. {greedy.rules.remedy(ask)} Or "
+            "omit uniform.",
             most,
         )
     plans = []

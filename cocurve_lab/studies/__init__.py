@@ -1,1 +1,11 @@
-"""The paper's studies: each a function that returns a tidy table, and a picture of it."""
+"""The paper's studies, one room per notebook: functions that return tidy tables, and pictures.
+
+    findings.py  a claim beside what was measured, and the verdict
+    shared.py    what the studies share: the recipe of a build, marks of kept tables, resampling
+    trust/       notebook 06: when to trust the edges
+    structure/   notebook 07: bridges and structure
+    certainty/   notebook 08: how sure H is
+    bake_off/    notebook 09: CoCurve against other methods
+
+The top of the house: no other room imports it, except the pictures in notebooks.
+"""

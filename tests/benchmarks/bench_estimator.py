@@ -2,7 +2,7 @@
 
 Everything is measured in one run on one machine. Ratios travel between machines, seconds do not.
 
-    python tests/benchmarks/bench_estimator.py              # the table of the README
+    python tests/benchmarks/bench_estimator.py              # the tables of README.md beside it
     python tests/benchmarks/bench_estimator.py --quick      # a minute, for checking the script
 """
 

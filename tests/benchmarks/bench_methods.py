@@ -1,8 +1,8 @@
-"""The bake-off behind the README: every method at equal budgets, several calibration seeds.
+"""The bake-off of BAKE_OFF.md: every method at equal budgets, several calibration seeds.
 
 A killed run goes on from its folder; a finished one prints at once.
 
-    python tests/benchmarks/bench_methods.py                 # the tables of the README
+    python tests/benchmarks/bench_methods.py                 # the tables of BAKE_OFF.md
     python tests/benchmarks/bench_methods.py --quick         # two minutes, for checking the script
 """
 

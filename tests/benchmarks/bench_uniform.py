@@ -1,6 +1,6 @@
 """What the same counts in every layer cost: KL of the uniform plan against the free one.
 
-python tests/benchmarks/bench_uniform.py            # the table of the README, some minutes
+python tests/benchmarks/bench_uniform.py            # the table of README.md beside it, some minutes
 python tests/benchmarks/bench_uniform.py --quick    # for checking the script
 """
 

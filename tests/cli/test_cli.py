@@ -737,7 +737,7 @@ def test_every_model_of_the_paper_has_its_totals(capsys: pytest.CaptureFixture[s
         row = f"| {name} | {kind} | {units:,} | {cost:,} |"
         assert [line for line in printed if line.startswith(row)], row
     assert len(printed) == 2 + len(PAPER)
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "data" / "README.md").read_text()
     assert all(line in readme for line in printed)
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator.features import kl_divergence, whiten
+from cocurve_lab.estimator.fisher import kl_divergence, whiten
 from cocurve_lab.measuring import plan_memory, risk
 from cocurve_lab.measuring.lockstep import forced_kl
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, naive_risk, tiny_model, tiny_text

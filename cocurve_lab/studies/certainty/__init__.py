@@ -1,1 +1,7 @@
-"""TODO."""
+"""Notebook 08: how sure H is.
+
+precision.py    intervals of every unit, a build that ends by itself, a kept preview
+coverage.py     whether error bars cover, and how fast plans settle
+sensitivity.py  one knob of the build at a time, judged on held-out text
+findings.py     claims and verdicts
+"""

@@ -1,0 +1,360 @@
+"""The house: its rooms, the walls between them, and what the public face shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+import cocurve_lab as cl
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY, WIDGETS = ROOT / "cocurve_lab", ROOT / "widgets" / "cocurve_widgets"
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+
+FOLDERS = {"cocurve_lab", "notebooks", "widgets", "data", "tests"}
+FILES = {
+    "pyproject.toml",
+    "environment.yml",
+    "constraints.txt",
+    "Makefile",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+}
+# in pieces, so that this file does not name them either
+HOSTS = tuple(
+    ".".join(parts)
+    for parts in [
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("download", "pytorch", "org"),
+        ("anaconda", "org"),
+        ("npmjs", "org"),
+        ("npmjs", "com"),
+    ]
+)
+
+
+def repository_files() -> list[Path]:
+    """What git tracks, or in a copy without git the files outside dot-folders and caches."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    tracked = listing.stdout.split("\0") if listing.returncode == 0 else []
+    paths = [ROOT / name for name in tracked if name]
+    if not paths:
+        folders = [ROOT / name for name in sorted(FOLDERS)]
+        paths = [ROOT / name for name in sorted(FILES)]
+        paths += [p for f in folders for p in f.rglob("*") if "__pycache__" not in p.parts]
+    return [path for path in paths if path.is_file()]
+
+
+def test_top_level_is_fixed() -> None:
+    found = {path.relative_to(ROOT).parts[0] for path in repository_files()}
+    assert {name for name in found if not name.startswith(".")} == FOLDERS | FILES
+
+
+def test_no_file_names_a_registry_host() -> None:
+    named = []
+    for path in repository_files():
+        content = path.read_bytes().lower()
+        named += [f"{path.relative_to(ROOT)}: {host}" for host in HOSTS if host.encode() in content]
+    assert not named
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_notebook_is_stripped(path: Path) -> None:
+    assert path.stat().st_size < 200_000
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert "widgets" not in notebook["metadata"]
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    dirty = [i for i, cell in enumerate(code) if cell["outputs"] or cell["execution_count"]]
+    assert not dirty, "code cells with outputs or counts: run `make format`"
+
+
+def test_there_are_notebooks() -> None:
+    assert ROOT / "notebooks" / "01_build_H.ipynb" in NOTEBOOKS
+
+
+def test_import_needs_no_extra() -> None:
+    extras = {
+        "ipywidgets",
+        "anywidget",
+        "plotly",
+        "ray",
+        "gguf",
+        "lm_eval",
+        "datasets",
+        "matplotlib",
+    }
+    program = (
+        "import sys, cocurve_lab as cl\n"
+        "for name in cl.__all__: getattr(cl, name)\n"  # names are imported on first use
+        f"print(*sorted({extras!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_widget_package_imports() -> None:
+    import cocurve_widgets
+
+    assert all(hasattr(cocurve_widgets, name) for name in cocurve_widgets.__all__)
+
+
+# Rooms -------------------------------------------------------------------------------------------
+
+
+def module_of(path: Path) -> str:
+    """`solver.greedy` for solver/greedy.py, `solver` for its __init__, "" for the root."""
+    parts = path.relative_to(LIBRARY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The folder a module lies in; a file at the root is a room of its own."""
+    parts = module.split(".")
+    is_folder = (LIBRARY / Path(*parts)).is_dir()
+    return module if is_folder or len(parts) == 1 else ".".join(parts[:-1])
+
+
+MODULES = {module_of(path): path for path in sorted(LIBRARY.rglob("*.py"))}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(module: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of all that a module takes from the library, lazily or for annotations too."""
+    path = MODULES[module]
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    package = [part for part in package if part]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
+            home = ".".join(part for part in base if part)
+            for alias in node.names:
+                inner = f"{home}.{alias.name}".strip(".")
+                yield (inner, "") if inner in MODULES else (home, alias.name)
+
+
+def graph_of(rooms: bool) -> nx.DiGraph:
+    """Who imports whom: modules, or the rooms they lie in."""
+    graph = nx.DiGraph()
+    for module in MODULES:
+        for home, _ in imported(module):
+            one, other = (room_of(module), room_of(home)) if rooms else (module, home)
+            if one != other:
+                graph.add_edge(one, other)
+    return graph
+
+
+@pytest.mark.parametrize("rooms", [False, True], ids=["files", "rooms"])
+def test_imports_run_one_way(rooms: bool) -> None:
+    circles = [part for part in nx.strongly_connected_components(graph_of(rooms)) if len(part) > 1]
+    assert circles == []
+
+
+def test_there_are_at_most_ten_floors() -> None:
+    assert len(list(nx.topological_generations(graph_of(rooms=True)))) <= 10
+
+
+def test_relative_imports_are_the_only_ones_inside() -> None:
+    """An absolute import of the library would not be seen by the walls."""
+    for path in MODULES.values():
+        for node in ast.walk(tree_of(path)):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert not [name for name in names if name.split(".")[0] == "cocurve_lab"], path
+
+
+# a package from outside -> where it may be imported
+ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "lm_eval": ("evaluation/",),
+    "ray": ("estimator/cluster.py",),
+    "gguf": ("export/",),
+    "plotly": ("figures.py", "studies/"),
+    "pandas": (),
+    "ipywidgets": (),
+    "anywidget": (),
+    "cocurve_widgets": (),
+}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
+    found = set()
+    for path in MODULES.values():
+        for node in ast.walk(tree_of(path)):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            if package in {name.split(".")[0] for name in names}:
+                found.add(path.relative_to(LIBRARY).as_posix())
+    assert [place for place in found if not place.startswith(ALLOWED[package] or "/")] == []
+
+
+def test_no_private_name_crosses_a_module() -> None:
+    crossing = []
+    for module, path in MODULES.items():
+        taken = {name for _, name in imported(module)}
+        crossing += [f"{module}: {name}" for name in taken if re.match("_[a-z]", name)]
+        bound = {
+            alias.asname or alias.name
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.ImportFrom) and node.level
+            for alias in node.names
+        }
+        crossing += [
+            f"{module}: {node.value.id}.{node.attr}"
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in bound
+            and re.match("_[a-z]", node.attr)
+        ]
+    assert crossing == []
+
+
+NUMPY_ONLY = """
+import importlib, sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refused())
+for module in sys.argv[2:]:
+    importlib.import_module(f"cocurve_lab.{module}")
+import cocurve_lab as cl
+
+H = cl.Curvature.load(sys.argv[1])
+plan = cl.solve_greedy(H, 0.2)
+gate, path, bridges = cl.redundancy_gate(H), cl.lambda_path(H, 0.2), cl.bridge_units(H)
+cl.refine(plan, H), cl.risk_lower_bound(H, 0.2), cl.solve_gains(H, plan), cl.edge_graph(H)
+cl.plot_correlation(H), cl.plot_saliency(H), cl.plot_budget(plan)
+from cocurve_widgets import BridgeExplorer, LambdaExplorer, export_html
+LambdaExplorer(H), BridgeExplorer(H)
+export_html(H, sys.argv[1] + ".html")
+print(cl.Selection.from_json(plan.to_json()) is not None, len(plan))
+"""
+
+
+def test_a_stored_H_opens_solves_and_shows_without_torch(tmp_path: Path) -> None:
+    from helpers.problems import make_units, random_curvature
+
+    stored = random_curvature(make_units(), groups=4).save(tmp_path / "H.pkl")
+    rooms = [module for module in MODULES if module.split(".")[0] in ("curvature", "solver")]
+    command = [sys.executable, "-c", NUMPY_ONLY, str(stored), *rooms]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "4"]
+
+
+def test_names_of_modules_that_became_rooms_are_still_found() -> None:
+    from cocurve_lab.curvature import Curvature, require_settings
+    from cocurve_lab.estimator import build_settings, estimate_curvature, load_or_estimate
+    from cocurve_lab.pruner import cut, prune, require_prunable
+    from cocurve_lab.solver import Greedy, require_strength, solve_greedy
+
+    assert (Curvature, estimate_curvature) == (cl.Curvature, cl.estimate_curvature)
+    assert (load_or_estimate, solve_greedy, prune) == (
+        cl.load_or_estimate,
+        cl.solve_greedy,
+        cl.prune,
+    )
+    assert all(map(callable, (require_settings, build_settings, cut, require_prunable)))
+    assert all(map(callable, (Greedy, require_strength)))
+    with pytest.raises(ImportError, match="nothing"):
+        from cocurve_lab.solver import nothing  # noqa: F401
+
+
+ROOMS = sorted(path.parent for path in LIBRARY.rglob("__init__.py") if path.parent != LIBRARY)
+
+
+@pytest.mark.parametrize("room", [*ROOMS, WIDGETS], ids=lambda p: p.name)
+def test_a_room_names_each_of_its_files(room: Path) -> None:
+    text = ast.get_docstring(tree_of(room / "__init__.py"), clean=False) or ""
+    files = {path.name for path in room.glob("*.py")} - {"__init__.py"}
+    inner = {f"{path.name}/" for path in room.iterdir() if (path / "__init__.py").exists()}
+    named = re.findall(r"^ {4}(\w+(?:\.py|/)) +\S", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted(files | inner)
+
+
+# The public face ---------------------------------------------------------------------------------
+
+
+def test_the_public_face_is_small_and_every_name_is_there() -> None:
+    assert sorted(dir(cl)) == sorted(cl.__all__)
+    assert len(cl.__all__) <= 70
+    for name in (*cl._FLOW, *cl._ALSO, *cl._ROOMS):
+        assert getattr(cl, name) is not None
+    assert set(cl._FLOW).isdisjoint(cl._ALSO)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = cl.nothing
+
+
+def test_what_is_read_first_is_short() -> None:
+    """Notebook 01, the two algorithms, slicing and cutting: twenty minutes."""
+    text = ast.get_docstring(tree_of(LIBRARY / "__init__.py")) or ""
+    files = re.findall(r"(?:estimator|solver|pruner)/\w+\.py", text)
+    assert len(files) == 4
+    lines = sum(len((LIBRARY / file).read_text(encoding="utf-8").splitlines()) for file in files)
+    first = json.loads(NOTEBOOKS[0].read_text(encoding="utf-8"))
+    lines += sum(len("".join(cell["source"]).splitlines()) for cell in first["cells"])
+    assert lines <= 850
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("estimator/features.py", "sequence_gram"), ("solver/greedy.py", "run")]
+)
+def test_an_algorithm_is_one_function(file: str, name: str) -> None:
+    found = [
+        node
+        for node in ast.walk(tree_of(LIBRARY / file))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert len(found) == 1
+    docstring = found[0].body[0]
+    length = found[0].end_lineno - found[0].lineno + 1 - (docstring.end_lineno - docstring.lineno)
+    assert 25 <= length <= 40
+
+
+def code_of(notebook: Path) -> list[ast.Module]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    lines = (
+        "\n".join(
+            "pass" if line.lstrip().startswith(("%", "!")) else line
+            for line in "".join(cell["source"]).splitlines()
+        )
+        for cell in cells
+        if cell["cell_type"] == "code"
+    )
+    return [ast.parse(text) for text in lines]
+
+
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *sorted(WIDGETS.glob("*.py"))], ids=lambda p: p.name)
+def test_notebooks_and_widgets_use_public_names(path: Path) -> None:
+    trees = code_of(path) if path.suffix == ".ipynb" else [tree_of(path)]
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cocurve_lab"):
+            assert re.fullmatch(r"cocurve_lab\.(studies\.\w+|studies|tables|figures)", node.module)
+            assert not [alias.name for alias in node.names if alias.name.startswith("_")]
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "cl"
+        ):
+            assert node.attr in {*cl._FLOW, *cl._ALSO}, node.attr
