@@ -221,7 +221,9 @@ def test_groups_sum_to_the_whole() -> None:
     assert curvature.group_risks is not None
     assert curvature.group_positions is not None
     assert curvature.group_positions.tolist() == [18, 12]
-    np.testing.assert_allclose(curvature.group_grams.sum(0) / 30, curvature.matrix, rtol=1e-12)
+    total = curvature.group_grams.sum(0) / 30
+    total = (total + total.T) / 2  # by some kernels a float32 Gram is symmetric to rounding only
+    np.testing.assert_allclose(total, curvature.matrix, rtol=1e-12)
     single = curvature.group_risks.sum(0) / 30
     np.testing.assert_array_equal(curvature.single_unit_risk, single)
     assert curvature.provenance["groups"] == 2

@@ -127,7 +127,7 @@ def test_protected_layers_and_barred_kinds_compensate_too() -> None:
     plan = solve_greedy(curvature, 0.05, guards=guards)
     gains = solve_gains(curvature, plan)
     assert list(gains) == [u for u in range(15) if UNITS[u].kind == "ffn"]
-    assert any(gains[u] != 1 for u in gains if UNITS[u].layer == 0)
+    assert any(abs(gains[u] - 1) > 1e-6 for u in gains if UNITS[u].layer == 0)
 
 
 def test_the_ridge_is_in_units_of_the_mean_diagonal() -> None:
@@ -156,8 +156,9 @@ def test_units_that_write_nothing_keep_gain_one() -> None:
     curvature = gram_curvature(UNITS, features)
     for ridge in (0.0, 0.2):
         gains = solve_gains(curvature, plan_of(curvature, [2, 8]), ridge)
-        assert gains[7] == gains[12] == 1.0
-        assert gains[3] != 1.0
+        # alpha comes by eigenvectors, orthogonal to rounding: up to 8e-16 is left of its zero here
+        assert [gains[7], gains[12]] == pytest.approx([1.0, 1.0], rel=0, abs=1e-14)
+        assert abs(gains[3] - 1.0) > 1e-3
     nothing = Curvature(np.zeros((15, 15)), UNITS)
     assert set(solve_gains(nothing, plan_of(nothing, [2])).values()) == {1.0}
 

@@ -99,8 +99,9 @@ def test_perplexity_comes_from_the_loss_on_the_text(table: Table) -> None:
     assert row["perplexity"] == pytest.approx(math.exp(measured.nll[0].mean()))
     assert row["dense_perplexity"] == pytest.approx(math.exp(measured.dense_nll.mean()))
     spread = (measured.nll[0] - measured.nll[1]).std(ddof=1) / math.sqrt(3)
+    # other plans shared its batch: losses of 5 rounded to 1e-7, whose differences spread over 0.03
     assert row["perplexity_difference_error"] == pytest.approx(
-        spread * math.exp(measured.nll[0].mean())
+        spread * math.exp(measured.nll[0].mean()), rel=1e-5
     )
 
 
