@@ -587,7 +587,12 @@ def test_what_is_no_plan_is_refused_by_name(
 # Interruption -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    ("number", "background"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+    ids=["ctrl-c", "sigterm", "sigterm in the background"],
+)
 def test_an_interrupted_build_says_how_to_go_on_and_does(
     place: Path,
     built: Path,
@@ -595,8 +600,11 @@ def test_an_interrupted_build_says_how_to_go_on_and_does(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
+    background: bool,
 ) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    if background:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fixture puts it back
+    before = [signal.getsignal(either) for either in (signal.SIGINT, signal.SIGTERM)]
     command = build_command(place, tmp_path / "my H")
     with monkeypatch.context() as patch:
         interrupt_at(patch, 4, number)
@@ -605,11 +613,12 @@ def test_an_interrupted_build_says_how_to_go_on_and_does(
     assert f"4 of {ROWS} sequences are kept" in said
     assert f"\n  cocurve {' '.join(command[:1])} " in said
     assert "--out '" in said  # quoted, ready to paste
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert [signal.getsignal(either) for either in (signal.SIGINT, signal.SIGTERM)] == before
     assert main(command) == DONE
     assert np.array_equal(the_h_in(tmp_path / "my H").matrix, the_h_in(built).matrix)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_before_anything_is_done_says_so(
     place: Path,
     tmp_path: Path,
@@ -622,6 +631,7 @@ def test_an_interrupt_before_anything_is_done_says_so(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_build_with_another_setting_tells_of_the_unfinished_one(
     place: Path,
     tmp_path: Path,
@@ -737,7 +747,7 @@ def test_every_model_of_the_paper_has_its_totals(capsys: pytest.CaptureFixture[s
         row = f"| {name} | {kind} | {units:,} | {cost:,} |"
         assert [line for line in printed if line.startswith(row)], row
     assert len(printed) == 2 + len(PAPER)
-    readme = (ROOT / "data" / "README.md").read_text()
+    readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     assert all(line in readme for line in printed)
 
 

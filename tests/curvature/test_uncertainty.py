@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -88,6 +88,7 @@ def test_unequal_groups_follow_the_pseudovalues_of_busing() -> None:
     assert float(found.standard_error) == pytest.approx(np.sqrt(variance), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 30), min_size=2, max_size=20), seed=st.integers(0, 99))
 def test_linear_statistics_agree_with_the_general_formula(sizes: list[int], seed: int) -> None:
     curvature = draw(covariance(), sizes, np.random.default_rng(seed))
@@ -485,9 +486,9 @@ def test_a_stopped_build_goes_on_from_its_checkpoint(tmp_path) -> None:  # type:
 
 
 def test_stopping_refuses_bad_settings() -> None:
-    for settings in ({"ratio": 1.0}, {"interaction_strength": -1}, {"tolerance": 0}):
+    for wrong in ({"ratio": 1.0}, {"interaction_strength": -1}, {"tolerance": 0}):
         with pytest.raises(cl.InputError):
-            StopWhenConverged(**settings)
+            StopWhenConverged(**wrong)
     with pytest.raises(cl.InputError, match="patience 0"):
         StopWhenConverged(patience=0)
     assert "No look" in repr(StopWhenConverged())

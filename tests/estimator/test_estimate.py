@@ -278,6 +278,7 @@ def test_interrupt_before_the_first_sequence_is_raised(monkeypatch: pytest.Monke
         build(tiny_model(), tiny_text(2, 20, 6))
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> None:
     booked = []
     handler = signal.getsignal(signal.SIGINT)

@@ -39,7 +39,7 @@ def run_bare(
         [sys.executable, "-I", str(BARE), action, *map(str, folders)],
         env=kept | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=timeout,
         cwd=home,
     )

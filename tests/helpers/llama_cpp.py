@@ -123,7 +123,8 @@ def run_llama_cpp(path: Path, job: Job) -> Answer:
         input=json.dumps(content),
         env=os.environ | {"PYTHONPATH": str(installed())},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=300,
     )
     assert done.returncode == 0, f"llama.cpp: exit {done.returncode}\n{done.stderr[-3000:]}"
@@ -172,7 +173,8 @@ def _fetch(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "install", *options, f"cyllama=={VERSION}"],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=600,
     )
     if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):

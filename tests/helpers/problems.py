@@ -135,7 +135,10 @@ def naive_greedy(
 def interrupt_at(
     monkeypatch: pytest.MonkeyPatch, sequence: int, cause: BaseException | signal.Signals
 ) -> None:
-    """Raise an error, or send this process a signal, while the Gram of a sequence is computed."""
+    """Raise an error, or send this process a signal, while the Gram of a sequence is computed.
+
+    For SIGINT use the fixture `ctrl_c` too.
+    """
     from cocurve_lab.estimator import features
 
     real, calls = features.gram_matrix, [0]

@@ -424,7 +424,7 @@ def test_state_is_what_a_page_without_kernel_needs(curvature: cl.Curvature) -> N
     json.dumps({k: v for k, v in state.items() if k not in binary}, allow_nan=False)
     asked = set()
     for part in ("kit.js", "bridge.js"):
-        text = (FRONT / part).read_text()
+        text = (FRONT / part).read_text(encoding="utf-8")
         asked |= {piece.split('"')[1] for piece in text.split("model.get(")[1:] if piece[0] == '"'}
     assert asked
     assert asked <= set(state) | {"kernel"}
@@ -447,7 +447,7 @@ def test_nothing_is_left_after_close(curvature: cl.Curvature) -> None:
 
 def test_front_end_files_are_small_and_ask_nobody() -> None:
     for path in FRONT.glob("bridge*.js"):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert len(text.encode()) < 25_000, path.name
         assert "http" not in text.replace("http://www.w3.org", ""), path.name
         assert max(map(len, text.splitlines())) <= 100, path.name
@@ -459,6 +459,6 @@ def test_javascript() -> None:
     driver = pytest.importorskip("playwright._impl._driver")
     node = driver.compute_driver_executable()[0]
     done = subprocess.run(
-        [node, "--test", str(NODE_TESTS)], capture_output=True, text=True, timeout=120
+        [node, "--test", str(NODE_TESTS)], capture_output=True, encoding="utf-8", timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr

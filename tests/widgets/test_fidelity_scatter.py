@@ -552,7 +552,8 @@ def test_points_measured_elsewhere_are_a_comment_in_the_code(scatter: FidelitySc
 
 def test_files(scatter: FidelityScatter, tmp_path: Path) -> None:
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])
-    rows = list(csv.DictReader(io.StringIO(scatter.save(tmp_path / "a.csv").read_text())))
+    text = scatter.save(tmp_path / "a.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["name"] for row in rows] == [point["name"] for point in scatter.points]
     assert float(rows[0]["measured_risk"]) == scatter.points[0]["measured_risk"]
     with pytest.raises(cl.InputError, match="no plan yet"):

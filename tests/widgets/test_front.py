@@ -110,7 +110,7 @@ def test_javascript(tests: Path, fixtures: Path) -> None:
         [node(), "--no-warnings", "--test", str(tests)],
         env=os.environ | {"COCURVE_FIXTURES": str(fixtures)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=300,
     )
     assert run.returncode == 0, run.stdout + run.stderr
