@@ -347,7 +347,13 @@ def _writes_without(
         F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
         for unit in units
     ]
-    return write - torch.stack(own)
+    without = write - torch.stack(own)
+    whole = [row for row, unit in enumerate(units) if unit.stop - unit.start == columns.shape[-1]]
+    if whole:
+        # only the bias is left, exactly: the difference would leave a residue of rounding, which a
+        # norm after the write (Gemma, OLMo2) blows up
+        without[whole] = projection(torch.zeros_like(columns))
+    return without
 
 
 def widen(values: Tensor) -> Tensor:

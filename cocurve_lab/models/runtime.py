@@ -154,7 +154,8 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold back Ctrl-C for a few lines (main thread only; elsewhere it cannot arrive)."""
-    if threading.current_thread() is not threading.main_thread():
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # in background jobs of a shell
+    if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[bool] = []

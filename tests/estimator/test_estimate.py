@@ -23,6 +23,7 @@ from cocurve_lab.estimator import features, replay
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
 from cocurve_lab.models import runtime
+from cocurve_lab.models.units import Unit
 from cocurve_lab.storage import previous
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
@@ -292,6 +293,30 @@ def test_an_interrupt_while_a_sequence_is_booked_waits_until_it_is_whole() -> No
         book()
     assert booked == ["all of it"]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_an_ignored_ctrl_c_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with runtime.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_block_without_its_only_unit_writes_its_bias_and_no_rounding(bias: bool) -> None:
+    torch.manual_seed(0)
+    projection = torch.nn.Linear(48, 16, bias=bias)
+    columns = torch.randn(1, 7, 48)
+    units = [Unit("attention", 0, 0, 0, 48, 1), Unit("ffn", 0, 0, 0, 24, 1)]
+    with torch.no_grad():
+        whole, half = replay._writes_without(projection, columns, projection(columns), units)
+        masked = columns.clone()
+        masked[..., :24] = 0
+        torch.testing.assert_close(half[None], projection(masked))
+    assert torch.equal(whole, projection.bias.expand(7, 16) if bias else torch.zeros(7, 16))
 
 
 @pytest.mark.parametrize("stop", [1, 4])
