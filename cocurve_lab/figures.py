@@ -1,7 +1,8 @@
 """The three pictures of notebook 01, and the look of all others. Plotly is imported when drawing.
 
 Backgrounds are transparent and text mid-grey, so a figure reads in JupyterLab's light and dark
-theme; colours are from the Okabe-Ito set, which colour-blind readers can tell apart.
+theme. Colours are from the Okabe-Ito set, which colour-blind readers can tell apart; every series
+also has a symbol of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from .solver.selection import Selection
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+
 COLORS = {"attention": "#0072B2", "ffn": "#E69F00", "bridge": "#D55E00"}
 LABELS = {"attention": "attention", "ffn": "FFN"}
+# for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
+# one of the two themes, and a grey. Lengths without a common divisor give the most pairs.
+PALETTE = (*COLORS.values(), "#009E73", "#56B4E9", "#CC79A7", "#808080")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+DASHES = ("solid", "dash", "dot", "dashdot")
+GUIDE = {"color": "#808080", "width": 1, "dash": "dot"}  # a line to compare with, not a series
+
 _QUIET = {"showSendToCloud": False, "plotlyServerURL": "", "displaylogo": False}
 _MOST_CELLS = 320  # above this a heatmap of single units is megabytes and unreadable
 
@@ -160,6 +169,14 @@ def _average_blocks(
     means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
     names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
     return means, names, sum(kind == 0 for kind, _ in blocks)
+
+
+def look(number: int) -> dict[str, str]:
+    """Colour and symbol of the n-th series of a picture, from 0: for `marker=look(n) | {...}`."""
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "symbol": SYMBOLS[number % len(SYMBOLS)],
+    }
 
 
 def finish(

@@ -1,4 +1,4 @@
-"""What every study returns, a tidy table, and how it is kept: computed once, then read back."""
+"""Tidy tables: the result of every study. Kept on disk, picked from, and shown to a reader."""
 
 from __future__ import annotations
 
@@ -9,30 +9,45 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .errors import FileFormatError, InputError
 from .storage import fingerprint, write_atomically
 
-if TYPE_CHECKING:
-    pass
-
-
 log = logging.getLogger(__name__)
-
 
 FORMAT, VERSION = "cocurve-study", 1
 
-
 Row = dict[str, Any]
-
-
+Table = list[Row]  # one flat dict per observation; `pandas.DataFrame(table)` shows it
+Columns = Mapping[str, str]  # column -> its heading; "" stands for the column's own name
 Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 
-
-Table = list[Row]  # one flat dict per observation; `pandas.DataFrame(table)` shows it
+# Columns that had another name in tables kept by earlier versions, by study. In these studies a
+# standard error also ended in "_se".
+_RENAMED: dict[str, dict[str, str]] = {
+    "single_units": {
+        "ratio": "measured_over_predicted",
+        "ratio_error": "measured_over_predicted_error",
+    },
+    "fidelity": {"standard_error": "measured_error", "ratio": "measured_over_predicted"},
+    "strength": {"standard_error": "kl_error"},
+    "guards": {"standard_error": "kl_error"},
+    "gains": {"standard_error": "kl_error"},
+    "infinitesimal": {"ratio": "requested_ratio"},
+    "redundancy": {"ratio": "requested_ratio"},
+    "iterative": {"ratio": "requested_ratio"},
+    "bridge_thresholds": {"ratio": "requested_ratio"},
+    "causal": {"ratio": "requested_ratio", "standard_error": "difference_error"},
+    "edges": {"standard_error": "measured_error"},
+    "budgets": {"error": "share_error"},
+    "propositions": {"ratio": "requested_ratio", "standard_error": "value_error"},
+    "coverage": {},
+    "stability": {"ratio": "requested_ratio"},
+    "sensitivity": {},
+}
 
 
 def cached_table(
@@ -41,10 +56,10 @@ def cached_table(
     settings: Mapping[str, Any],
     compute: Callable[[], Table],
 ) -> Table:
-    """The table of a study, read from `folder` if this very study is there, else computed and kept.
+    """Read the table of a study from `folder`; compute and keep it if it is not there.
 
-    The file is `study_<name>_<mark>.json`, where the mark is a fingerprint of the settings: another
-    model, text or option never overwrites it.
+    The file is `study_<name>_<mark>.json`. The mark is a fingerprint of the settings, so another
+    model, text or option has a file of its own.
 
     Args:
         folder: where tables are kept; None computes and keeps nothing.
@@ -54,33 +69,34 @@ def cached_table(
         compute: makes the table; its rows are flat dicts of numbers, strings, bools and None.
 
     Returns:
-        The rows. NaN and infinities survive; numpy numbers become Python's.
+        The rows. NaN and infinities survive; numpy numbers become Python's. Columns of a table
+        that an earlier version kept have today's names.
 
     Raises:
         InputError: a name or a cell that cannot be kept.
         FileFormatError: the file is there but is not a table of these settings.
     """
     if not re.fullmatch(r"\w+", name):
-        raise InputError(f"the study is named {name!r}; use letters, digits and underscores.")
+        raise InputError(f"the study is named {name!r}. Use letters, digits and underscores.")
     if folder is None:
         return plain_table(compute())
     mark = fingerprint(dict(settings))
     path = Path(folder) / f"study_{name}_{mark[:10]}.json"
     if path.exists():
-        return _read(path, mark)
+        return [_renamed(name, row) for row in _read(path, mark)]
     table = plain_table(compute())
     header = {"format": FORMAT, "version": VERSION, "fingerprint": mark, "settings": dict(settings)}
     try:
         write_atomically(path, json.dumps(header | {"rows": table}, indent=1).encode())
     except OSError as error:  # minutes of work: hand them over, whatever the disk says
         log.warning(
-            "%s could not be written (%s). The table is returned all the same.", path, error
+            "%s could not be written (%s). The table is returned but not kept.", path, error
         )
     return table
 
 
 def plain_table(rows: Table) -> Table:
-    """The rows with numpy numbers as Python's.
+    """Convert numpy numbers to Python's.
 
     Raises:
         InputError: a cell is not a number, a string, a bool or None.
@@ -94,8 +110,7 @@ def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise InputError(
-        f"column {name!r} holds a {type(value).__name__}; a tidy table has numbers, strings, bools "
-        "and None."
+        f"column {name!r} holds a {type(value).__name__}. Use numbers, strings, bools and None."
     )
 
 
@@ -113,6 +128,14 @@ def _read(path: Path, mark: str) -> Table:
     return list(rows)
 
 
+def _renamed(study: str, row: Row) -> Row:
+    """A kept row under today's column names, in the same order."""
+    if study not in _RENAMED:
+        return row
+    names = _RENAMED[study]
+    return {names.get(old, re.sub("_se$", "_error", old)): value for old, value in row.items()}
+
+
 def pick(table: Table, **wanted: Any) -> Table:
     """The rows whose columns have the given values."""
     return [row for row in table if all(row.get(name) == value for name, value in wanted.items())]
@@ -123,25 +146,45 @@ def column(table: Table, name: str) -> np.ndarray:
     return np.array([np.nan if row[name] is None else row[name] for row in table])
 
 
-def shown(table: Table, columns: Mapping[str, str] | Sequence[str], digits: int = 3) -> Table:
-    """Some columns of a table for reading: in this order, under these names, numbers rounded.
+def shown(table: Table, columns: Columns | Sequence[str], digits: int = 3) -> Table:
+    """Prepare a table for reading: some columns, under headings, rounded, with their errors.
+
+    A value whose row has `<column>_error` becomes "value ± error", unless that error is itself one
+    of the columns. A `requested_ratio` becomes a percentage, None an empty cell.
 
     Args:
-        table: of a study.
-        columns: column -> its heading, or the columns alone.
-        digits: significant digits of a float; the table itself keeps them all.
+        table: of a study; it keeps all digits.
+        columns: column -> its heading ("" for its own name), or the columns alone.
+        digits: significant digits of a number without an error.
+
+    Returns:
+        One row per row, ready for a DataFrame.
 
     Raises:
         KeyError: a column that the table lacks.
     """
-    headings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
+    headings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     return [
-        {heading or name: _rounded(row[name], digits) for name, heading in headings.items()}
+        {
+            heading or name: _cell(
+                name,
+                row[name],
+                None if f"{name}_error" in headings else row.get(f"{name}_error"),
+                digits,
+            )
+            for name, heading in headings.items()
+        }
         for row in table
     ]
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def _cell(name: str, value: Any, error: float | None, digits: int) -> Any:
+    if value is None:
+        return ""
+    if error is not None and math.isfinite(error):
+        return plus_minus(value, error)
+    if name == "requested_ratio":
+        return f"{100 * value:.{digits}g}%"
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""Tables of studies: kept, read back, never mixed up."""
+"""Tables of studies: kept, read back, never mixed up, and shown to a reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.tables import Table, cached_table, column, pick
+from cocurve_lab.studies.trust.choices import FITTING_COLUMNS
+from cocurve_lab.tables import Table, cached_table, column, pick, plus_minus, shown
 
 ROWS = [
     {"ratio": np.float64(0.2), "units": np.int64(3), "name": "a", "left": None, "best": np.True_},
@@ -91,3 +92,81 @@ def test_settings_are_written_beside_the_rows(tmp_path: Path) -> None:
     cached_table(tmp_path, "edges", {"seed": 7}, Counted(ROWS))
     (path,) = tmp_path.glob("study_edges_*.json")
     assert json.loads(path.read_text())["settings"] == {"seed": 7}
+
+
+# Tables that an earlier version kept --------------------------------------------------------------
+
+# what four studies kept under their old column names, and the names of today
+KEPT = {
+    "fidelity": ("standard_error ratio predicted_error", "measured_error measured_over_predicted"),
+    "causal": ("ratio difference standard_error", "requested_ratio difference difference_error"),
+    "redundancy": ("ratio kl_half_se edge_benefit_se", "requested_ratio kl_half_error"),
+    "stability": ("ratio risk_error risk_error_se", "requested_ratio risk_error risk_error_error"),
+}
+
+
+@pytest.mark.parametrize("study", KEPT)
+def test_a_kept_table_is_read_under_the_names_of_today(tmp_path: Path, study: str) -> None:
+    old, new = (names.split() for names in KEPT[study])
+    cached_table(tmp_path, study, {"seed": 0}, Counted([dict.fromkeys(old, 1.5)]))
+    (row,) = cached_table(tmp_path, study, {"seed": 0}, Counted([]))
+    assert len(row) == len(old)
+    assert list(row)[: len(new)] == new  # and in the same order
+    assert set(row.values()) == {1.5}
+    again = dict.fromkeys(row, 2.5)  # what is kept today has no old names, and stays as it is
+    cached_table(tmp_path, study, {"seed": 1}, Counted([again]))
+    assert cached_table(tmp_path, study, {"seed": 1}, Counted([])) == [again]
+
+
+def test_other_tables_keep_columns_that_only_look_old(tmp_path: Path) -> None:
+    rows: Table = [{"ratio": 1.2, "false_se": 1}]
+    cached_table(tmp_path, "speed", {}, Counted(rows))
+    assert cached_table(tmp_path, "speed", {}, Counted([])) == rows
+
+
+# Tables for reading -------------------------------------------------------------------------------
+
+
+def test_columns_for_reading_are_named_and_rounded() -> None:
+    table: Table = [{"knob": "rows", "kl": 0.0123456, "n": 4096, "se": None}]
+    assert shown(table, ["n", "kl"]) == [{"n": 4096, "kl": 0.0123}]
+    (row,) = shown(table, {"kl": "KL", "se": ""}, digits=2)
+    assert list(row.items()) == [("KL", 0.012), ("se", "")]
+    assert table[0]["kl"] == 0.0123456
+    with pytest.raises(KeyError, match="harm"):
+        shown(table, ["harm"])
+
+
+def test_a_table_for_reading_has_errors_beside_values_and_empty_cells_for_none() -> None:
+    row = {"requested_ratio": 0.2, "edge_mass": 0.00123456, "printed": None}
+    row |= {"remainder": 0.5, "remainder_error": 0.0123, "fitting": None, "fitting_error": None}
+    (line,) = shown([row], FITTING_COLUMNS)
+    assert list(line) == list(FITTING_COLUMNS.values())
+    assert line["removed"] == "20%"
+    assert line["E"] == 0.00123
+    assert line["b"] == "0.500 ± 0.012"
+    assert line["1 + b/E, fits"] == line["1 - b/E, printed"] == ""
+
+
+def test_an_error_can_have_a_column_of_its_own() -> None:
+    table: Table = [{"kl": 0.5, "kl_error": 0.0123}, {"kl": 0.5, "kl_error": math.nan}]
+    assert shown(table, ["kl"]) == [{"kl": "0.500 ± 0.012"}, {"kl": 0.5}]
+    assert shown(table[:1], {"kl": "KL", "kl_error": "±"}) == [{"KL": 0.5, "±": 0.0123}]
+
+
+def test_one_sequence_has_no_error() -> None:
+    assert plus_minus(0.12345, float("nan")) == "0.123"
+    assert plus_minus(None) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [
+        (111.3, 16.2, "111 ± 16"),
+        (-0.00544, 0.00254, "-0.0054 ± 0.0025"),
+        (0.0, 0.0, "0 ± 0"),
+        (2.0, 0.5, "2.00 ± 0.50"),
+    ],
+)
+def test_a_value_has_the_places_of_its_error(value: float, error: float, expected: str) -> None:
+    assert plus_minus(value, error) == expected

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..calibration import CalibrationSet
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
 
 LayerCap = float | str | None
 
-# lambda of the authors' release at 20 %: the lowest held-out KL over its path
-RELEASED: Mapping[str, float] = MappingProxyType(
-    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
-)
 # no cap; the release's rule; the cap of the paper's first version for Llama at 20 %; a looser one
 LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
 PROTECTIONS = ((0, 0), (1, 1), (2, 2))
@@ -144,11 +139,6 @@ class InteractionChoice(_Choice):
     def fitting_strength(self) -> float:
         """1 + b/E of the best plan: another question than `interaction_strength`, see `Fit`."""
         return self.fit.interaction_strength
-
-    @property
-    def released(self) -> Mapping[str, float]:
-        """The lambda of the authors' release at 20 %, by model, for reference."""
-        return RELEASED
 
     def summary(self) -> dict[str, Any]:
         """One row of a table by ratio: both lambdas, what they come from, and the gate's."""

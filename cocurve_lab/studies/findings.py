@@ -1,30 +1,35 @@
-"""A finding: what the paper says, what was measured here, and whether the two agree."""
+"""A finding: a claim of the paper beside its measurement, and the rules by which the two agree."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from scipy.stats import norm
 
 from ..tables import Table
 
-Verdict = bool | None  # agrees, does not, or cannot be told
+Verdict = bool | None  # agrees, does not agree, or cannot be told
+Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
+
+_LEAST = math.ulp(0.0)  # ends of a range are part of it, and a difference of exactly 0 is no gain
+ABOVE, BELOW = (_LEAST, math.inf), (-math.inf, -_LEAST)
+NOT_BELOW, NOT_ABOVE = (0.0, math.inf), (-math.inf, 0.0)
 
 
+# One finding --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Finding:
     """One claim of the paper beside its measurement on the model at hand.
 
     Attributes:
-        study: which study it belongs to.
-        claim: what the paper says, with its number.
-        where: where it says so: a section, table or figure.
-        ours: what was measured, with its error and unit.
+        study: the study it belongs to.
+        claim: the paper's claim, with its number.
+        where: the section, table or figure that makes it.
+        ours: the measured value, with its error and unit.
         agrees: whether the two agree; None where the measurement cannot tell.
     """
 
@@ -32,7 +37,7 @@ class Finding:
     claim: str
     where: str
     ours: str
-    agrees: bool | None
+    agrees: Verdict
 
     @property
     def verdict(self) -> str:
@@ -52,21 +57,20 @@ def findings_table(findings: Iterable[Finding]) -> Table:
     return [asdict(finding) | {"agrees": finding.verdict} for finding in findings]
 
 
-def every(verdicts: Iterable[Verdict]) -> Verdict:
-    """False if one is, True if all are, None otherwise and without any."""
-    known = list(verdicts)
-    if any(verdict is False for verdict in known):
-        return False
-    return True if known and all(known) else None
+def told(findings: Iterable[Finding], width: int = 110) -> str:
+    """The findings as a list for `print`, broken between words at `width` characters."""
+    lines = (textwrap.fill(f"- {finding}", width, subsequent_indent="  ") for finding in findings)
+    return "\n".join(lines)
 
 
-def within(ours: float, error: float, low: float, high: float, factor: float = 2.0) -> bool | None:
+# Verdicts -----------------------------------------------------------------------------------------
+def within(ours: float, error: float, low: float, high: float, factor: float = 2.0) -> Verdict:
     """Whether a measured value lies in [low, high]; None where its error bar reaches across an end.
 
     Args:
         ours, error: the value and its standard error.
-        low, high: what would agree; infinite for an open end.
-        factor: standard errors that the bar is long.
+        low, high: the range in which the claim holds; infinite for an open end.
+        factor: length of the error bar, in standard errors.
     """
     reach = factor * error
     if low <= ours - reach and ours + reach <= high:
@@ -76,45 +80,47 @@ def within(ours: float, error: float, low: float, high: float, factor: float = 2
     return None
 
 
-_BELOW_ZERO = float(np.nextafter(0, -1))
+def judged(
+    value: float | None, error: float | None, low: float, high: float, factor: float = 2.0
+) -> Verdict:
+    """`within`, and None where the value or its error is unknown (None or not finite)."""
+    if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
+        return None
+    return within(value, error, low, high, factor)
+
+
+def every(judges: Iterable[Judge]) -> Verdict:
+    """The verdict on a claim about several numbers, each of which must bear it out.
+
+    It holds if each number agrees at two standard errors. It fails if one number contradicts it
+    clearly: by `strict` standard errors, because among many numbers one is far off by chance.
+    Otherwise, and without any number, it cannot be told.
+
+    Args:
+        judges: one per number, such as `partial(judged, value, error, low, high)`.
+    """
+    known = list(judges)
+    level = strict(len(known))
+    if any(judge(level) is False for judge in known):
+        return False
+    # no correction here: that all agree by chance is rarer than that any one of them does
+    return True if known and all(judge(2.0) for judge in known) else None
 
 
 def strict(count: int) -> float:
-    """Standard errors at which one of `count` comparisons errs as rarely as one does at two."""
+    """Standard errors at which one of `count` comparisons errs as rarely as a single one at two.
+
+    Bonferroni's correction of a one-sided normal test.
+    """
     return float(norm.isf(norm.sf(2.0) / max(count, 1)))
 
 
-def below_zero(value: float, error: float, factor: float = 2.0) -> bool | None:
-    """Whether a value is negative; None within its error, or where nothing varied at all."""
-    return within(value, error, -math.inf, _BELOW_ZERO, factor) if error > 0 else None
-
-
-def combined(verdicts: Iterable[bool | None]) -> bool | None:
-    """One verdict of several tests of one claim: None where they contradict, or none can tell."""
-    told = {verdict for verdict in verdicts if verdict is not None}
-    return told.pop() if len(told) == 1 else None
-
-
+# Words and cells ----------------------------------------------------------------------------------
 def number(value: Any) -> float:
-    """A cell as a float; None is NaN."""
+    """A cell of a table as a float; None is NaN."""
     return math.nan if value is None else float(value)
 
 
-ABOVE, BELOW = (0.0, math.inf), (-math.inf, 0.0)
-
-
-def judged(value: float | None, error: float | None, low: float, high: float) -> Verdict:
-    """`within`; None where value or error is unknown."""
-    if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
-        return None
-    return within(value, error, low, high)
-
-
 def percent(ratio: float) -> str:
+    """A share as a whole percentage, "20%"."""
     return f"{ratio:.0%}"
-
-
-def told(findings: Iterable[Finding], width: int = 110) -> str:
-    """Findings as a list for `print`, broken between words at `width` characters."""
-    lines = (textwrap.fill(f"- {finding}", width, subsequent_indent="  ") for finding in findings)
-    return "\n".join(lines)

@@ -1,7 +1,6 @@
-"""Does 1/2 s^T H s predict the measured KL? Of single units, of pairs, and of whole plans.
+"""The common ground of the studies: how they build H, mark kept tables, compare and resample.
 
-The paper's appendix "Surrogate Fidelity: Empirical Study". Tables that were measured hold the KL of
-every held-out sequence in columns `kl_0`, `kl_1`, ..., so that their summaries can resample text.
+Torch is imported only where a model is built or measured: the studies of H alone need none.
 """
 
 from __future__ import annotations
@@ -12,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..curvature.uncertainty import Groups, jackknife
-from ..estimator.build import BuildOptions
-from ..estimator.estimate import estimate_curvature, load_or_estimate
-from ..figures import COLORS
-from ..measuring.risk import PlanTable
-from ..models.identity import fingerprint_model, model_dtype
 from ..models.units import UnitSet
 from ..solver.selection import Selection
 from ..storage import fingerprint
@@ -29,30 +22,97 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..calibration import CalibrationSet
+    from ..measuring.risk import PlanTable
 
 
-PALETTE = (*COLORS.values(), "#009E73", "#56B4E9", "#CC79A7")  # Okabe-Ito
+# Builds -------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe by which a study builds H of a model, or finds it in a folder.
 
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
-
-
-# What every measured study does ----------------------------------------------------------------
-def measured_on(
-    model: PreTrainedModel, curvature: Curvature, held_out: CalibrationSet
-) -> dict[str, str]:
-    """Fingerprints of model, curvature and text: the part of a table's settings all studies share.
-
-    Raises:
-        MismatchError: H was built on a row of the text, even where the table itself is kept.
+    Attributes:
+        calibration: rows and scored positions.
+        top_r: size of the teacher's support.
+        groups: groups of rows whose Grams are kept apart. With a group per row, H of any of the
+            rows is a sum of them; the Grams take rows x M^2 x 8 bytes.
+        cache: folder of the builds; None keeps nothing.
+        progress: show a progress bar.
     """
-    held_out.require_disjoint(curvature)
-    return {
-        "model": fingerprint_model(model),
-        "dtype": model_dtype(model),
-        "curvature": curvature.fingerprint,
-        "text": held_out.fingerprint,
-    }
+
+    calibration: CalibrationSet
+    top_r: int = 256
+    groups: int = 16
+    cache: Folder = None
+    progress: bool = True
+
+    def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
+        """Build H [M, M] of a model, or load it where it lies in the cache.
+
+        Raises:
+            KeyboardInterrupt: the build was stopped; half an H would make another study.
+        """
+        from ..estimator import estimate
+        from ..estimator.build import BuildOptions
+
+        options = BuildOptions(groups=self.groups)
+        rest: dict[str, Any] = {"progress": self.progress, "options": options}
+        inputs = (model, units, self.calibration, self.top_r)
+        if self.cache is None:
+            curvature = estimate.estimate_curvature(*inputs, **rest)
+        else:
+            curvature = estimate.load_or_estimate(self.cache, *inputs, **rest)
+        if not curvature.provenance["complete"]:
+            raise KeyboardInterrupt("the build was stopped. Run the study again to go on.")
+        return curvature
+
+    @property
+    def mark(self) -> list[Any]:
+        """The fields that decide the outcome, for `marks`."""
+        return [self.calibration.fingerprint, self.top_r, self.groups]
+
+
+# Kept tables --------------------------------------------------------------------------------------
+def marks(
+    model: PreTrainedModel | None = None,
+    curvature: Curvature | None = None,
+    text: CalibrationSet | None = None,
+    *,
+    dtype: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """The settings of a table for `cached_table`: fingerprints of its inputs, and its options.
+
+    The name of a kept file depends on every key and value here, so a changed key makes all users
+    measure again.
+
+    Args:
+        model: the dense model.
+        curvature: its H [M, M].
+        text: rows that plans are measured on.
+        dtype: whether the model's dtype is a key of its own. It is not in tables of plans of one H,
+            which already depends on it.
+        options: anything else that decides the outcome, as JSON-able values.
+    """
+    found: dict[str, Any] = {}
+    if model is not None:
+        from ..models.identity import fingerprint_model, model_dtype
+
+        found["model"] = fingerprint_model(model)
+        if dtype:
+            found["dtype"] = model_dtype(model)
+    if curvature is not None:
+        found["curvature"] = curvature.fingerprint
+    if text is not None:
+        found["text"] = text.fingerprint
+    return found | options
+
+
+def group_marks(curvature: Curvature, **options: Any) -> dict[str, Any]:
+    """`marks` of a study of H alone. Its errors depend on the groups, which H's own mark omits."""
+    grams = curvature.group_grams
+    return marks(
+        curvature=curvature, groups=None if grams is None else fingerprint(grams), **options
+    )
 
 
 def sequence_columns(values: np.ndarray, name: str = "kl") -> dict[str, float]:
@@ -66,66 +126,19 @@ def sequence_values(table: Table, name: str = "kl") -> np.ndarray:
     return np.array([[row[f"{name}_{number}"] for number in range(count)] for row in table])
 
 
-def number(value: Any) -> float | None:
+def known(value: Any) -> float | None:
+    """A number as a cell of a table; None for NaN and infinities."""
     return float(value) if np.isfinite(value) else None
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a study builds H of a model, and where it looks for it first.
-
-    Attributes:
-        calibration: rows and scored positions.
-        top_r: size of the support.
-        groups: groups of rows whose Grams are kept apart; as many as rows, and H of any rows is a
-            sum of them, in rows x M^2 x 8 bytes.
-        cache: folder of the builds; None keeps nothing.
-        progress: show a progress bar.
-    """
-
-    calibration: CalibrationSet
-    top_r: int = 256
-    groups: int = 16
-    cache: Folder = None
-    progress: bool = True
-
-    def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
-        """H of a model, loaded where it lies in the cache.
-
-        Raises:
-            KeyboardInterrupt: the build was stopped; a study of half an H would be another study.
-        """
-        options = BuildOptions(groups=self.groups)
-        rest: dict[str, Any] = {"progress": self.progress, "options": options}
-        inputs = (model, units, self.calibration, self.top_r)
-        if self.cache is None:
-            curvature = estimate_curvature(*inputs, **rest)
-        else:
-            curvature = load_or_estimate(self.cache, *inputs, **rest)
-        if not curvature.provenance["complete"]:
-            raise KeyboardInterrupt("the build was stopped. Run the study again to go on.")
-        return curvature
-
-    @property
-    def mark(self) -> list[Any]:
-        """What decides the outcome, for `cached_table`."""
-        return [self.calibration.fingerprint, self.top_r, self.groups]
-
-
-# Shared by the studies that build and measure ---------------------------------------------------
-def study_settings(model: PreTrainedModel, held_out: CalibrationSet) -> dict[str, Any]:
-    """Marks of a model and of the text it is measured on, for `cached_table`."""
-    marks = (fingerprint_model(model), model_dtype(model), held_out.fingerprint)
-    return dict(zip(("model", "dtype", "held_out"), marks, strict=True))
-
-
+# Plans --------------------------------------------------------------------------------------------
 def compared(table: PlanTable, place: int, base: int) -> Row:
     """One measured plan against another of the same table, paired over sequences.
 
     Returns:
         `realized_ratio`, `pruned_units`, `overlap`; `kl` and `difference` (to the base) with their
-        standard errors `kl_se` and `difference_se`, nats per token; `perplexity` of the plan and
-        `dense_perplexity`.
+        standard errors `kl_error` and `difference_error`, nats per token; `perplexity` of the plan
+        and `dense_perplexity`.
     """
     plan, difference = table.selections[place], table.paired(place, base)
     assert table.dense_nll is not None  # measure_plans always has it
@@ -134,9 +147,9 @@ def compared(table: PlanTable, place: int, base: int) -> Row:
         "pruned_units": len(plan),
         "overlap": plan_overlap(plan, table.selections[base]),
         "kl": table.mean[place],
-        "kl_se": table.standard_error[place],
+        "kl_error": table.standard_error[place],
         "difference": difference[0],
-        "difference_se": difference[1],
+        "difference_error": difference[1],
         "perplexity": table.perplexity[place],
         "dense_perplexity": np.exp(table.dense_nll.mean()),
     }
@@ -150,21 +163,15 @@ def plan_overlap(plan: Selection, other: Selection) -> float | None:
     return int((plan.indicator & other.indicator).sum()) / either if either else 1.0
 
 
+# Groups of sequences ------------------------------------------------------------------------------
 DRAWS = 100  # bootstrap draws behind errors of medians and plans
 
 
-def settings_of(curvature: Curvature, **options: Any) -> dict[str, Any]:
-    grams = curvature.group_grams
-    groups = None if grams is None else fingerprint(grams)
-    return {"curvature": curvature.fingerprint, "groups": groups} | options
-
-
 def errors_of(curvature: Curvature, statistic: Callable[[Curvature], Any], size: int) -> list[Any]:
-    """Jackknife standard errors [size] of something smooth in H, None where unknown."""
+    """Jackknife standard errors [size] of a smooth function of H; None where unknown."""
     if curvature.group_grams is None:
         return [None] * size
-    errors = jackknife(curvature, statistic).standard_error.ravel()
-    return [float(error) if np.isfinite(error) else None for error in errors]
+    return [known(error) for error in jackknife(curvature, statistic).standard_error.ravel()]
 
 
 def resampled(curvature: Curvature, draws: int = DRAWS, seed: int = 0) -> Iterator[Curvature]:

@@ -40,9 +40,9 @@ def main() -> None:
         for row in table:
             cells = [
                 row["model"],
-                f"{row['redundancy']:.3f} ± {row['redundancy_se']:.3f}",
+                f"{row['redundancy']:.3f} ± {row['redundancy_error']:.3f}",
                 f"{row['kl_0']:.4f}",
-                f"{row['edge_benefit']:+.4f} ± {row['edge_benefit_se']:.4f}",
+                f"{row['edge_benefit']:+.4f} ± {row['edge_benefit_error']:.4f}",
                 f"{row['relative_benefit']:+.0%}",
             ]
             print(f"| {' | '.join(cells)} |")

@@ -260,7 +260,7 @@ def test_measured_plans_and_their_cache(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(table) == 2
     for row in table:
         plans = [
-            cl.solve_greedy(matrix, row["ratio"], row["interaction_strength"])
+            cl.solve_greedy(matrix, row["requested_ratio"], row["interaction_strength"])
             for matrix in (finite, limit)
         ]
         kl = cl.measure_plans(model, plans, held_out, progress=False)

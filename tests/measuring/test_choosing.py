@@ -20,7 +20,7 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.estimator.estimate import estimate_curvature
 from cocurve_lab.measuring import choosing, racing, risk
-from cocurve_lab.measuring.choosing import RELEASED, choose_guards, choose_interaction_strength
+from cocurve_lab.measuring.choosing import choose_guards, choose_interaction_strength
 from cocurve_lab.measuring.racing import ChoiceOptions, Fit
 from cocurve_lab.measuring.risk import PlanTable, pruning_risk
 from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
@@ -412,13 +412,11 @@ def test_the_fit_of_a_choice_is_that_of_its_best_plan(monkeypatch: pytest.Monkey
     assert all(set(r) <= set(row) for r in choice.rows())
 
 
-def test_the_gate_and_the_release_stand_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda plan: np.ones(32))
     choice = choose()
     assert choice.gate == redundancy_gate(CURVATURE, 0.3)
     assert choice.summary()["gate"] == choice.gate.recommended
-    assert choice.released is RELEASED
-    assert all(0 < strength < 0.3 for strength in RELEASED.values())
 
 
 def test_nothing_removed_costs_nothing() -> None:

@@ -109,6 +109,6 @@ def test_notebook_06_in_jupyterlab(lab: Lab, done: tuple[Path, str]) -> None:
         require_nothing_measured(done[1], text_of(visit.content()))
         assert written(folder) == before
         visit.page.locator("td", has_text="Conclusion, as an outlook").first.wait_for()
-        assert int(visit.ask("len(findings)")) > 20
+        assert int(visit.ask("len(all_findings)")) > 20
         visit.picture("06_light")
         visit.require_clean()

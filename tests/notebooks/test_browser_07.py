@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.structure import geometry as structure
+from cocurve_lab.studies.structure import geometry
 from cocurve_lab.studies.structure.bridges import bridge_table
 from cocurve_lab.tables import pick
 from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
@@ -51,7 +51,7 @@ def test_notebook_07_runs(done: tuple[Path, nbformat.NotebookNode]) -> None:
     assert f"{len(found)} of 120 units: {names}" in text
     middle = pick(bridge_table(curvature), saliency_quantile=0.5, connectivity_quantile=0.5)[0]
     assert f"{middle['bridges']} of 120 at median and median" in text
-    rank = structure.spectrum_table(curvature)[0]["effective_rank"]
+    rank = geometry.spectrum_table(curvature)[0]["effective_rank"]
     assert f"effective rank {rank:.1f} ± " in text
     assert "one and the same fill in both arms: True" in text
     saved = [f"study_{name}_" for name in ("causal", "edges", "blocks", "budgets", "spectrum")]

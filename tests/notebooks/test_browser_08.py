@@ -88,7 +88,7 @@ def test_knobs_and_the_preview(done: tuple[Path, nbformat.NotebookNode]) -> None
         "rows",
         "seed",
     }
-    worst = pick(study(folder, "infinitesimal"), ratio=0.4, interaction_strength=1.0)[0]
+    worst = pick(study(folder, "infinitesimal"), requested_ratio=0.4, interaction_strength=1.0)[0]
     assert worst["exact_method"] == "probe"
     assert f"lambda 1: KL of the preview's plan {worst['difference']:+.3f} ±" in text
     assert "The gate says nothing on it" in text

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 
-from cocurve_lab.studies.findings import Finding, findings_table, within
+from cocurve_lab.studies.findings import (
+    ABOVE,
+    BELOW,
+    NOT_ABOVE,
+    NOT_BELOW,
+    Finding,
+    Judge,
+    Verdict,
+    every,
+    findings_table,
+    judged,
+    strict,
+    told,
+    within,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +55,64 @@ def test_open_ends() -> None:
     assert within(3, 1, 0, math.inf) is True
     assert within(-3, 1, 0, math.inf) is False
     assert within(math.nan, 1, 0, math.inf) is None
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_an_unknown_number_has_no_verdict(value: float | None) -> None:
+    assert judged(value, 0.1, *ABOVE) is None
+    assert judged(1.0, value, *ABOVE) is None
+
+
+def test_no_difference_at_all_is_neither_a_gain_nor_a_loss() -> None:
+    for allowed, expected in ((ABOVE, False), (BELOW, False), (NOT_BELOW, True), (NOT_ABOVE, True)):
+        assert judged(0.0, 0.0, *allowed) is expected
+
+
+# One verdict of several ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([True, True], True),
+        ([True, None], None),
+        ([False, None], False),
+        ([True, False], False),  # a contradiction is a failure: the claim is about every number
+        ([None, False, True], False),
+        ([None], None),
+        ([], None),
+    ],
+)
+def test_one_failure_is_enough(verdicts: list[Verdict], expected: Verdict) -> None:
+    assert every(lambda _, told=told: told for told in verdicts) is expected
+
+
+def judges(*values: float) -> list[Judge]:
+    return [partial(judged, value, 1.0, *ABOVE) for value in values]
+
+
+def test_a_failure_among_many_numbers_must_be_clear() -> None:
+    assert every(judges(-2.1)) is False
+    assert every(judges(3.0, -2.1)) is None  # of two numbers one is beyond two errors more often
+    assert every(judges(3.0, -2.3)) is False
+    assert every(judges(*[3.0] * 5, -2.3)) is None
+    assert every(judges(*[3.0] * 5, -2.7)) is False
+    assert every(judges(*[2.1] * 6)) is True  # all at once beyond two errors is rarer, not commoner
+
+
+def test_more_comparisons_ask_for_more_standard_errors() -> None:
+    assert strict(1) == pytest.approx(2.0)
+    assert strict(0) == pytest.approx(2.0)
+    # the chance that any of six normal values exceeds it by luck is at most that of one at two
+    assert 6 * math.erfc(strict(6) / math.sqrt(2)) == pytest.approx(math.erfc(math.sqrt(2)))
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:
+    found = [Finding("s", "claim " * 30, "here", "ours", None)] * 2
+    lines = told(found, 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert sum(line.startswith("- Paper (here)") for line in lines) == 2
+    assert " ".join(" ".join(lines).split()) == " ".join(f"- {found[0]} - {found[1]}".split())

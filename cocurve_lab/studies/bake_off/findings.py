@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from ...solver.selection import Selection
 from ...tables import Row, Table, pick, plus_minus
@@ -32,7 +33,7 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
     """Does a method have the lowest perplexity of the paper's ten? From `paired_table` against it.
 
     It agrees if every other one is worse by more than two paired errors, and does not if one is
-    better by more than two.
+    clearly better (`every`).
 
     Args:
         table: of `paired_table(reference=leader)`; rows outside the paper's ten are not asked.
@@ -60,16 +61,16 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
         claim=claims.get(leader, f"{leader} has the lowest perplexity"),
         where=MAIN,
         ours=ours,
-        agrees=every(_behind(row) for row in rows),
+        agrees=every(partial(_behind, row) for row in rows),
     )
 
 
-def _behind(row: Row) -> Verdict:
-    """Whether a plan is worse than the reference; None within two errors."""
+def _behind(row: Row, factor: float = 2.0) -> Verdict:
+    """Whether a plan is worse than the reference; None within so many errors."""
     value, error = row["nll_behind"], row["nll_behind_error"]
     if not math.isfinite(error):
         return None
-    return within(value, error, 0.0, math.inf) if (value or error) else None
+    return within(value, error, 0.0, math.inf, factor) if (value or error) else None
 
 
 def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Finding:

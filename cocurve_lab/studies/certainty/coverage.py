@@ -1,4 +1,4 @@
-"""How sure is H? Whether its error bars cover, and how fast its plans settle with more text."""
+"""The coverage of H's error bars, and the stability of its plans as the text grows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import ENOUGH, Groups, coverage, of_groups
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
-from ...models.identity import fingerprint_model, model_dtype
+from ...figures import DASHES, GUIDE, SYMBOLS, finish, graph_objects, look
 from ...models.units import UnitSet
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.stability import is_converged, selection_stability
 from ...storage import fingerprint
-from ...tables import Folder, Row, Table, cached_table, column, pick
-from ..shared import Recipe, plan_overlap
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
+from ..shared import Recipe, marks, plan_overlap
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -29,12 +28,21 @@ if TYPE_CHECKING:
 
 STATISTICS = ("saliency", "edges", "block_means", "ffn_redundancy")
 
-
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
-
-
-DASHES = ("solid", "dash", "dot", "dashdot")
-
+# columns of the two tables for reading, with `shown`
+COVERAGE_COLUMNS: Columns = {
+    "statistic": "",
+    "groups": "",
+    "coverage": "",
+    "lowest_coverage": "lowest coverage",
+    "error_ratio": "claimed / real error",
+}
+STABILITY_COLUMNS: Columns = {
+    "groups": "rows",
+    "interaction_strength": "λ",
+    "halves_overlap": "overlap of halves",
+    "optimism": "",
+    "risk_error": "relative error of the risk",
+}
 
 _READOUTS = {
     "halves_overlap": "overlap of halves",
@@ -43,16 +51,16 @@ _READOUTS = {
 }
 
 
-# Do the intervals cover? ------------------------------------------------------------------------
+# Coverage -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CoverageOptions:
-    """What `coverage_study` asks.
+    """The statistics and resampled calibrations of `coverage_study`.
 
     Attributes:
         statistics: names `jackknife` knows.
         sizes: rows in a resampled calibration; a quarter of the reference or less, so that the
             reference is the better known of the two.
-        groups: groups it keeps; pairs with more groups than rows are left out.
+        groups: groups it keeps; pairs with more groups than rows are omitted.
         draws: resampled calibrations per row of the table.
         top_r: of the reference build.
         seed: of the draws.
@@ -75,9 +83,9 @@ def coverage_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Do the 95 % intervals of `jackknife` hold the truth? Small calibrations drawn from a large H.
+    """Share of the 95 % intervals of `jackknife` that hold the true value.
 
-    The reference, one group per row, stands for the world: `coverage` draws calibrations of
+    The reference H, with one group per row, stands for the world: `coverage` draws calibrations of
     `size` of its rows with replacement and counts how often their interval holds the reference's
     value.
 
@@ -91,7 +99,7 @@ def coverage_study(
 
     Returns:
         A row per statistic, size and number of groups: `coverage`, the mean share over the
-        `values` of the statistic, and `lowest_coverage` of one value; `coverage_se`, the
+        `values` of the statistic, and `lowest_coverage` of one value; `coverage_error`, the
         binomial standard error sqrt(c (1 - c) / draws) of one value that covers as it should (of a
         mean over many values it is an upper bound, for they come from the same draws); and
         `error_ratio`, the median over values of claimed over real standard error, 1 is honest,
@@ -103,16 +111,15 @@ def coverage_study(
     pairs = [(n, g) for n in options.sizes for g in options.groups if g <= n]
     if not pairs:
         raise InputError(
-            f"sizes {options.sizes} are all below the groups {options.groups}: a group holds at "
-            "least one row. Give larger sizes or fewer groups."
+            f"sizes {options.sizes} are all below the groups {options.groups}, and a group holds "
+            "at least one row. Give larger sizes or fewer groups."
         )
-    settings = {
-        "model": fingerprint_model(model),
-        "dtype": model_dtype(model),
-        "units": units.fingerprint,
-        "calibration": calibration.fingerprint,
-        "options": asdict(options),
-    }
+    settings = marks(
+        model,
+        units=units.fingerprint,
+        calibration=calibration.fingerprint,
+        options=asdict(options),
+    )
 
     def compute() -> Table:
         recipe = Recipe(calibration, options.top_r, len(calibration), cache, progress)
@@ -139,7 +146,7 @@ def _coverage(
         "draws": found.draws,
         "confidence": found.confidence,
         "coverage": found.share.mean(),
-        "coverage_se": found.simulation_error,
+        "coverage_error": found.simulation_error,
         "lowest_coverage": found.share.min(),
         "values": found.share.size,
         "error_ratio": np.median(moving) if moving.size else None,
@@ -150,8 +157,7 @@ def _coverage(
 
 def plot_coverage(table: Table) -> Figure:
     """Coverage by number of groups, a line per statistic and size; the dotted line is the aim."""
-    go = graph_objects()
-    figure, colors = go.Figure(), [*COLORS.values(), "#009E73"]
+    figure = graph_objects().Figure()
     statistics = list(dict.fromkeys(row["statistic"] for row in table))
     sizes = list(dict.fromkeys(row["size"] for row in table))
     for number, statistic in enumerate(statistics):
@@ -160,26 +166,22 @@ def plot_coverage(table: Table) -> Figure:
             figure.add_scatter(
                 x=column(rows, "groups"),
                 y=column(rows, "coverage"),
-                error_y={"type": "data", "array": column(rows, "coverage_se")},
+                error_y={"type": "data", "array": column(rows, "coverage_error")},
                 mode="lines+markers",
                 name=f"{statistic.replace('_', ' ')}, {size} rows",
-                line={"dash": DASHES[step % 4], "color": colors[number % len(colors)]},
-                marker={
-                    "color": colors[number % len(colors)],
-                    "symbol": SYMBOLS[number % len(SYMBOLS)],
-                    "size": 9,
-                },
+                line={"dash": DASHES[step % len(DASHES)], "color": look(number)["color"]},
+                marker=look(number) | {"size": 9},
                 hovertemplate="%{x} groups: %{y:.1%} held<extra>%{fullData.name}</extra>",
             )
     aim = table[0]["confidence"] if table else 0.95
-    figure.add_hline(y=aim, line={"color": "#808080", "dash": "dot"})
+    figure.add_hline(y=aim, line=GUIDE)
     ticks = [2**k for k in range(1, 8)]
     figure.update_xaxes(title_text="groups of sequences", type="log", tickvals=ticks)
     figure.update_yaxes(title_text="share of intervals that hold the truth", tickformat=".0%")
-    return finish(figure, f"Do intervals of {aim:.0%} hold? (± simulation error)")
+    return finish(figure, f"Coverage of {aim:.0%} intervals (± simulation error)")
 
 
-# How fast do plans settle? ----------------------------------------------------------------------
+# Stability ----------------------------------------------------------------------------------------
 def stability_table(
     curvature: Curvature,
     ratios: Sequence[float] = (0.2, 0.4),
@@ -189,12 +191,12 @@ def stability_table(
     seed: int = 0,
     cache: Folder = None,
 ) -> Table:
-    """How the plan settles with more text: the readouts of `stability` on parts of one H.
+    """The stability of a plan by amount of text: readouts on parts of one H.
 
     For each number of groups g (2, 4, 8, ... and all) the groups are shuffled once and cut into
     disjoint parts of g, each an H of its own, so that the spread over parts is that of independent
-    calibrations. Readouts are means over parts, each with its standard error (`..._se`; None for a
-    single part).
+    calibrations. Readouts are means over parts, each with its standard error (`..._error`; None for
+    a single part).
 
     Args:
         curvature: H [M, M] with its groups, more than 16 to see all of it.
@@ -218,15 +220,16 @@ def stability_table(
         raise InputError(
             "this H has a single group. Build it with BuildOptions(groups=16) or more."
         )
-    settings = {
-        "groups": fingerprint(groups.grams, groups.positions, curvature.units.fingerprint),
-        "plans": [list(ratios), list(strengths)],
-        "draws": [draws, seed],
-    }
+    settings = marks(
+        groups=fingerprint(groups.grams, groups.positions, curvature.units.fingerprint),
+        plans=[list(ratios), list(strengths)],
+        draws=[draws, seed],
+    )
 
     def compute() -> Table:
         assert curvature.group_positions is not None
         filled = np.flatnonzero(curvature.group_positions)
+        # neighbouring groups hold neighbouring documents, which are alike; parts must not be
         order = np.random.default_rng(seed).permutation(filled)
         counts = sorted({len(groups), *(2**k for k in range(1, len(groups).bit_length()))})
         rows: Table = []
@@ -237,7 +240,7 @@ def stability_table(
                 for strength in strengths:
                     whole = solve_greedy(curvature, ratio, strength)
                     looks = [_look(part, whole, draws, seed) for part in parts]
-                    head: Row = {"ratio": ratio, "interaction_strength": strength}
+                    head: Row = {"requested_ratio": ratio, "interaction_strength": strength}
                     head |= {"groups": count, "parts": len(parts)}
                     rows.append(head | _averaged(looks))
         return rows
@@ -271,31 +274,27 @@ def _averaged(looks: Table) -> Row:
         row[name] = values.sum() if name == "infeasible" else values.mean()
         if name not in ("positions", "infeasible", "converged"):
             spread = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-            row[f"{name}_se"] = spread
+            row[f"{name}_error"] = spread
     return row
 
 
 def plot_stability(table: Table) -> Figure:
     """Overlap, optimism and risk error by scored positions, a line per readout and plan."""
-    go = graph_objects()
-    figure, colors = go.Figure(), list(COLORS.values())
-    plans = list(dict.fromkeys((row["ratio"], row["interaction_strength"]) for row in table))
+    figure = graph_objects().Figure()
+    plans = dict.fromkeys((row["requested_ratio"], row["interaction_strength"]) for row in table)
     for number, (ratio, strength) in enumerate(plans):
-        rows = pick(table, ratio=ratio, interaction_strength=strength)
+        rows = pick(table, requested_ratio=ratio, interaction_strength=strength)
         for step, (name, label) in enumerate(_READOUTS.items()):
             figure.add_scatter(
                 x=column(rows, "positions"),
                 y=column(rows, name),
-                error_y={"type": "data", "array": column(rows, f"{name}_se")},
+                error_y={"type": "data", "array": column(rows, f"{name}_error")},
                 mode="lines+markers",
                 name=f"{label}, {ratio:.0%}, λ = {strength:g}",
-                line={
-                    "color": colors[step],
-                    "dash": DASHES[number % 4],
-                },
+                line={"color": look(step)["color"], "dash": DASHES[number % len(DASHES)]},
                 marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
                 hovertemplate="%{x} positions: %{y:.3f}<extra>%{fullData.name}</extra>",
             )
     figure.update_xaxes(title_text="scored positions in the calibration", type="log")
     figure.update_yaxes(title_text="share (of units, of the predicted risk)", tickformat=".0%")
-    return finish(figure, "What more text settles", height=520)
+    return finish(figure, "Stability of plans by amount of text", height=520)

@@ -1,4 +1,4 @@
-"""Findings on how sure H is: error bars, stability, sensitivity, and a preview in its place."""
+"""The paper's claims about the certainty of H, beside the error bars and tables of the studies."""
 
 from __future__ import annotations
 
@@ -9,38 +9,25 @@ import numpy as np
 from ...curvature.uncertainty import ENOUGH, Jackknife
 from ...solver.stability import Convergence, Stability
 from ...tables import Table, column, pick
-from ..findings import Finding, within
+from ..findings import ABOVE, Finding, judged, within
 from .sensitivity import sensitivity_summary
 
 SENSITIVITY = 'appendix "Sensitivity to the Surrogate Budget"'
 
-
-THRESHOLD = 0.12  # FFN redundancy from which the paper's text damps the edges
-
-
-DEFAULT_ROWS = 128  # sequences of the paper's calibration
-
-
+# figures of the paper
+THRESHOLD = 0.12  # FFN redundancy from which its text damps the edges
+DEFAULT_ROWS = 128  # sequences of its calibration
 BAND = 0.05  # of perplexity, over calibration size and top-r
-
-
 SEED_SPREAD = 0.22 / 13.11  # standard deviation over mean of perplexity, three seeds
-
-
 SOURCE_CHANGE = 12.91 / 12.58 - 1  # of perplexity, C4 against WikiText-2
-
-
+# our readings of its words
 SAME_PLAN = 0.9  # overlap from which we call two plans the same selection
-
-
 SHORTFALL = 0.05  # of coverage, that a test of intervals must be able to see
-
-
 SAME_MATRIX = 0.05  # relative Frobenius distance up to which we call H nearly unchanged
 
 
 def redundancy_finding(redundancy: Jackknife, threshold: float = THRESHOLD) -> Finding:
-    """Is the FFN redundancy known well enough for the gate? From `jackknife(_, "ffn_redundancy")`.
+    """From `jackknife(_, "ffn_redundancy")`: the side of the gate's threshold, if one is known.
 
     It agrees where the interval and the estimate itself, which the bias lifts, lie on one side.
     """
@@ -61,16 +48,16 @@ def redundancy_finding(redundancy: Jackknife, threshold: float = THRESHOLD) -> F
 
 
 def coverage_findings(table: Table) -> list[Finding]:
-    """Do the intervals hold as often as they say? One per statistic, at its most rows and groups.
+    """From `coverage_study`: coverage against confidence, per statistic, at most rows and groups.
 
-    A share within two simulation errors of the confidence agrees, if draws enough were made to see
-    a shortfall of five points. (That error is of a single value: of a mean over many values it is
+    A share within two simulation errors of the confidence agrees, if enough draws were made to see
+    a shortfall of five points. (That error is of a single value; for a mean over many values it is
     an upper bound.)
     """
     found = []
     for name in dict.fromkeys(row["statistic"] for row in table):
         row = max(pick(table, statistic=name), key=lambda r: (r["size"], r["groups"]))
-        aim, reach = row["confidence"], 2 * row["coverage_se"]
+        aim, reach = row["confidence"], 2 * row["coverage_error"]
         holds = abs(row["coverage"] - aim) <= reach
         found.append(
             Finding(
@@ -78,8 +65,9 @@ def coverage_findings(table: Table) -> list[Finding]:
                 claim=f"an interval of {aim:.0%} holds the truth in {aim:.0%} of calibrations",
                 where="Busing et al. 1999, the jackknife",
                 ours=(
-                    f"{name.replace('_', ' ')}: {row['coverage']:.1%} ± {row['coverage_se']:.1%} "
-                    f"of calibrations of {row['size']} rows in {row['groups']} groups"
+                    f"{name.replace('_', ' ')}: {row['coverage']:.1%} ± "
+                    f"{row['coverage_error']:.1%} of calibrations of {row['size']} rows in "
+                    f"{row['groups']} groups"
                 ),
                 agrees=None if holds and reach > SHORTFALL else holds,
             )
@@ -88,7 +76,7 @@ def coverage_findings(table: Table) -> list[Finding]:
 
 
 def stability_finding(stability: Stability) -> Finding:
-    """Would other text give the same units? Verdict by where 95 % of the draws' overlaps lie."""
+    """From `selection_stability`: the overlap of plans from other text, in 95 % of the draws."""
     overlaps = stability.overlaps
     low, high = np.quantile(overlaps, (0.025, 0.975)) if overlaps.size else (math.nan, math.nan)
     told = {True: low >= SAME_PLAN, False: high < SAME_PLAN}
@@ -107,9 +95,9 @@ def stability_finding(stability: Stability) -> Finding:
 
 
 def convergence_finding(convergence: Convergence, rows: int) -> Finding:
-    """Is H of so many rows in the "stable interior"? From `is_converged`.
+    """From `is_converged`: whether H of so many rows is in the "stable interior".
 
-    That H of fewer rows than the paper's default is not converged says nothing on the claim.
+    If H of fewer rows than the paper's default is not converged, that says nothing on the claim.
     """
     enough = convergence.groups >= ENOUGH and (convergence.converged or rows >= DEFAULT_ROWS)
     return Finding(
@@ -122,11 +110,11 @@ def convergence_finding(convergence: Convergence, rows: int) -> Finding:
 
 
 def sensitivity_findings(table: Table, strength: float | None = None) -> list[Finding]:
-    """Each claim on the budget of H, at one lambda (by default the largest of the table).
+    """From `sensitivity_study`: claims on the budget of H, at one lambda (None: the largest).
 
     The error bar of a change of perplexity is the spread between builds on other text of the same
-    kind, from the knob "seed", times the square root of two, since both builds have it. The paired
-    errors over held-out rows leave that spread out. Without the knob nothing can be told.
+    kind, from the knob "seed", times the square root of two, because both builds have it. The
+    paired errors over held-out rows omit that spread. Without the knob nothing can be told.
     """
     top = max(row["interaction_strength"] for row in table) if strength is None else strength
     rows = pick(table, interaction_strength=top)
@@ -214,22 +202,22 @@ def _source(rows: Table, spread: float) -> Finding:
         where=SENSITIVITY,
         ours=(
             f"{worst['value']}: {change:+.1%} ± {error:.1%} (KL {worst['difference']:+.3f} ± "
-            f"{worst['difference_se']:.3f} nats per token, paired)"
+            f"{worst['difference_error']:.3f} nats per token, paired)"
         ),
         agrees=within(abs(change), error, -math.inf, SOURCE_CHANGE),
     )
 
 
 def preview_findings(table: Table) -> list[Finding]:
-    """Do plans of whole removals beat those of a preview? One per lambda, at the largest ratio.
+    """From `measure_infinitesimal`: plans of a preview, per lambda, at the largest ratio.
 
-    From `measure_infinitesimal`; rows on which greedy stalled are left out. The paired error is
-    that of the held-out rows: another preview would have made other plans.
+    Rows on which greedy stalled are omitted. The paired error is that of the held-out rows; another
+    preview would have made other plans.
     """
     measured = [row for row in table if row["difference"] is not None]
     found = []
     for strength in dict.fromkeys(row["interaction_strength"] for row in measured):
-        row = max(pick(measured, interaction_strength=strength), key=lambda r: r["ratio"])
+        row = max(pick(measured, interaction_strength=strength), key=lambda r: r["requested_ratio"])
         found.append(
             Finding(
                 study="preview",
@@ -239,11 +227,11 @@ def preview_findings(table: Table) -> list[Finding]:
                 ),
                 where="Introduction",
                 ours=(
-                    f"{row['ratio']:.0%}, lambda {strength:g}: KL of the preview's plan "
+                    f"{row['requested_ratio']:.0%}, lambda {strength:g}: KL of the preview's plan "
                     f"{row['difference']:+.3f} ± {row['difference_error']:.3f} nats per token, "
                     "paired, of these two builds"
                 ),
-                agrees=within(row["difference"], row["difference_error"], 0, math.inf),
+                agrees=judged(row["difference"], row["difference_error"], *ABOVE),
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""How far H is known: an interval for every unit, a build that ends by itself, a kept preview."""
+"""The precision of H: intervals of its units, a build that stops once precise enough, a preview."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from ...curvature.uncertainty import jackknife, relative
 from ...estimator.build import Build, BuildOptions
 from ...estimator.estimate import build_settings, estimate_curvature
 from ...estimator.probing import ProbeOptions
-from ...figures import COLORS, LABELS, finish, graph_objects
+from ...figures import COLORS, GUIDE, LABELS, SYMBOLS, finish, graph_objects, look
 from ...models.identity import fingerprint_model, model_dtype, model_name
 from ...models.units import UnitSet
 from ...solver.stability import StopWhenConverged
 from ...storage import fingerprint
 from ...tables import Table, cached_table, column, pick
-from ..shared import Recipe
+from ..shared import Recipe, marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
-
-
-SYMBOLS = ("circle", "square", "diamond")
 
 
 _ERRORS = {
@@ -38,7 +35,7 @@ _ERRORS = {
 }
 
 
-# An interval for every unit ---------------------------------------------------------------------
+# Intervals ----------------------------------------------------------------------------------------
 def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
     """The saliency of every unit with its interval from `jackknife`.
 
@@ -77,8 +74,7 @@ def plot_intervals(table: Table) -> Figure:
 
     An interval that reaches to 0 or below is drawn down to a twentieth of the saliency.
     """
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     ranked = sorted(table, key=lambda row: row["saliency"])
     for number, kind in enumerate(("attention", "ffn")):
         chosen = [(rank, row) for rank, row in enumerate(ranked) if row["kind"] == kind]
@@ -89,6 +85,7 @@ def plot_intervals(table: Table) -> Figure:
             y=values,
             error_y={
                 "array": column(rows, "high") - values,
+                # 0 and below have no place on a log axis
                 "arrayminus": np.minimum(values - column(rows, "low"), 0.95 * values),
                 "thickness": 1,
                 "width": 2,
@@ -101,10 +98,10 @@ def plot_intervals(table: Table) -> Figure:
         )
     figure.update_xaxes(title_text="units, least salient first")
     figure.update_yaxes(title_text="saliency H_uu, nats per token", type="log", exponentformat="e")
-    return finish(figure, "What H says of each unit, with 95 % intervals")
+    return finish(figure, "Saliency of every unit, with 95 % intervals")
 
 
-# A build that ends by itself --------------------------------------------------------------------
+# Stopping -----------------------------------------------------------------------------------------
 def stopping_study(
     model: PreTrainedModel,
     units: UnitSet,
@@ -112,13 +109,13 @@ def stopping_study(
     stop: StopWhenConverged,
     watch: Callable[[Build], None] | None = None,
 ) -> Table:
-    """Build H until a criterion is met, and keep what the criterion saw after every row.
+    """Build H until a criterion is met, and keep the readouts of the criterion after every row.
 
     Args:
         model: the dense model.
         units: its units.
         recipe: text, top r, groups (16 or more), and the folder of the table.
-        stop: the criterion and its patience; what it has seen before plays no part.
+        stop: the criterion and its patience; its history plays no part.
         watch: called after every sequence too, such as a BuildMonitor.
 
     Returns:
@@ -131,11 +128,10 @@ def stopping_study(
         KeyboardInterrupt: the user stopped the build.
     """
     text = recipe.calibration
-    settings = {
-        "model": [fingerprint_model(model), model_dtype(model), units.fingerprint],
-        "recipe": recipe.mark,
-        "criterion": [*stop.criterion, stop.patience],
-    }
+    built = [fingerprint_model(model), model_dtype(model), units.fingerprint]
+    criterion = [*stop.criterion, stop.patience]
+    # one mark of three parts under the key "model", unlike elsewhere: kept tables have it so
+    settings = marks(recipe=recipe.mark, criterion=criterion) | {"model": built}
 
     def compute() -> Table:
         fresh = StopWhenConverged(*stop.criterion, patience=stop.patience)
@@ -173,28 +169,26 @@ def stopping_study(
 
 def plot_stopping(table: Table) -> Figure:
     """The three errors of the criterion by rows done; dotted: the tolerance and the stop."""
-    go = graph_objects()
-    figure, colors = go.Figure(), list(COLORS.values())
+    figure = graph_objects().Figure()
     for number, (name, label) in enumerate(_ERRORS.items()):
         figure.add_scatter(
             x=column(table, "rows"),
             y=column(table, name),
             mode="lines+markers",
             name=label,
-            line={"color": colors[number]},
-            marker={"symbol": SYMBOLS[number], "size": 6},
+            line={"color": look(number)["color"]},
+            marker=look(number) | {"size": 6},
             hovertemplate="%{x} rows: %{y:.1%}<extra>%{fullData.name}</extra>",
         )
-    line = {"color": "#808080", "dash": "dot"}
-    figure.add_hline(y=table[0]["tolerance"], line=line)
+    figure.add_hline(y=table[0]["tolerance"], line=GUIDE)
     for row in pick(table, stopped=True):
-        figure.add_vline(x=row["rows"], line=line)
+        figure.add_vline(x=row["rows"], line=GUIDE)
     figure.update_xaxes(title_text="rows done")
     figure.update_yaxes(title_text="relative error", tickformat=".0%", range=[0, 1.5])
-    return finish(figure, "What the build knows after every row")
+    return finish(figure, "Relative errors after every row of the build")
 
 
-# A preview that is kept -------------------------------------------------------------------------
+# Previews -----------------------------------------------------------------------------------------
 def load_or_preview(
     folder: str | os.PathLike[str],
     model: PreTrainedModel,
@@ -203,7 +197,7 @@ def load_or_preview(
     top_r: int = 256,
     options: ProbeOptions = ProbeOptions(),  # noqa: B008  (frozen, so sharing the default is safe)
 ) -> Curvature:
-    """A preview of H from `folder` if this very one is there, else made and saved there.
+    """Load a preview of H from `folder`; make and save it if this very one is not there.
 
     Raises: as `estimate_curvature` and `Curvature.load`.
     """

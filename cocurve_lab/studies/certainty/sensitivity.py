@@ -1,7 +1,8 @@
-"""Does the plan depend on the budget of H? One knob of the build at a time, on held-out text.
+"""The sensitivity of plans to the budget of H: one knob of the build at a time, on held-out text.
 
 The knobs of appendix "Sensitivity to the Surrogate Budget" (calibration size, top-r, source, draw)
 and two more: scored positions per row, and the number of FFN groups, which changes the units.
+`text_sources` provides the documents of the knob "source".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...calibration import CalibrationSet, read_documents, stream_hub
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import of_groups
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
+from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans
 from ...models.architectures import describe
@@ -27,18 +28,38 @@ from ...models.loading import demo_folder, is_demo
 from ...models.units import enumerate_units
 from ...solver.guards import Guards
 from ...solver.solve import solve_greedy
-from ...tables import Folder, Row, Table, cached_table, column, pick
-from ..shared import Recipe, compared, study_settings
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
+from ..shared import Recipe, compared, marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
-
-
 Count = int | Literal["all"]
+
+NARROW = ("stories", "code")  # families of the embedded model's text
+
+# columns of `sensitivity_study` and of its summary for reading, with `shown`
+COLUMNS: Columns = {
+    "knob": "",
+    "value": "",
+    "matrix_distance": "distance of H",
+    "overlap": "",
+    "kl": "KL",
+    "difference": "",
+    "perplexity": "",
+}
+SUMMARY_COLUMNS: Columns = {
+    "knob": "",
+    "values": "",
+    "band": "",
+    "kl_std": "spread of KL over builds",
+    "largest_difference": "largest difference",
+    "lowest_overlap": "lowest overlap",
+}
+
+_MATCH = 16  # tokens at the start of a document by which it is found again
 
 
 @dataclass(frozen=True)
@@ -51,8 +72,8 @@ class SensitivityOptions:
         seq_len: T, tokens per row; None = min(2048, the tokenizer's context).
         seed: of document order and positions.
         row_counts, position_counts, top_rs, group_counts: other values of a knob; () leaves it at
-            its base. Values above what there is (r above the vocabulary, more groups than channels,
-            more positions than a row has) are taken at what there is.
+            its base. Values above the maximum (r above the vocabulary, more groups than channels,
+            more positions than a row has) are taken at the maximum.
         draws: disjoint sets of `rows` rows, the knob "seed".
         ratio, interaction_strengths, guards: of the plans.
     """
@@ -75,7 +96,7 @@ class SensitivityOptions:
     def __post_init__(self) -> None:
         lowest = min(self.rows, self.draws, *self.row_counts)
         if lowest < 1:
-            raise InputError(f"rows, row_counts and draws go down to {lowest}; give 1 or more.")
+            raise InputError(f"rows, row_counts and draws go down to {lowest}. Give 1 or more.")
         if not self.interaction_strengths:
             raise InputError("interaction_strengths is empty. Give at least one lambda.")
 
@@ -101,11 +122,11 @@ def sensitivity_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Rebuild H with one knob changed at a time and measure what that does to the plan.
+    """Rebuild H with one knob changed at a time, and measure the plan of each build.
 
-    One build keeps a Gram per row, and H of any of its rows is a sum of them: row counts are its
-    first rows, and the values of the knob "seed" are disjoint sets of rows, so both are free. Row
-    counts are nested and share text with the base; seeds do not.
+    One build keeps a Gram per row, and H of any of its rows is a sum of them. Row counts are its
+    first rows, and values of the knob "seed" are disjoint sets of its rows, so both cost nothing.
+    Row counts are nested and share text with the base; seeds do not.
 
     Args:
         model: the dense model.
@@ -133,9 +154,8 @@ def sensitivity_study(
     builds = _builds(model, tokenizer, texts, options)
     for build in builds:
         held_out.require_disjoint(build.calibration)
-    marks = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
-    extra = {"options": asdict(options), "builds": marks}
-    settings = study_settings(model, held_out) | extra
+    asked = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
+    settings = marks(model, held_out=held_out.fingerprint, options=asdict(options), builds=asked)
 
     def compute() -> Table:
         found = []
@@ -244,7 +264,7 @@ def _described(knob: str, value: int | str, curvature: Curvature, base: Curvatur
 
 
 def sensitivity_summary(table: Table) -> Table:
-    """What each knob does: a row per knob and lambda, knobs with one value left out.
+    """The effect of each knob: a row per knob and lambda, without knobs that have one value.
 
     `band` is the largest perplexity over the smallest, less 1; `perplexity_std` and `kl_std` are
     over values (ddof 1); `largest_difference` is the KL furthest from the base plan's, nats per
@@ -275,40 +295,33 @@ def _summary(rows: Table) -> Row:
         "kl_mean": float(kls.mean()),
         "kl_std": float(kls.std(ddof=1)),
         "largest_difference": furthest["difference"],
-        "largest_difference_se": furthest["difference_se"],
+        "largest_difference_error": furthest["difference_error"],
         "lowest_overlap": min(overlaps, default=None),
     }
 
 
 def plot_sensitivity(table: Table) -> Figure:
     """KL of each build's plan less that of the base plan, paired over sequences, by knob."""
-    go = graph_objects()
-    figure, colors = go.Figure(), list(COLORS.values())
+    figure = graph_objects().Figure()
     for number, strength in enumerate(dict.fromkeys(r["interaction_strength"] for r in table)):
         rows = pick(table, interaction_strength=strength)
-        look = {"color": colors[number % len(colors)], "symbol": SYMBOLS[number % len(SYMBOLS)]}
         figure.add_scatter(
             x=[[row["knob"] for row in rows], [str(row["value"]) for row in rows]],
             y=column(rows, "difference"),
-            error_y={"type": "data", "array": column(rows, "difference_se")},
+            error_y={"type": "data", "array": column(rows, "difference_error")},
             mode="markers",
             name=f"λ = {strength:g}",
             text=[f"perplexity {row['perplexity']:.3f}" for row in rows],
-            marker=look | {"size": 9},
+            marker=look(number) | {"size": 9},
             hovertemplate="%{x}: %{y:.4f} nats<br>%{text}<extra>%{fullData.name}</extra>",
         )
-    figure.add_hline(y=0, line={"color": "#808080", "width": 1.5, "dash": "dot"})
+    figure.add_hline(y=0, line=GUIDE)
     figure.update_xaxes(title_text="knob of the build, and its value")
     figure.update_yaxes(title_text="KL less the base plan's, nats per token (± paired s.e.)")
-    return finish(figure, "What a change of the build does to the plan")
+    return finish(figure, "KL of plans from changed builds, less that of the base plan")
 
 
-NARROW = ("stories", "code")  # families of the embedded model's text
-
-
-_MATCH = 16  # tokens at the start of a document by which it is found again
-
-
+# Sources of text ----------------------------------------------------------------------------------
 def text_sources(
     model_id: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -316,16 +329,16 @@ def text_sources(
     text_file: str | os.PathLike[str] | None = None,
     documents: int = 1000,
 ) -> dict[str, list[str]]:
-    """Source name -> documents, the first one for general use; add files of your own to it.
+    """Documents by name of their source, the first one for general use; add files of your own.
 
-    The embedded model's calibration text comes whole ("mixed") and by family ("stories", "code").
-    Any other model gets `text_file`, or the validation split of C4, which `default_calibration`
-    does not read.
+    For the embedded model: its calibration text, whole ("mixed") and by family ("stories", "code").
+    For any other: `text_file`, or the validation split of C4, which `default_calibration` does not
+    read.
 
     Args:
         model_id: as for `load_model`.
         tokenizer: of the model.
-        held_out: rows whose documents are left out.
+        held_out: rows whose documents are omitted.
         text_file: `.jsonl` or plain text, as for `default_calibration`.
         documents: at most this many from C4.
 

@@ -1,4 +1,4 @@
-"""The arms of the causal study: every threshold, fill and seed, or why there are none."""
+"""The arms of the causal study: for every pair of thresholds, every fill and every seed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .matching import Fill, Matching, causal_arms, match_controls
 
 @dataclass(frozen=True)
 class CausalOptions:
-    """How the arms are made.
+    """The choices behind the arms.
 
     Attributes:
         ratio: share of removable cost of each arm, (0, 1).
-        thresholds: (saliency quantile, connectivity quantile) pairs of `bridge_units`; the looser
+        thresholds: (saliency quantile, connectivity quantile) pairs for `bridge_units`. Looser
             ones give more pairs where the default finds few bridges.
         fills: of `causal_arms`.
         seeds: of the random fill.
@@ -47,8 +47,8 @@ class CausalOptions:
         unknown = set(self.fills) - set(get_args(Fill))
         if unknown or not self.fills or not self.thresholds:
             raise InputError(
-                f"fills is {self.fills!r} and thresholds {self.thresholds!r}; give at least one of "
-                f"each, fills from {get_args(Fill)}."
+                f"fills is {self.fills!r} and thresholds {self.thresholds!r}. Give at least one of "
+                f"each, with fills from {get_args(Fill)}."
             )
         if "random" in self.fills and not self.seeds:
             raise InputError("the random fill needs a seed. Give seeds=(0, 1, 2), say.")
@@ -56,7 +56,7 @@ class CausalOptions:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Two arms of one threshold pair, fill and seed, or why there are none."""
+    """Two arms of one threshold pair, fill and seed; without arms, `note` gives the reason."""
 
     options: CausalOptions
     thresholds: tuple[float, float]
@@ -68,9 +68,10 @@ class Trial:
     arms: tuple[Selection, ...] = ()
     note: str = ""
 
-    def columns(self, curvature: Curvature) -> Row:
+    def columns(self) -> Row:
+        """The columns of `causal_study` that describe the arms."""
         row: Row = {
-            "ratio": self.options.ratio,
+            "requested_ratio": self.options.ratio,
             "saliency_quantile": self.thresholds[0],
             "connectivity_quantile": self.thresholds[1],
             "fill": self.fill,
@@ -88,6 +89,7 @@ class Trial:
 
 
 def make_trials(curvature: Curvature, options: CausalOptions) -> Iterator[Trial]:
+    """Make the arms of every pair of thresholds, fill and seed, in this order."""
     for thresholds in options.thresholds:
         bridges = bridge_units(curvature, *thresholds)
         matching, note = None, "no unit passes the thresholds"

@@ -1,7 +1,8 @@
-"""Study: bridge units, cheap to remove alone but tied to many others, and what they depend on.
+"""Bridge units, cheap to remove alone but tied to many others: their number and their edges.
 
 Appendix "Mechanism Analysis" reports 87 of 768 units without saying where "low" and "high" begin;
-the table shows how the list moves with both thresholds. Read off H alone; `causal.py` tests it.
+the table shows how the list moves with both thresholds. All of it comes from H alone; `causal.py`
+measures what the removal of bridges does.
 """
 
 from __future__ import annotations
@@ -19,13 +20,33 @@ from ...errors import InputError
 from ...figures import COLORS, finish, graph_objects
 from ...solver.guards import UnitsLike
 from ...solver.solve import solve_greedy
-from ...tables import Row, Table, cached_table, column, plain_table
+from ...tables import Columns, Row, Table, cached_table, column, plain_table
+from ..shared import marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
 QUANTILES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+# columns of the two tables for reading, with `shown`
+THRESHOLD_COLUMNS: Columns = {
+    "saliency_quantile": "saliency ≤ quantile",
+    "bridges": "",
+    "expected": "",
+    "ranked": "too few",
+    "pruned_by_diagonal": "λ = 0",
+    "pruned_by_edges": "λ = 1",
+}
+EDGE_COLUMNS: Columns = {
+    "bridge": "",
+    "partner": "",
+    "curvature": "H_uv",
+    "correlation": "ρ",
+    "to_saliency": "to saliency",
+    "cross_module": "other module",
+    "same_layer": "same layer",
+}
 
 
 def bridge_table(
@@ -36,7 +57,7 @@ def bridge_table(
     *,
     cache: str | os.PathLike[str] | None = None,
 ) -> Table:
-    """How the list of bridge units changes with the two thresholds (appendix "Mechanism Analysis").
+    """Count the bridge units for every pair of thresholds (appendix "Mechanism Analysis").
 
     Args:
         curvature: H [M, M], nats per token.
@@ -59,12 +80,12 @@ def bridge_table(
     """
     if not quantiles:
         raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
-    settings = {
-        "curvature": curvature.fingerprint,
-        "quantiles": [float(q) for q in quantiles],
-        "connectivity": connectivity,
-        "ratio": ratio,
-    }
+    settings = marks(
+        curvature=curvature,
+        quantiles=[float(q) for q in quantiles],
+        connectivity=connectivity,
+        ratio=ratio,
+    )
 
     def compute() -> Table:
         degree = _degree(curvature, connectivity)
@@ -81,7 +102,7 @@ def bridge_table(
                         "saliency_quantile": low,
                         "connectivity_quantile": high,
                         "connectivity": connectivity,
-                        "ratio": ratio,
+                        "requested_ratio": ratio,
                     }
                     | _threshold_row(curvature, found, degree, reference, plans)
                     | {"correlation_error": error}
@@ -118,7 +139,7 @@ def _threshold_row(
 
 
 def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> Table:
-    """The strongest edges of each bridge unit, signed, with what they run to.
+    """The strongest edges of each bridge unit, signed, and the units at their other end.
 
     Args:
         curvature: H [M, M], nats per token.
@@ -126,7 +147,7 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
         top: edges per bridge, by falling |H_uv|; ties go to the lowest partner.
 
     Returns:
-        One row per edge: `curvature` H_uv with its `standard_error` over groups of text (None
+        One row per edge: `curvature` H_uv with its `curvature_error` over groups of text (None
         without groups), `correlation` rho_uv, `to_saliency` |H_uv| / H_uu, whether the partner is
         in the same layer and of the other module, and where the bridge stands: the shares of units
         with at most its saliency and at least its connectivity.
@@ -135,7 +156,7 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
         InputError: an unknown unit, or `top` below 1.
     """
     if top < 1:
-        raise InputError(f"top is {top}; ask for at least one edge per bridge.")
+        raise InputError(f"top is {top}. Ask for at least one edge per bridge.")
     chosen = curvature.units.indices(bridge_units(curvature) if bridges is None else bridges)
     correlation, grouped = curvature.correlation(), _groups(curvature) > 1
     errors = jackknife(curvature, "edges").standard_error if grouped else None
@@ -148,7 +169,7 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
             _edge_row(curvature, u, int(v), rank)
             | {
                 "correlation": correlation[u, v],
-                "standard_error": None if errors is None else errors[u, v],
+                "curvature_error": None if errors is None else errors[u, v],
             }
             for rank, v in enumerate(partners, start=1)
         ]
@@ -175,15 +196,15 @@ def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
 
 
 def plot_bridge_thresholds(table: Table) -> Figure:
-    """How many units pass both thresholds, with the overlap with the median/median list."""
-    go = graph_objects()
+    """Number of units that pass both thresholds, and the overlap with the median/median list."""
     if not table:
-        raise InputError("the table has no rows. Give one that bridge_table made.")
+        raise InputError("the table has no rows. Pass one from bridge_table.")
     low, high = (
         sorted(set(column(table, name))) for name in ("saliency_quantile", "connectivity_quantile")
     )
     cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in table}
     grid = [[cells[x, y] for x in low] for y in high]
+    go = graph_objects()
     figure = go.Figure(
         go.Heatmap(
             x=[f"{x:g}" for x in low],

@@ -1,9 +1,9 @@
-"""Study: do bridge units carry the damage? Matched pairs, forced out in two arms of equal cost.
+"""The causal study: bridges and matched controls, forced out in two arms of equal cost.
 
-Appendix "Mechanism Analysis", table bridge-causal: bridges against controls alike in kind, cost and
-saliency, both completed by one and the same fill, so that the arms differ in connectivity only. The
-paper has one fill and one threshold; here both vary, and every difference is paired over sequences
-or questions.
+Appendix "Mechanism Analysis", table bridge-causal. Controls equal the bridges in kind, cost and
+saliency, and one and the same fill completes both arms, so that these differ in connectivity only.
+The paper has one fill and one threshold; here both vary, and every difference is paired over
+sequences or questions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...errors import InputError
-from ...figures import finish, graph_objects
+from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from ...measuring.generation import Question
 from ...measuring.risk import PlanTable, measure_plans, standard_error
-from ...models.identity import fingerprint_model, model_dtype
 from ...models.loading import demo_folder
 from ...solver.selection import Selection
 from ...storage import fingerprint
-from ...tables import Row, Table, cached_table, pick
+from ...tables import Columns, Row, Table, cached_table, pick
+from ..shared import marks
 from .arms import CausalOptions, Trial, make_trials
 
 if TYPE_CHECKING:
@@ -36,16 +36,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# Okabe-Ito, in the order families appear; black last, because it is hard to see on a dark theme
-_HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-
-
-_SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
+# columns of `causal_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "outcome": "",
+    "connectivity_quantile": "connectivity ≥",
+    "fill": "",
+    "pairs": "",
+    "dense": "",
+    "bridge": "",
+    "control": "",
+    "difference": "bridge − control",
+    "seed_spread": "seed spread",
+    "seeds": "",
+}
+FAMILY_COLUMNS: Columns = {
+    "family": "",
+    "pairs": "",
+    "bridge": "",
+    "control": "",
+    "difference": "bridge − control",
+}
+QUESTION_COLUMNS: Columns = {
+    **FAMILY_COLUMNS,
+    "bridge_only_right": "only bridge arm",
+    "control_only_right": "only control arm",
+}
+SEED_COLUMNS: Columns = {
+    "connectivity_quantile": "connectivity ≥",
+    "seed": "",
+    "bridge": "",
+    "control": "",
+    "difference": "bridge − control",
+    "predicted_difference": "predicted from H",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What the arms are measured by.
+    """The texts and questions that the arms are measured on.
 
     Attributes:
         held_out: text for KL and perplexity, not calibrated on.
@@ -62,7 +90,7 @@ class Outcomes:
     def __post_init__(self) -> None:
         if self.questions and self.tokenizer is None:
             raise InputError(
-                f"there are {len(self.questions)} questions and no tokenizer. Give tokenizer=."
+                f"there are {len(self.questions)} questions and no tokenizer. Pass tokenizer=."
             )
 
 
@@ -85,7 +113,7 @@ def causal_study(
         curvature: its H [M, M].
         outcomes: texts and questions.
         options: ratio, thresholds, fills, seeds, caliper, guards; None: the defaults.
-        cache: folder of the table and of what is measured on the way, so that it resumes.
+        cache: folder of the table and of the measurements, so that an interrupted study resumes.
         progress: show progress bars.
 
     Returns:
@@ -95,9 +123,9 @@ def causal_study(
         `shared`, realised ratios, predicted risks 1/2 s^T H s (full signed H, nats per token). Of
         the outcome: `outcome` ("kl" nats per token, "perplexity", "accuracy", "log_likelihood" nats
         per answer), `family` ("all" or one), values `dense`, `bridge`, `control`, `difference`
-        (bridge - control) with its paired `standard_error` over `observations` (sequences or
+        (bridge - control) with its paired `difference_error` over `observations` (sequences or
         questions), and for "accuracy" how many questions one arm alone gets right.
-        The rows with `seed` None sum up a fill over its `seeds`: the standard error is of the mean
+        The rows with `seed` None sum up a fill over its `seeds`: the error is that of the mean
         over seeds, for text and questions; `seed_spread` is the standard deviation over seeds of
         the difference (None for fills without a seed). Arms that cannot be made have one row whose
         `outcome` is None and whose `note` says why.
@@ -115,13 +143,13 @@ def causal_study(
     def compute() -> Table:
         trials = list(make_trials(curvature, options))
         made = [trial for trial in trials if trial.arms]
-        rows = [trial.columns(curvature) for trial in trials if not trial.arms]
+        rows = [trial.columns() for trial in trials if not trial.arms]
         if not made:
             return [_EMPTY | row for row in rows]
         dense = Selection.from_pruned(curvature.units, [], curvature)
         plans = [dense, *(arm for trial in made for arm in trial.arms)]
         for effect in _effects(model, plans, curvature, outcomes, keep, progress):
-            rows += _rows(made, effect, curvature)
+            rows += _rows(made, effect)
         return [_EMPTY | row for row in rows]
 
     return cached_table(cache, "causal", settings, compute)
@@ -131,15 +159,14 @@ def _settings(
     model: PreTrainedModel, curvature: Curvature, outcomes: Outcomes, options: CausalOptions
 ) -> dict[str, Any]:
     asked = [[q.capability, q.prompt, q.answer] for q in outcomes.questions]
-    measured = {
-        "model": fingerprint_model(model),
-        "dtype": model_dtype(model),
-        "held_out": outcomes.held_out.fingerprint,
-        "families": {name: text.fingerprint for name, text in outcomes.families.items()},
-        "questions": fingerprint(asked),
-    }
-    chosen = json.loads(json.dumps(asdict(options)))  # tuples as lists, as they are read back
-    return {"measured": measured, "curvature": curvature.fingerprint, "options": chosen}
+    # the measurements alone: they name the checkpoints, which serve other options too
+    measured = marks(
+        model,
+        held_out=outcomes.held_out.fingerprint,
+        families={name: text.fingerprint for name, text in outcomes.families.items()},
+        questions=fingerprint(asked),
+    )
+    return marks(curvature=curvature, measured=measured, options=asdict(options))
 
 
 # Outcomes -----------------------------------------------------------------------------------------
@@ -202,7 +229,7 @@ def _perplexities(table: PlanTable) -> np.ndarray:
     return np.asarray(table.perplexity[:, None] * (1 + offset))
 
 
-def _rows(made: list[Trial], effect: _Effect, curvature: Curvature) -> Table:
+def _rows(made: list[Trial], effect: _Effect) -> Table:
     """A row per trial with a seed, and one per thresholds and fill over its seeds."""
     dense, arms = effect.values[0], effect.values[1:].reshape(len(made), 2, -1)
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -211,7 +238,7 @@ def _rows(made: list[Trial], effect: _Effect, curvature: Curvature) -> Table:
     shared = {"outcome": effect.outcome, "family": effect.family, "dense": float(dense.mean())}
     rows: Table = []
     for members in groups.values():
-        singles = [made[number].columns(curvature) for number in members]
+        singles = [made[number].columns() for number in members]
         if made[members[0]].seed is not None:
             rows += [
                 row | shared | _difference(effect, arms[[n]])
@@ -230,7 +257,7 @@ def _difference(effect: _Effect, arms: np.ndarray) -> Row:
         "bridge": float(arms[:, 0].mean()),
         "control": float(arms[:, 1].mean()),
         "difference": float(by_seed.mean()),
-        "standard_error": float(standard_error(difference.mean(axis=0)[None])[0]),
+        "difference_error": float(standard_error(difference.mean(axis=0)[None])[0]),
         "seed_spread": float(by_seed.std(ddof=1)) if len(by_seed) > 1 else None,
         "observations": difference.shape[1],
         "bridge_only_right": float((difference > 0).sum() / len(arms)) if answers else None,
@@ -249,12 +276,10 @@ _BY_FILL = (
     *("predicted_bridge", "predicted_control", "predicted_difference"),
     *("shared", "realized_ratio", "control_realized_ratio"),
 )
-
-
 _EMPTY: Row = dict.fromkeys(
     (
-        *("ratio", "saliency_quantile", "connectivity_quantile", "fill", "seed", "seeds"),
-        *("outcome", "family", "dense", "bridge", "control", "difference", "standard_error"),
+        *("requested_ratio", "saliency_quantile", "connectivity_quantile", "fill", "seed", "seeds"),
+        *("outcome", "family", "dense", "bridge", "control", "difference", "difference_error"),
         *("seed_spread", "observations", "bridge_only_right", "control_only_right"),
         *("predicted_bridge", "predicted_control", "predicted_difference"),
         *("bridges", "ranked", "pairs", "unmatched", "reasons", "worst_pair", "worst_distance"),
@@ -298,7 +323,7 @@ def family_texts(
 def plot_causal(table: Table) -> Figure:
     """Bridge - control with paired standard errors: KL beside its prediction, and exact match.
 
-    Small crosses are single seeds of the random fill.
+    Small marks are single seeds of the random fill.
     """
     go = graph_objects()
     from plotly.subplots import make_subplots
@@ -306,7 +331,7 @@ def plot_causal(table: Table) -> Figure:
     summary = [row for row in table if row["seed"] is None and row["outcome"] is not None]
     if not summary:
         notes = sorted({str(row["note"]) for row in table})
-        raise InputError(f"the table has no measured arms ({'; '.join(notes)}). Nothing to draw.")
+        raise InputError(f"the table has no measured arms to draw: {'; '.join(notes)}.")
     titles = ("KL, nats per token", "share of questions answered right")
     figure = go.Figure(make_subplots(rows=1, cols=2, shared_yaxes=True, subplot_titles=titles))
     kl = pick(summary, outcome="kl", family=ALL)
@@ -319,13 +344,12 @@ def plot_causal(table: Table) -> Figure:
     for number, family in enumerate(dict.fromkeys(row["family"] for row in accuracy)):
         points = _points(pick(accuracy, family=family), family, number, "difference")
         figure.add_trace(points, 1, 2)
-    line = {"color": "#808080", "width": 1, "dash": "dot"}
-    figure.add_vline(x=0, line=line)
+    figure.add_vline(x=0, line=GUIDE)
     figure.update_xaxes(title_text="bridge − control, ± 1 paired standard error")
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(scattermode="group")  # families side by side, not on top of each other
     figure.update_yaxes(title_text="quantiles: low saliency / high connectivity, fill", col=1)
-    ratio = f"{summary[0]['ratio']:.0%}"
+    ratio = f"{summary[0]['requested_ratio']:.0%}"
     title = f"Forcing out bridges instead of matched controls, {ratio} removed"
     finish(figure, title, height=280 + 46 * len(kl))
     below = {"y": -70 / (46 * len(kl) + 100), "yanchor": "top", "x": 0, "xanchor": "left"}
@@ -336,8 +360,7 @@ def plot_causal(table: Table) -> Figure:
 def _points(rows: Table, name: str, number: int, value: str, size: int = 9) -> Any:
     go = graph_objects()
     predicted, single = value != "difference", name == "single seeds"
-    errors = None if predicted or single else [row["standard_error"] for row in rows]
-    hue, symbol = _HUES[number % len(_HUES)], _SYMBOLS[number % len(_SYMBOLS)]
+    errors = None if predicted or single else [row["difference_error"] for row in rows]
     return go.Scatter(
         x=[row[value] for row in rows],
         y=[
@@ -350,5 +373,5 @@ def _points(rows: Table, name: str, number: int, value: str, size: int = 9) -> A
         name=name,
         orientation="h",
         offsetgroup=str(number),
-        marker={"color": hue, "symbol": symbol, "size": size},
+        marker=look(number) | {"size": size},
     )

@@ -1,27 +1,27 @@
-"""What do the edges buy? Plans made on changed H, measured, and compared in pairs with the method.
+"""Plans made from changed versions of H, measured and compared in pairs with those of the method.
 
 The paper's "Ablations: the edge term is decisive" and appendix "Extended Ablations". A variant
-changes what is solved on; what a plan is predicted to cost always comes from the full signed H.
+changes the H that is solved on; the predicted cost of a plan always comes from the full signed H.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...curvature.matrix import Curvature
 from ...errors import InfeasibleError, InputError
-from ...figures import finish, graph_objects
+from ...figures import finish, graph_objects, look
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import PlanTable, measure_plans, standard_error
 from ...solver.guards import Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.variants import structure_table
-from ...tables import Folder, Row, Table, cached_table, column, pick
-from ..shared import PALETTE, SYMBOLS, measured_on
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
+from ..shared import known, marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -30,12 +30,24 @@ if TYPE_CHECKING:
     from ...calibration import CalibrationSet
 
 
-METHOD = ("structure", "full H")  # what every other row is compared with
+METHOD = ("structure", "full H")  # axis and variant that every other row is compared with
+
+# columns of `edge_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "variant": "",
+    "requested_ratio": "removed",
+    "units": "",
+    "common": "",
+    "measured": "KL",
+    "difference": "KL − method",
+    "perplexity": "",
+    "perplexity_difference": "ppl − method",
+}
 
 
 @dataclass(frozen=True)
 class EdgeOptions:
-    """What to compare.
+    """The plans to compare.
 
     Attributes:
         ratios: shares of removable cost, each in [0, 1).
@@ -73,7 +85,7 @@ def edge_study(
 
     Returns:
         One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
-        method's plan), predicted_risk (under the full H), measured KL and standard_error,
+        method's plan), predicted_risk (under the full H), measured KL and measured_error,
         difference (to the method's plan, paired over sequences) and difference_error, all nats per
         token; perplexity, perplexity_difference and its paired error (first order in the nll), and
         dense_perplexity. Where a variant reaches no plan the numbers are None and `note` says why;
@@ -84,8 +96,9 @@ def edge_study(
         MismatchError: H was built on a row of the text.
     """
     if not options.ratios:
-        raise InputError("ratios is empty; give at least one share of removable cost, such as 0.2.")
-    settings: dict[str, Any] = measured_on(model, curvature, held_out) | asdict(options)
+        raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
+    held_out.require_disjoint(curvature)
+    settings = marks(model, curvature, held_out, **asdict(options))
 
     def compute() -> Table:
         rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
@@ -101,9 +114,10 @@ def edge_study(
             calibrated_on=curvature,
         )
         places = {plan.fingerprint: number for number, plan in enumerate(plans)}
-        methods = {row["ratio"]: row["selection"] for row in rows if _is_method(row)}
+        methods = {row["requested_ratio"]: row["selection"] for row in rows if _is_method(row)}
         return [
-            _identity(row) | _numbers(table, places, row["selection"], methods.get(row["ratio"]))
+            _identity(row)
+            | _numbers(table, places, row["selection"], methods.get(row["requested_ratio"]))
             for row in rows
         ]
 
@@ -117,14 +131,14 @@ def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table
         rows = structure_table(curvature, ratio, strength, guards)
     except InfeasibleError as error:
         axis, name = METHOD
-        return [_entry(axis, name, None, str(error)) | {"ratio": ratio}]
+        return [_entry(axis, name, None, str(error)) | {"requested_ratio": ratio}]
     for value in options.strengths:
         name = f"lambda {value:g}"
         try:
             rows.append(_entry("lambda", name, solve_greedy(curvature, ratio, value, guards)))
         except InfeasibleError as error:
             rows.append(_entry("lambda", name, None, str(error)))
-    return [row | {"ratio": ratio} for row in rows]
+    return [row | {"requested_ratio": ratio} for row in rows]
 
 
 def _entry(axis: str, name: str, selection: Selection | None, note: str = "") -> Row:
@@ -136,18 +150,14 @@ def _is_method(row: Row) -> bool:
 
 
 def _identity(row: Row) -> Row:
-    names: tuple[str, ...] = (
-        "realized_ratio",
-        "units",
-        "common",
-        "predicted_risk",
-        "measured",
-        "standard_error",
+    """The columns that name a row; those that are measured are None."""
+    names = (
+        *("realized_ratio", "units", "common", "predicted_risk", "measured", "measured_error"),
+        *("difference", "difference_error", "perplexity", "perplexity_difference"),
+        *("perplexity_difference_error", "dense_perplexity"),
     )
-    names += ("difference", "difference_error", "perplexity", "perplexity_difference")
-    names += ("perplexity_difference_error", "dense_perplexity")
-    known = {"axis": row["axis"], "variant": row["name"], "requested_ratio": row["ratio"]}
-    return known | {"note": row["note"]} | dict.fromkeys(names)
+    named = {"axis": row["axis"], "variant": row["name"], "requested_ratio": row["requested_ratio"]}
+    return named | {"note": row["note"]} | dict.fromkeys(names)
 
 
 def _numbers(
@@ -168,18 +178,14 @@ def _numbers(
         "common": len(set(plan.pruned) & set(method.pruned)),
         "predicted_risk": plan.predicted_risk,
         "measured": table.mean[mine],
-        "standard_error": _known(table.standard_error[mine]),
+        "measured_error": known(table.standard_error[mine]),
         "difference": difference,
-        "difference_error": _known(error),
+        "difference_error": known(error),
         "perplexity": perplexity[mine],
         "perplexity_difference": perplexity[mine] - perplexity[other],
-        "perplexity_difference_error": _known(perplexity[mine] * nll_error),
+        "perplexity_difference_error": known(perplexity[mine] * nll_error),
         "dense_perplexity": np.exp(table.dense_nll.mean()),
     }
-
-
-def _known(error: float) -> float | None:
-    return float(error) if np.isfinite(error) else None
 
 
 def plot_edges(table: Table) -> Figure:
@@ -187,24 +193,24 @@ def plot_edges(table: Table) -> Figure:
     figure = graph_objects().Figure()
     for number, ratio in enumerate(dict.fromkeys(column(table, "requested_ratio").tolist())):
         rows = [row for row in pick(table, requested_ratio=ratio) if row["measured"] is not None]
-        color, symbol = PALETTE[number % len(PALETTE)], SYMBOLS[number % len(SYMBOLS)]
         figure.add_scatter(
             x=[row["measured"] for row in rows],
             y=[[row["axis"] for row in rows], [row["variant"] for row in rows]],
-            error_x={"type": "data", "array": [row["standard_error"] or 0.0 for row in rows]},
+            error_x={"type": "data", "array": [row["measured_error"] or 0.0 for row in rows]},
             mode="markers",
             name=f"{ratio:.0%} removed",
-            marker={"color": color, "symbol": symbol, "size": 9},
+            marker=look(number) | {"size": 9},
             text=[_against_method(row) for row in rows],
             hovertemplate="%{text}<br>KL %{x:.3g}<extra></extra>",
         )
         for row in rows:
             if (row["axis"], row["variant"]) == METHOD and row["measured"] > 0:
-                figure.add_vline(x=row["measured"], line={"color": color, "dash": "dot"})
+                line = {"color": look(number)["color"], "dash": "dot"}
+                figure.add_vline(x=row["measured"], line=line)
     figure.update_xaxes(title_text="held-out KL, nats per token", type="log")
     figure.update_yaxes(title_text="axis and variant", autorange="reversed")
     missing = sum(row["measured"] is None for row in table)
-    title = "Plans by what they were solved on" + (f"; {missing} without a plan" if missing else "")
+    title = "Held-out KL by edge variant" + (f"; {missing} without a plan" if missing else "")
     return finish(figure, title, height=760)
 
 

@@ -1,29 +1,35 @@
-"""Findings about bridge units and the matched-pair test: one per claim of the paper.
+"""The paper's claims about bridges, edges and the structure of H, beside the tables of the studies.
 
-A verdict needs two standard errors; where one claim is tested several times, more (`strict`).
+A verdict needs two standard errors. `every` judges a claim that is tested several times.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from scipy.stats import binomtest
 
 from ...tables import Row, Table, column, pick
-from ..findings import _BELOW_ZERO, Finding, below_zero, combined, number, strict, within
+from ..findings import BELOW, Finding, Judge, Verdict, every, judged, number, within
+
+PAPER_RATIO = 0.2  # of its ablations
 
 _MECHANISM = 'appendix "Mechanism Analysis"'
+_ABLATIONS, _KINDS = "Table ablation-full", "Table ablation-edge"
+_BOTH, _SOLVER = f"{_ABLATIONS}, {_KINDS}", 'appendix "Solver Guarantees"'
+_SIGNS = 'appendix "Extended Ablations", (iii)'
 
 
 # Bridges ------------------------------------------------------------------------------------------
 def bridge_findings(table: Table, edges: Table) -> list[Finding]:
-    """How many bridges, whether diagonal pruning takes them, and where their edges run.
+    """Claims about the number of bridges, their place in plans, and their strongest edges.
 
     Args:
-        table: of `bridge_table`, with the median/median pair of thresholds.
-        edges: of `bridge_edges`.
+        table: from `bridge_table`, with the median/median pair of thresholds.
+        edges: from `bridge_edges`.
     """
     study = "bridges"
     middle = (pick(table, saliency_quantile=0.5, connectivity_quantile=0.5) or table)[0]
@@ -62,7 +68,7 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
 
 
 def _edge_findings(strongest: Table) -> list[Finding]:
-    """From the strongest edge of each bridge."""
+    """Claims about the strongest edge of each bridge."""
     size = np.array([row["to_saliency"] for row in strongest if row["to_saliency"] is not None])
     cross, count = sum(row["cross_module"] for row in strongest), len(strongest)
     mean = float(size.mean()) if len(size) else math.nan
@@ -88,10 +94,10 @@ def _edge_findings(strongest: Table) -> list[Finding]:
 
 # Causal test --------------------------------------------------------------------------------------
 def causal_findings(table: Table) -> list[Finding]:
-    """Bridge - control against table bridge-causal: its greedy fill, and every other fill.
+    """Claims of table bridge-causal about bridge - control: its greedy fill, and every other fill.
 
     Args:
-        table: of `causal_study`. Errors here count the spread over seeds too.
+        table: from `causal_study`. Errors here count the spread over seeds too.
     """
     measured = [row for row in table if row["seed"] is None and row["outcome"] is not None]
     paper = pick(measured, fill="greedy")
@@ -143,7 +149,7 @@ def _of(rows: Table, outcome: str) -> Table:
 def _error(row: Row) -> float:
     """Of the mean over seeds: text or questions, and which seeds were drawn."""
     spread = row["seed_spread"] or 0.0
-    return float(math.hypot(row["standard_error"], spread / math.sqrt(row["seeds"])))
+    return float(math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"])))
 
 
 def _differences(rows: Table, unit: str) -> str:
@@ -154,37 +160,29 @@ def _differences(rows: Table, unit: str) -> str:
     return f"{unit}: " + "; ".join(parts) if parts else "no arms could be measured"
 
 
-def _all_below(rows: Table, sign: int = 1) -> bool | None:
-    factor = strict(len(rows))
-    return combined(below_zero(sign * row["difference"], _error(row), factor) for row in rows)
+def _all_below(rows: Table, sign: int = 1) -> Verdict:
+    return every(partial(below_zero, sign * row["difference"], _error(row)) for row in rows)
+
+
+def below_zero(value: float, error: float, factor: float = 2.0) -> Verdict:
+    """Whether a value is negative; None within its error, and where nothing varied at all.
+
+    If no question is answered differently, that says little about the next question.
+    """
+    return judged(value, error or None, *BELOW, factor)
 
 
 def _span(values: Sequence[float]) -> str:
     return f"{min(values):+.4f} to {max(values):+.4f}" if values else "nothing"
 
 
-PAPER_RATIO = 0.2  # of its ablations
-
-
-_MECHANISM = 'appendix "Mechanism Analysis"'
-
-
-_ABLATIONS, _KINDS = "Table ablation-full", "Table ablation-edge"
-
-
-_BOTH, _SOLVER = f"{_ABLATIONS}, {_KINDS}", 'appendix "Solver Guarantees"'
-
-
-_SIGNS = 'appendix "Extended Ablations", (iii)'
-
-
 # Edge variants ------------------------------------------------------------------------------------
 def edge_findings(table: Table) -> list[Finding]:
-    """What edges buy, against tables ablation-edge and ablation-full.
+    """Claims of tables ablation-edge and ablation-full about what the edges are worth.
 
     Args:
-        table: of `edge_study`. Verdicts are at the ratio nearest 20 %, the paper's; the text gives
-            every ratio. Perplexity is that of the text at hand, a share is of the method's.
+        table: from `edge_study`. Verdicts are at the ratio nearest 20 %, the paper's; the text
+            gives every ratio. Perplexity is that of the text at hand, a share is of the method's.
     """
     ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
     nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
@@ -262,15 +260,15 @@ def _change(table: Table, ratio: float, variant: str, other: str = "") -> tuple[
     return values[0] - sum(values[1:]), sum(errors)
 
 
-def _worse(table: Table, ratio: float, variant: str, other: str = "") -> tuple[str, bool | None]:
+def _worse(table: Table, ratio: float, variant: str, other: str = "") -> tuple[str, Verdict]:
     value, error = _change(table, ratio, variant, other)
     against = f"perplexity {variant} - {other or 'full H'}:"
-    # equal plans differ by exactly 0 ± 0: not worse
-    verdict = within(-value, error, -math.inf, _BELOW_ZERO)
+    # equal plans differ by exactly 0 ± 0: not worse, so 0 is no part of the range
+    verdict = judged(-value, error, *BELOW)
     return _by_ratio(table, against, variant, other), verdict
 
 
-def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str, bool | None]:
+def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str, Verdict]:
     value, error = _change(table, ratio, variant)
     method = _variant(table, ratio, "full H")
     scale = method["perplexity"] if method else math.nan
@@ -280,29 +278,30 @@ def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str,
     ), verdict
 
 
-def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str, bool | None]:
-    """Collapse here: more than twice the perplexity of the method."""
+def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str, Verdict]:
+    """Collapse here: more than twice the perplexity of the method, of every variant."""
     method = _variant(table, ratio, "full H")
-    verdicts, parts = [], []
+    judges: list[Judge] = []
+    parts = []
     for name in variants:
         row = _variant(table, ratio, name)
         if row is None or method is None:
             continue
         scale = method["perplexity"]
         error = (row["perplexity_difference_error"] or 0.0) / scale
-        verdicts.append(within(row["perplexity"] / scale, error, 2, math.inf))
+        judges.append(partial(judged, row["perplexity"] / scale, error, 2, math.inf))
         parts.append(f"{name} {row['perplexity'] / scale:.2f}")
     text = f"perplexity over that of full H at {ratio:.0%}: {', '.join(parts) or 'no plan'}"
-    return text, combined(verdicts)
+    return text, every(judges)
 
 
 # Structure of H -----------------------------------------------------------------------------------
 def structure_findings(blocks: Table, budgets: Table) -> list[Finding]:
-    """Block means of the correlation, and where the plan of the largest lambda spends its budget.
+    """Claims about the mean correlation of blocks, and about budgets at the largest lambda.
 
     Args:
-        blocks: of `block_table`.
-        budgets: of `budget_table`.
+        blocks: from `block_table`.
+        budgets: from `budget_table`.
     """
     whole = {row["block"]: row for row in pick(blocks, reach="all")}
     findings = []
@@ -346,7 +345,9 @@ def _budget_findings(rows: Table) -> list[Finding]:
         for kind in (heavy, light):
             some = pick(mine, kind=kind)
             share[kind] = float(np.mean([row["share"] for row in some])) if some else math.nan
-            error += float(np.mean([number(row["error"]) for row in some])) if some else math.nan
+            error += (
+                float(np.mean([number(row["share_error"]) for row in some])) if some else math.nan
+            )
         listed = ", ".join(f"{kind} {value:.1%}" for kind, value in share.items())
         findings.append(
             Finding(
@@ -367,13 +368,16 @@ def proposition_findings(table: Table) -> list[Finding]:
     gram = pick(table, proposition="gram")
     mass = pick(table, quantity="share of |H| off the diagonal")
     strongest = max((row["interaction_strength"] or 0.0 for row in table), default=0.0)
+    nearest = min((r["requested_ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))
     positive = [
         row
         for row in pick(table, quantity="share of positive edges", interaction_strength=strongest)
-        if row["ratio"] == min((r["ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))
+        if row["requested_ratio"] == nearest
     ]
     spread = pick(table, quantity="single-unit KL CV, FFN")
-    near = [_inside(row, 0.5 * row["reference"], 2 * row["reference"]) for row in balance]
+    near: list[Judge] = [
+        partial(_inside, row, 0.5 * row["reference"], 2 * row["reference"]) for row in balance
+    ]
     text = "; ".join(
         f"{row['value']:.2f} for {row['reference']:.2f} (|S| = {row['units']})" for row in balance
     )
@@ -390,7 +394,7 @@ def proposition_findings(table: Table) -> list[Finding]:
             "edges over diagonal are about 2 |S| |ρ|",
             'Prop. "Edge-to-diagonal balance"',
             f"{text}; within a factor of 2 counts as about",
-            False if False in near else combined(near) if None not in near else None,
+            every(near),
         ),
         Finding(
             "propositions",
@@ -418,11 +422,11 @@ def proposition_findings(table: Table) -> list[Finding]:
     ]
 
 
-def _inside(row: Row, low: float, high: float) -> bool | None:
-    return within(row["value"], number(row["standard_error"]), low, high)
+def _inside(row: Row, low: float, high: float, factor: float = 2.0) -> Verdict:
+    return judged(row["value"], row["value_error"], low, high, factor)
 
 
 def _finding(claim: str, where: str, row: Row, low: float) -> Finding:
-    error = row["standard_error"]
+    error = row["value_error"]
     ours = f"{row['quantity']} {row['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
     return Finding("propositions", claim, where, ours, _inside(row, low, math.inf))

@@ -1,7 +1,7 @@
-"""What H looks like: blocks, spectrum, where budgets go, and what the paper's propositions say.
+"""The structure of H: its blocks, the budgets of its plans, and its spectrum.
 
-Sections "Geometry of the Pruning Risk", "When Do Cross-Module Edges Help?" and "Mechanism
-Analysis". Nothing here runs a model: numpy alone, from H and its groups of sequences. Standard
+Sections "Geometry of the Pruning Risk" and "Mechanism Analysis"; `propositions.py` has the paper's
+propositions. Nothing here runs a model: numpy alone, from H and its groups of sequences. Standard
 errors are None for an H without groups.
 """
 
@@ -14,25 +14,36 @@ import numpy as np
 from ...curvature.matrix import BLOCKS, Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InfeasibleError, InputError
-from ...figures import COLORS, LABELS, finish, graph_objects
+from ...figures import COLORS, DASHES, LABELS, SYMBOLS, finish, graph_objects
 from ...models.families import KINDS
 from ...solver.guards import Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
-from ...tables import Folder, Row, Table, cached_table, pick
-from ..shared import errors_of, resampled, settings_of, spread_of
+from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..shared import errors_of, group_marks, resampled, spread_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
 REACHES = ("all", "same layer", "adjacent layers", "further")
-
-
 PAPER_BLOCKS = {"attention": 0.10, "cross": 0.086, "ffn": 0.07}  # Llama-3.1-8B-Instruct
 
+# columns of `block_table` for reading, with `shown`
+BLOCK_COLUMNS: Columns = {
+    "block": "",
+    "reach": "",
+    "pairs": "",
+    "mean_absolute": "mean |ρ|",
+    "noise_floor": "noise floor",
+    "corrected": "",
+    "mean_signed": "mean ρ",
+    "positive_share": "share ρ > 0",
+    "paper": "paper's 8B",
+}
 
-# Blocks -----------------------------------------------------------------------------------------
+
+# Blocks -------------------------------------------------------------------------------------------
 def block_table(curvature: Curvature, cache: Folder = None) -> Table:
     """Mean correlation of each block of H, in all and by distance in layers ("Block-wise").
 
@@ -43,11 +54,11 @@ def block_table(curvature: Curvature, cache: Folder = None) -> Table:
     Returns:
         One row per block (BLOCKS) and reach (REACHES) that has a pair: pairs (unordered),
         mean_absolute |rho| and mean_signed rho, each with its jackknife standard error,
-        positive_share of rho > 0, noise_floor (what sampling alone puts into mean_absolute, from
-        two halves of the groups), corrected (mean_absolute without that upward bias), and paper
-        (its 8B, for the whole blocks).
+        positive_share of rho > 0, noise_floor (the mean_absolute that sampling alone would give,
+        from two halves of the groups), corrected (mean_absolute without that upward bias), and
+        paper (its 8B, for the whole blocks).
     """
-    return cached_table(cache, "blocks", settings_of(curvature), lambda: _blocks(curvature))
+    return cached_table(cache, "blocks", group_marks(curvature), lambda: _blocks(curvature))
 
 
 def _blocks(curvature: Curvature) -> Table:
@@ -70,6 +81,7 @@ def _blocks(curvature: Curvature) -> Table:
         if halves is not None:
             a, b = halves[0][mask], halves[1][mask]
             row["noise_floor"] = np.abs(a - b).mean() / 2
+            # noise makes |a| too large, but not b in the direction of a: the halves are independent
             row["corrected"] = (np.sign(a) * b + np.sign(b) * a).mean() / 2
         rows.append(row | {"paper": PAPER_BLOCKS[block] if reach == "all" else None})
     return rows
@@ -94,7 +106,7 @@ def _halves(curvature: Curvature) -> list[np.ndarray] | None:
 
 
 def plot_blocks(table: Table) -> Figure:
-    """Mean |rho| per block and reach with error bars; the mark is what noise alone would read."""
+    """Mean |rho| per block and reach with error bars; grey bars are the noise floor."""
     figure = graph_objects().Figure()
     looks = (("attention", COLORS["attention"], ""), ("cross", COLORS["bridge"], "x"))
     for block, color, pattern in (*looks, ("ffn", COLORS["ffn"], "/")):
@@ -123,7 +135,7 @@ def plot_blocks(table: Table) -> Figure:
     return finish(figure, "Curvature correlation by block and distance")
 
 
-# Budgets ----------------------------------------------------------------------------------------
+# Budgets ------------------------------------------------------------------------------------------
 def budget_table(
     curvature: Curvature,
     ratio: float = 0.2,
@@ -131,9 +143,7 @@ def budget_table(
     guards: Guards = Guards(),  # noqa: B008  (frozen)
     cache: Folder = None,
 ) -> Table:
-    """Where plans spend the budget: share of each layer's and kind's cost removed.
-
-    The appendix's "Layer pattern".
+    """Share of each layer's and kind's cost that plans remove (appendix, "Layer pattern").
 
     Args:
         curvature: H [M, M].
@@ -143,14 +153,14 @@ def budget_table(
         cache: folder to keep the table in.
 
     Returns:
-        One row per lambda, kind and layer that has such units: units and share removed, error
+        One row per lambda, kind and layer that has such units: units and share removed, share_error
         (standard deviation of the share over 100 bootstrap draws of the groups, each solved anew)
         and draws that had a plan. Where greedy reaches no plan, one row says so in `note`.
 
     Raises:
         InputError: ratio or lambda out of range.
     """
-    settings = settings_of(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
+    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
 
     def compute() -> Table:
         return [
@@ -162,7 +172,7 @@ def budget_table(
 
 def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Table:
     head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
-    names = ("kind", "layer", "units", "share", "error", "draws")
+    names = ("kind", "layer", "units", "share", "share_error", "draws")
     try:
         plan = solve_greedy(curvature, ratio, strength, guards)
     except InfeasibleError as error:
@@ -194,7 +204,6 @@ def _shares(plan: Selection) -> np.ndarray:
 def plot_budgets(table: Table) -> Figure:
     """Share of each layer's attention and FFN cost removed, per lambda, with bootstrap errors."""
     figure = graph_objects().Figure()
-    dashes, symbols = ("dot", "solid", "dash", "dashdot"), ("circle", "square", "diamond", "x")
     done = [row for row in table if not row["note"]]
     for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
         for kind in KINDS:
@@ -202,20 +211,20 @@ def plot_budgets(table: Table) -> Figure:
             figure.add_scatter(
                 x=[row["layer"] for row in rows],
                 y=[row["share"] for row in rows],
-                error_y={"type": "data", "array": [row["error"] or 0.0 for row in rows]},
+                error_y={"type": "data", "array": [row["share_error"] or 0.0 for row in rows]},
                 name=f"{LABELS[kind]}, λ = {strength:g}",
                 mode="lines+markers",
-                line={"color": COLORS[kind], "dash": dashes[number % 4]},
-                marker={"symbol": symbols[number % 4], "size": 8},
+                line={"color": COLORS[kind], "dash": DASHES[number % len(DASHES)]},
+                marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
             )
     figure.update_xaxes(title_text="layer")
     figure.update_yaxes(title_text="share of the layer's parameters removed", tickformat=".0%")
-    return finish(figure, "Where the budget is spent")
+    return finish(figure, "Share of each layer removed, by kind and λ")
 
 
-# Spectrum ---------------------------------------------------------------------------------------
+# Spectrum -----------------------------------------------------------------------------------------
 def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
-    """Eigenvalues of H, largest first, and how many directions they amount to.
+    """Eigenvalues of H, largest first, and the effective number of directions.
 
     Args:
         curvature: H [M, M], not all zero.
@@ -231,8 +240,10 @@ def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
         InputError: H is zero.
     """
     if not curvature.saliency.sum() > 0:
-        raise InputError("the trace of H is 0, so there are no shares of it. Build H on more text.")
-    return cached_table(cache, "spectrum", settings_of(curvature), lambda: _spectrum(curvature))
+        raise InputError(
+            "the trace of H is 0, so no eigenvalue has a share of it. Build H on more text."
+        )
+    return cached_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
 
 
 def _spectrum(curvature: Curvature) -> Table:
@@ -240,7 +251,7 @@ def _spectrum(curvature: Curvature) -> Table:
 
     def read(part: Curvature) -> np.ndarray:
         values = part.spectrum()
-        shares = np.clip(values / values.sum(), 0.0, None)
+        shares = np.clip(values / values.sum(), 0.0, None)  # rounding makes the last ones negative
         rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
         return np.concatenate([values, shares, np.cumsum(shares), [rank, 1 / (shares**2).sum()]])
 

@@ -25,8 +25,6 @@ from ...solver.selection import Selection
 from ...solver.targets import target_cost
 
 Fill = Literal["greedy", "diagonal", "random"]
-
-
 _STRENGTHS = {"greedy": 1.0, "diagonal": 0.0, "random": 0.0}  # lambda of the fill
 
 
@@ -166,7 +164,9 @@ def match_controls(
     if not wanted:
         raise InputError("there is no bridge to match. Loosen the thresholds of bridge_units.")
     if not 0 <= caliper < math.inf:
-        raise InputError(f"caliper is {caliper}; it bounds |log saliency|, is finite and >= 0.")
+        raise InputError(
+            f"caliper is {caliper}; it bounds |log saliency|. Give a finite number >= 0."
+        )
     allowed = Rules(units, replace(guards, layer_cap=None, layer_cap_factor=None), 0.0, (), exclude)
     problem = _Problem(curvature, wanted, caliper, allowed)
     rows, columns = problem.solve()
@@ -185,7 +185,7 @@ def match_controls(
 
 
 class _Problem:
-    """Which of all M units may be a control for each of B bridges, and how far away it is.
+    """The possible controls of each of B bridges among all M units, and their distances.
 
     Attributes:
         alike: [B, M] bool, same kind and cost, not a bridge, and not ruled out.
@@ -211,14 +211,14 @@ class _Problem:
     def solve(self) -> tuple[np.ndarray, np.ndarray]:
         """Row and column numbers of the assigned pairs that may form."""
         may = self.alike & self.lower & (self.distance <= self.caliper)
-        # dearer than all pairs together, so no pair is given up to bring others closer
+        # above the distance of all pairs together, so no pair is given up to bring others closer
         prohibitive = 1.0 + self.caliper * len(self.bridges)
         rows, columns = linear_sum_assignment(np.where(may, self.distance, prohibitive))
         formed = may[rows, columns]
         return rows[formed], columns[formed]
 
     def why_not(self, row: int) -> str:
-        """Why a bridge has no control, by the first condition that left it none."""
+        """The first condition that leaves a bridge without a control, in words."""
         bridge = self.bridges[row]
         if self.rules.excluded[bridge]:
             return "it is in exclude"
@@ -368,7 +368,7 @@ def _shared_room(matching: Matching, ratio: float, guards: Guards) -> np.ndarray
 
 
 def _arms(matching: Matching) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What each arm forces out, and what it must keep."""
+    """The units that each arm forces out, and those that it must keep."""
     kept = set(_kept_out(matching))
     for forced in (matching.bridges, matching.controls):
         yield forced, tuple(sorted(kept - set(forced)))

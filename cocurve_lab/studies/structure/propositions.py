@@ -13,14 +13,25 @@ from ...models.families import KINDS
 from ...solver.interaction import redundancy_gate
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
-from ...tables import Folder, Row, Table, cached_table
-from ..shared import errors_of, resampled, settings_of, spread_of
+from ...tables import Columns, Folder, Row, Table, cached_table
+from ..shared import errors_of, group_marks, resampled, spread_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
 PAPER_DECOUPLED, PAPER_CV = 0.63, {"attention": 0.685, "ffn": 0.084}  # 8B; Qwen2.5-32B
+
+# columns of `proposition_table` for reading, with `shown`
+COLUMNS: Columns = {
+    "quantity": "",
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "value": "",
+    "reference": "bound",
+    "holds": "",
+    "paper": "",
+}
 
 
 def proposition_table(
@@ -29,7 +40,7 @@ def proposition_table(
     strengths: tuple[float, ...] = (0.0, 1.0),
     cache: Folder = None,
 ) -> Table:
-    """What the paper's propositions say about H and its plans, against what this H shows.
+    """Both sides of the paper's propositions about H and its plans, for this H.
 
     - "gram" (Prop. "Gram equivalence"): smallest eigenvalue over the largest, at least -1e-6 (what
       float32 features leave); smallest diagonal entry, at least 0.
@@ -51,15 +62,15 @@ def proposition_table(
         cache: folder to keep the table in.
 
     Returns:
-        Rows of proposition, quantity, ratio, interaction_strength, units (|S|), value,
-        standard_error (plan fixed: a jackknife, for medians and ranks a bootstrap of 100 draws of
-        the groups), reference (the other side of the proposition), holds, paper (its figure where
+        Rows of proposition, quantity, requested_ratio, interaction_strength, units (|S|), value,
+        value_error (plan fixed: a jackknife, for medians and ranks a bootstrap of 100 draws of the
+        groups), reference (the other side of the proposition), holds, paper (its figure where
         it states one, for its own models).
 
     Raises:
         InputError: a ratio or lambda out of range.
     """
-    settings = settings_of(curvature, ratios=list(ratios), strengths=list(strengths))
+    settings = group_marks(curvature, ratios=list(ratios), strengths=list(strengths))
 
     def compute() -> Table:
         rows = _gram_rows(curvature) + _whole_rows(curvature) + _variation_rows(curvature)
@@ -78,11 +89,11 @@ def _row(
     return {
         "proposition": proposition,
         "quantity": quantity,
-        "ratio": None if plan is None else plan.requested_ratio,
+        "requested_ratio": None if plan is None else plan.requested_ratio,
         "interaction_strength": None if plan is None else plan.interaction_strength,
         "units": None if plan is None else len(plan),
         "value": value,
-        "standard_error": error,
+        "value_error": error,
     } | dict.fromkeys(("reference", "holds", "paper"))
 
 
@@ -203,14 +214,14 @@ def _plan_rows(curvature: Curvature, plan: Selection) -> Table:
 
 
 def plot_propositions(table: Table) -> Figure:
-    """Edge-to-diagonal balance against |S|: measured, and what the correlations say."""
+    """Edge-to-diagonal balance against |S|: measured, and as the correlations predict it."""
     figure = graph_objects().Figure()
     chosen = [row for row in table if row["quantity"].startswith("edge over diagonal")]
     first = [row for row in chosen if row["quantity"].endswith("its own correlation")]
     figure.add_scatter(
         x=[row["units"] for row in first],
         y=[row["value"] for row in first],
-        error_y={"type": "data", "array": [row["standard_error"] or 0.0 for row in first]},
+        error_y={"type": "data", "array": [row["value_error"] or 0.0 for row in first]},
         name="measured",
         mode="lines+markers",
         marker={"color": COLORS["attention"], "symbol": "circle", "size": 9},
@@ -231,4 +242,4 @@ def plot_propositions(table: Table) -> Figure:
         )
     figure.update_xaxes(title_text="units in the plan |S|")
     figure.update_yaxes(title_text="edge term over diagonal term, median unit")
-    return finish(figure, "How much of the marginal the edges are")
+    return finish(figure, "Edge term over diagonal term, by size of the plan")

@@ -1,4 +1,4 @@
-"""Study: which lambda and which guards, by ratio, and what survives of the trust-region view.
+"""The best lambda and the best guards, ratio by ratio (section "A trust-region view").
 
 Everything is chosen on one text and reported on another, with paired standard errors.
 """
@@ -6,15 +6,16 @@ Everything is chosen on one text and reported on another, with paired standard e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...figures import finish, graph_objects, look
 from ...measuring.choosing import (
     GuardsChoice,
     InteractionChoice,
@@ -24,12 +25,52 @@ from ...measuring.choosing import (
 from ...measuring.plan_memory import plans_file
 from ...measuring.racing import Candidate, ChoiceOptions, guards_text
 from ...measuring.risk import measure_plans
-from ...models.identity import fingerprint_model
-from ...tables import Folder, Row, Table, cached_table, pick
+from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..shared import marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
+
+
+# lambda of the authors' release at 20 %, by model: the lowest held-out KL over its path
+RELEASED: Mapping[str, float] = MappingProxyType(
+    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
+)
+
+# columns of `strength_summary` and `guards_study` for reading, with `shown`
+BEST_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "plans": "plans measured",
+    "best_from": "best λ from",
+    "best_to": "to",
+    "gate": "gate's λ",
+    "kl_best": "KL of the best",
+    "kl_lambda_0": "KL, λ 0",
+    "kl_lambda_1": "KL, λ 1",
+}
+BENEFIT_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "edge_benefit": "KL(λ 0) - KL(λ 1)",
+    "lambda_0_behind": "KL(λ 0) - KL(best)",
+    "lambda_1_behind": "KL(λ 1) - KL(best)",
+}
+FITTING_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "edge_mass": "E",
+    "remainder": "b",
+    "fitting": "1 + b/E, fits",
+    "printed": "1 - b/E, printed",
+}
+GUARDS_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "judge": "judged by",
+    "role": "plan",
+    "guards": "",
+    "kl": "KL",
+    "perplexity": "",
+    "difference": "",
+}
 
 
 class Texts(NamedTuple):
@@ -85,7 +126,7 @@ def strength_study(
         return rows
 
     return cached_table(
-        cache, "strength", _settings(model, curvature, texts, ratios, options), compute
+        cache, "strength", _marks(model, curvature, texts, ratios, options), compute
     )
 
 
@@ -133,7 +174,7 @@ def _candidate(entry: Candidate) -> Row:
         "units": len(plan),
         "predicted_risk": plan.predicted_risk,
         "kl": entry.kl,
-        "standard_error": entry.standard_error,
+        "kl_error": entry.standard_error,
         "perplexity": entry.perplexity,
         "rows": entry.rows,
         "difference": entry.difference,
@@ -171,83 +212,18 @@ def strength_summary(table: Table) -> Table:
         }
         for name, entry in (("best", best), ("lambda_0", zero), ("lambda_1", one)):
             row[f"kl_{name}"] = None if entry is None else entry["kl"]
-            row[f"error_{name}"] = None if entry is None else entry["standard_error"]
+            row[f"kl_{name}_error"] = None if entry is None else entry["kl_error"]
         for name, entry in (("lambda_0", zero), ("lambda_1", one)):
             row[f"{name}_behind"] = None if entry is None else entry["difference"]
             row[f"{name}_behind_error"] = None if entry is None else entry["difference_error"]
         row |= {name: chosen[name] for name in ("edge_benefit", "edge_benefit_error")}
         for name in ("edge_mass", "remainder", "fitting", "fitting_error", "printed"):
             row[name] = None if one is None else one[name]
+        row["remainder_error"] = row[
+            "kl_lambda_1_error"
+        ]  # of b = KL - 1/2 s^T H s, H taken as exact
         rows.append(row)
     return rows
-
-
-def trust_statements(table: Table) -> Table:
-    """What the paper says of lambda and the trust region, against what was measured.
-
-    Statements are those of Section "A Trust-Region View" and its appendix. Each row has the
-    statement, how many ratios it could be tested on, how many agree, and the numbers.
-
-    Args:
-        table: from `strength_study`.
-    """
-    summary = [row for row in strength_summary(table) if row["edge_benefit"] is not None]
-    balance = [row["fitting"] - 1 for row in summary]
-    falling = [after["best_from"] <= before["best_to"] for before, after in pairwise(summary)]
-    rising = [after >= before for before, after in pairwise(balance)]
-
-    def values(name: str) -> list[float]:
-        return [row[name] for row in summary]
-
-    def within(name: str) -> list[bool]:
-        return [0 <= value <= 1 for value in values(name)]
-
-    def not_below(name: str) -> list[bool]:
-        return [row[name] >= -row[f"{name}_error"] for row in summary]
-
-    checks = [
-        ("the edge mass E is positive", [v > 0 for v in values("edge_mass")], values("edge_mass")),
-        (
-            "the remainder b is not negative: higher orders do harm",
-            [value >= 0 for value in values("remainder")],
-            values("remainder"),
-        ),
-        ("b/E grows with the ratio", rising, balance),
-        (
-            "1 - b/E, the paper's formula, is a lambda in [0, 1]",
-            within("printed"),
-            values("printed"),
-        ),
-        (
-            "1 + b/E, which fits the risk, is a lambda in [0, 1]",
-            within("fitting"),
-            values("fitting"),
-        ),
-        ("the best lambda does not grow with the ratio", falling, values("best_from")),
-        (
-            "lambda 1 is no worse than lambda 0, within one paired standard error",
-            not_below("edge_benefit"),
-            values("edge_benefit"),
-        ),
-        (
-            "lambda 0 is a floor: the plan chosen on held-out text is no worse on other text",
-            not_below("lambda_0_behind"),
-            values("lambda_0_behind"),
-        ),
-    ]
-    ratios = values("requested_ratio")
-    return [
-        {
-            "statement": statement,
-            "agree": sum(agree),
-            "tested": len(agree),
-            "holds": bool(agree) and all(agree),
-            "numbers": ", ".join(
-                f"{ratio:.0%}: {number:.3g}" for ratio, number in zip(ratios, numbers, strict=True)
-            ),
-        }
-        for statement, agree, numbers in checks
-    ]
 
 
 # Guards -------------------------------------------------------------------------------------------
@@ -284,37 +260,36 @@ def guards_study(
                 rows += _rows(choice, {"judge": judge})
         return rows
 
-    return cached_table(
-        cache, "guards", _settings(model, curvature, texts, ratios, options), compute
-    )
+    return cached_table(cache, "guards", _marks(model, curvature, texts, ratios, options), compute)
 
 
 def kept_beside(
     options: ChoiceOptions, cache: Folder, model: PreTrainedModel, text: CalibrationSet
 ) -> ChoiceOptions:
-    """Measurements kept beside the tables, so that an interrupted study goes on."""
+    """Keep the measurements beside the tables, so that an interrupted study resumes."""
     path = plans_file(cache, model, text)
     return options if path is None else replace(options, checkpoint=path)
 
 
-def _settings(
+def _marks(
     model: PreTrainedModel,
     curvature: Curvature,
     texts: Texts,
     ratios: Sequence[float],
     options: ChoiceOptions,
 ) -> dict[str, Any]:
-    return {
-        "model": fingerprint_model(model),
-        "curvature": curvature.fingerprint,
-        "choose": texts.choose.fingerprint,
-        "report": texts.report.fingerprint,
-        "ratios": [float(ratio) for ratio in ratios],
-        "max_candidates": options.max_candidates,
-        "first_rows": options.first_rows,
-        "stop_beyond": options.stop_beyond,
-        "judge": options.judge,
-    }
+    return marks(
+        model,
+        curvature,
+        dtype=False,
+        choose=texts.choose.fingerprint,
+        report=texts.report.fingerprint,
+        ratios=[float(ratio) for ratio in ratios],
+        max_candidates=options.max_candidates,
+        first_rows=options.first_rows,
+        stop_beyond=options.stop_beyond,
+        judge=options.judge,
+    )
 
 
 # Pictures -----------------------------------------------------------------------------------------
@@ -323,39 +298,33 @@ def plot_strength(table: Table) -> Figure:
 
     The axis is symlog-like (arsinh), because published choices reach from 4.5e-5 to 0.2.
     """
-    from ...figures import finish, graph_objects
-
-    go = graph_objects()
-    figure, palette = (
-        go.Figure(),
-        ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"],
-    )
+    figure = graph_objects().Figure()
     scale = 1e-3
     for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
         part = sorted(
             (row for row in pick(table, requested_ratio=ratio) if row["role"] == "candidate"),
             key=lambda row: row["start"],
         )
-        color = palette[number % len(palette)]
         x = [math.asinh((row["start"] + row["stop"]) / 2 / scale) for row in part]
         figure.add_scatter(
             x=x,
             y=[row["kl"] for row in part],
-            error_y={"array": [row["standard_error"] for row in part], "thickness": 1, "width": 2},
+            error_y={"array": [row["kl_error"] for row in part], "thickness": 1, "width": 2},
             mode="lines+markers",
             name=f"{ratio:.0%}",
-            line={"color": color},
-            marker={"symbol": number, "size": 6},
+            line={"color": look(number)["color"]},
+            marker=look(number) | {"size": 6},
             text=[f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in part],
             hovertemplate="%{text}<br>KL %{y:.4g}<extra></extra>",
         )
         best = next(n for n, row in enumerate(part) if row["chosen"])
+        ring = {"symbol": "circle-open", "size": 16, "line": {"width": 2}}
         figure.add_scatter(
             x=[x[best]],
             y=[part[best]["kl"]],
             mode="markers",
             showlegend=False,
-            marker={"symbol": "circle-open", "size": 16, "color": color, "line": {"width": 2}},
+            marker=look(number) | ring,
             hovertemplate=f"chosen at {ratio:.0%}<extra></extra>",
         )
     ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
@@ -363,4 +332,4 @@ def plot_strength(table: Table) -> Figure:
         title_text="λ", tickvals=np.arcsinh(np.array(ticks) / scale).tolist(), ticktext=ticks
     )
     figure.update_yaxes(title_text="held-out KL, nats per token", type="log")
-    return finish(figure, "Which λ is best, by share removed (rings: chosen)")
+    return finish(figure, "Held-out KL by λ, for each share removed (rings: the plans chosen)")

@@ -1,7 +1,8 @@
-"""Does 1/2 s^T H s predict the measured KL? Of single units, of pairs, and of whole plans.
+"""Predicted and measured risk of single units and of whole plans, and how well the two agree.
 
-The paper's appendix "Surrogate Fidelity: Empirical Study". Tables that were measured hold the KL of
-every held-out sequence in columns `kl_0`, `kl_1`, ..., so that their summaries can resample text.
+The paper's appendix "Surrogate Fidelity: Empirical Study"; pairs are in `saturation.py`. The table
+of plans holds the KL of every held-out sequence in columns `kl_0`, `kl_1`, ..., so that its summary
+can resample the text.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from scipy.stats import rankdata
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
+from ...figures import COLORS, GUIDE, LABELS, finish, graph_objects, look
 from ...measuring.agreement import RANDOM, same_budget_pool
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...storage import fingerprint
-from ...tables import Folder, Row, Table, cached_table, column, pick
-from ..shared import PALETTE, SYMBOLS, measured_on, number, sequence_columns, sequence_values
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
+from ..shared import known, marks, sequence_columns, sequence_values
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,19 +35,35 @@ if TYPE_CHECKING:
 
 
 ACROSS, POOL = "across ratios", "same budget"
+# the paper's figures by group and statistic; an exponent of 3 is its bound on the gap
+PAPER = {
+    (f"{ACROSS}, lambda 1", "spearman"): 1.0,
+    (f"{ACROSS}, lambda 1", "pearson"): 0.95,
+    (f"{ACROSS}, lambda 1", "gap exponent in units"): 3.0,
+    (POOL, "spearman"): 0.81,
+    (POOL, "random over structured"): 3.0,
+}
 
-
-PAPER = {"spearman": 1.0, "pearson": 0.95, "pool": 0.81, "random": 3.0, "exponent": 3.0}
+# columns of `fidelity_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "method": "plan",
+    "requested_ratio": "removed",
+    "units": "",
+    "predicted": "",
+    "measured": "",
+    "measured_over_predicted": "measured / predicted",
+}
 
 
 @dataclass(frozen=True)
 class FidelityOptions:
-    """What to measure.
+    """The plans and pairs to measure.
 
     Attributes:
         ratios: of the plans across ratios, each in [0, 1).
         strengths: lambdas of those plans.
-        pool_ratio, pool_size: of the plans of one budget (`same_budget_pool`; the paper: 0.2, 26).
+        pool_ratio, pool_size: ratio and number of the plans of one budget, from
+            `same_budget_pool`; the paper has 26 at 0.2.
         pairs: pairs in each of the three groups of `pair_saturation`.
         seed: of the pool and of the random pairs.
     """
@@ -59,9 +76,9 @@ class FidelityOptions:
     seed: int = 0
 
 
-# Single units -----------------------------------------------------------------------------------
+# Single units -------------------------------------------------------------------------------------
 def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
-    """Predicted 1/2 H_uu against the measured KL of removing u alone, both as the build saw them.
+    """Predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
     Same rows, positions and top-r support on both sides, so the ratio shows the error of the
     quadratic form alone (Proposition "Fisher quadratic"), without sampling and without other units.
@@ -71,9 +88,9 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
         cache: folder to keep the table in.
 
     Returns:
-        One row per unit: unit, kind, layer, predicted, measured (nats per token), ratio = measured
-        / predicted, and the standard error of each over groups of sequences; ratio None where
-        nothing is predicted.
+        One row per unit: unit, kind, layer, predicted, measured (nats per token), and
+        measured_over_predicted, None where nothing is predicted; each with its standard error over
+        groups of sequences, `..._error`.
 
     Raises:
         InputError: H came without groups or single-unit risks.
@@ -81,10 +98,10 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
     if curvature.group_risks is None or curvature.group_positions is None:
         raise InputError(
             "this H came without single-unit risks (a released or hand-made matrix). Use an H from "
-            "estimate_curvature, which keeps them."
+            "estimate_curvature, which has them."
         )
     grams, risks = curvature.group_grams, curvature.group_risks
-    settings = {"curvature": curvature.fingerprint, "groups": fingerprint(grams, risks)}
+    settings = marks(curvature=curvature, groups=fingerprint(grams, risks))
     return cached_table(cache, "single_units", settings, lambda: _single_units(curvature))
 
 
@@ -101,13 +118,13 @@ def _single_units(curvature: Curvature) -> Table:
         for name, top, bottom in (
             ("predicted", half, scored),
             ("measured", risks, scored),
-            ("ratio", risks, half),
+            ("measured_over_predicted", risks, half),
         )
     }
     return [
         {"unit": unit.name, "kind": unit.kind, "layer": unit.layer}
-        | {name: number(values[i]) for name, (values, _) in columns.items()}
-        | {f"{name}_error": number(errors[i]) for name, (_, errors) in columns.items()}
+        | {name: known(values[i]) for name, (values, _) in columns.items()}
+        | {f"{name}_error": known(errors[i]) for name, (_, errors) in columns.items()}
         for i, unit in enumerate(curvature.units)
     ]
 
@@ -119,11 +136,12 @@ def _ratio_of_sums(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.
     ratio = np.divide(top.sum(axis=0), below, out=empty.copy(), where=below > 0)
     if count < 2:
         return ratio, empty
+    # the delta method: groups differ in size, so this is no mean of their ratios
     spread = ((top - ratio * bottom) ** 2).sum(axis=0) * count / (count - 1)
     return ratio, np.divide(np.sqrt(spread), below, out=empty, where=below > 0)
 
 
-# Plans ------------------------------------------------------------------------------------------
+# Plans --------------------------------------------------------------------------------------------
 def fidelity_study(
     model: PreTrainedModel,
     curvature: Curvature,
@@ -137,8 +155,8 @@ def fidelity_study(
     Args:
         model: the dense model.
         curvature: H [M, M] of that model.
-        held_out: text H was not built on.
-        options: ratios, lambdas, the pool.
+        held_out: text that H was not built on.
+        options: ratios, lambdas, and the pool.
         cache: folder for the table and for the plans measured so far; a run resumes there.
         progress: show a progress bar.
 
@@ -147,23 +165,23 @@ def fidelity_study(
         realized_ratio, units, and in nats per token: predicted = 1/2 s^T H s with its sampling
         error (plan fixed, so without the optimism of a plan chosen on the same H), diagonal = 1/2
         sum of H_uu, single_units (sum of the KL of removing each alone, as the build measured it;
-        None where it did not), measured with its standard error over sequences, kl_<n> of each
-        sequence; and ratio = measured / predicted.
+        None where it did not), measured with its standard error over sequences (measured_error),
+        kl_<n> of each sequence; and measured_over_predicted.
 
     Raises:
         InputError: a ratio, lambda or size out of range.
         MismatchError: H was built on a row of the text.
     """
-    settings = measured_on(model, curvature, held_out) | {
-        name: getattr(options, name)
-        for name in ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
-    }
+    held_out.require_disjoint(curvature)
+    names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
+    asked = {name: getattr(options, name) for name in names}
+    settings = marks(model, curvature, held_out, **asked)
 
     def compute() -> Table:
-        known = _plans(curvature, options)
+        plans = _plans(curvature, options)
         table = measure_plans(
             model,
-            [plan for _, plan in known],
+            [plan for _, plan in plans],
             held_out,
             checkpoint=plans_file(cache, model, held_out),
             progress=progress,
@@ -171,7 +189,7 @@ def fidelity_study(
         )
         return [
             row | _plan_columns(curvature, plan, kl, error)
-            for (row, plan), kl, error in zip(known, table.kl, table.standard_error, strict=True)
+            for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
         ]
 
     return cached_table(cache, "fidelity", settings, compute)
@@ -201,82 +219,35 @@ def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Se
 
 
 def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: float) -> Row:
-    predicted, chosen, known = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned), None
-    alone = curvature.single_unit_risk
+    predicted, chosen = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned)
+    alone, sampling = curvature.single_unit_risk, None
     if curvature.group_grams is not None:
         error_of = Groups.of(curvature).linear_error
-        known = number(error_of(lambda gram: gram[chosen].sum() / 2))
+        sampling = known(error_of(lambda gram: gram[chosen].sum() / 2))
     return {
         "realized_ratio": plan.realized_ratio,
         "units": len(plan),
         "predicted": predicted,
-        "predicted_error": known,
+        "predicted_error": sampling,
         "diagonal": curvature.saliency[list(plan.pruned)].sum() / 2,
         "single_units": None if alone is None else alone[list(plan.pruned)].sum(),
         "measured": kl.mean(),
-        "standard_error": number(error),
-        "ratio": kl.mean() / predicted if predicted > 0 else None,
+        "measured_error": known(error),
+        "measured_over_predicted": kl.mean() / predicted if predicted > 0 else None,
     } | sequence_columns(kl)
 
 
-# Pictures ---------------------------------------------------------------------------------------
-def plot_single_unit_fidelity(table: Table) -> Figure:
-    """Measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
-    figure = graph_objects().Figure()
-    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
-        name = "FFN" if kind == "ffn" else kind
-        _points(figure, pick(table, kind=kind), name, COLORS[kind], symbol)
-    return _against_diagonal(figure, table, "Single units: predicted and measured on one support")
-
-
-def plot_fidelity(table: Table) -> Figure:
-    """Measured KL of every plan against 1/2 s^T H s, log axes, error bars over sequences."""
-    figure = graph_objects().Figure()
-    names = dict.fromkeys((row["group"], row["method"]) for row in table)
-    for place, (group, method) in enumerate(names):
-        members = pick(table, group=group, method=method)
-        color, symbol = PALETTE[place % len(PALETTE)], SYMBOLS[place % len(SYMBOLS)]
-        _points(figure, members, f"{method} ({group})", color, symbol)
-    return _against_diagonal(figure, table, "Plans: predicted and measured on held-out text")
-
-
-def _points(figure: Any, rows: Table, name: str, color: str, symbol: str) -> None:
-    error = "measured_error" if rows and "measured_error" in rows[0] else "standard_error"
-    figure.add_scatter(
-        x=[row["predicted"] for row in rows],
-        y=[row["measured"] for row in rows],
-        error_y={"type": "data", "array": [row[error] or 0.0 for row in rows], "thickness": 1},
-        mode="markers",
-        name=name,
-        marker={"color": color, "symbol": symbol, "size": 8},
-        text=[row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows],
-        hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
-    )
-
-
-def _against_diagonal(figure: Any, rows: Iterable[Row], title: str) -> Figure:
-    positive = [row["predicted"] for row in rows if row["predicted"] and row["predicted"] > 0]
-    ends = [min(positive), max(positive)] if positive else []
-    line = {"color": "#808080", "dash": "dot"}
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=line)
-    axis = {"type": "log", "exponentformat": "power"}
-    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
-    figure.update_yaxes(title_text="measured KL, nats per token", **axis)
-    finish(figure, title)
-    side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
-    figure.update_layout(legend=side)  # above, so many names would run into the title
-    return figure
-
-
+# Summary of plans ---------------------------------------------------------------------------------
 def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
-    """How well `fidelity_study` predicted, beside what the paper reports.
+    """Statistics of how well `fidelity_study` predicted, beside the paper's figures.
 
     Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of two
-    predictions without edges (columns diagonal and single_units). Plans across ratios get the
-    exponent of the gap: slope of log |measured - predicted| on the log of the number of units
-    (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube) and of the predicted risk; the
-    pool how much worse random plans are. standard_error, low and high (95 %) are a bootstrap over
-    sequences with plans and predictions fixed; fit_error is the regression's own standard error.
+    predictions without edges (columns diagonal and single_units). Plans across ratios also get the
+    exponent of the gap: the slope of log |measured - predicted| on the log of the number of units
+    (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube), and on that of the predicted
+    risk. The pool gets the factor by which random plans are worse. value_error, low and high (95 %)
+    come from a bootstrap over sequences, with plans and predictions fixed; fit_error is the
+    regression's own standard error.
 
     Args:
         table: from `fidelity_study`.
@@ -284,24 +255,22 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
         seed: of the draws.
 
     Returns:
-        Rows of group, statistic, value, standard_error, low, high, fit_error, points, left_out and
+        Rows of group, statistic, value, value_error, low, high, fit_error, points, left_out and
         paper (its figure where it states one). Left out are plans without a logarithm (values at or
-        below 0), for exponents also gaps within two standard errors of 0.
+        below 0) and, for exponents, gaps within two standard errors of 0.
     """
     means = resampled_means(sequence_values(table), draws, seed)
-    predicted, error = column(table, "predicted"), column(table, "standard_error")
+    predicted, error = column(table, "predicted"), column(table, "measured_error")
     rows: Table = []
     for group, members in _groups(table).items():
         x, y = predicted[members], means[:, members]
         rows += _agreement_rows(group, x, y)
         for name in ("diagonal", "single_units"):
             other = column(table, name)[members].astype(float)
-            known = np.isfinite(other)
-            values = correlations(rankdata(other[known]), rankdata(y[:, known], axis=1))
-            left_out = int((~known).sum())
-            rows.append(
-                statistic_row(group, f"spearman, {name}", values, int(known.sum()), left_out)
-            )
+            good = np.isfinite(other)
+            values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
+            counts = int(good.sum()), int((~good).sum())
+            rows.append(statistic_row(group, f"spearman, {name}", values, *counts))
         if group.startswith(ACROSS):
             clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
             size = column(table, "units")[members].astype(float)
@@ -309,14 +278,7 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
             for name, scale in (("units", size), ("predicted risk", x)):
                 rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
     rows += _random_rows(table, means)
-    paper = {
-        (f"{ACROSS}, lambda 1", "spearman"): PAPER["spearman"],
-        (f"{ACROSS}, lambda 1", "pearson"): PAPER["pearson"],
-        (POOL, "spearman"): PAPER["pool"],
-        (POOL, "random over structured"): PAPER["random"],
-        (f"{ACROSS}, lambda 1", "gap exponent in units"): PAPER["exponent"],
-    }
-    return [row | {"paper": paper.get((row["group"], row["statistic"]))} for row in rows]
+    return [row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows]
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
@@ -327,7 +289,7 @@ def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
 
 
 def _groups(table: Table) -> dict[str, np.ndarray]:
-    """Which rows each group of the summary has."""
+    """The rows of each group of the summary, as indices."""
     group, method = column(table, "group"), column(table, "method")
     across, pool, random = group == ACROSS, group == POOL, method == RANDOM
     members = {ACROSS: across}
@@ -391,18 +353,67 @@ def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def statistic_row(
     group: str, statistic: str, values: np.ndarray, points: int, left_out: int
 ) -> Row:
-    """A row of a summary from a statistic as measured and on bootstrap draws [1 + draws]."""
+    """One row of a summary, from a statistic [1 + draws]: as measured, then on bootstrap draws."""
     drawn = values[1:][np.isfinite(values[1:])]
     enough = np.isfinite(values[0]) and len(drawn) > 1
     low, high = np.quantile(drawn, (0.025, 0.975)) if enough else (None, None)
     return {
         "group": group,
         "statistic": statistic,
-        "value": number(values[0]),
-        "standard_error": float(drawn.std(ddof=1)) if enough else None,
+        "value": known(values[0]),
+        "value_error": float(drawn.std(ddof=1)) if enough else None,
         "low": None if low is None else float(low),
         "high": None if high is None else float(high),
         "fit_error": None,
         "points": points,
         "left_out": left_out,
     }
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_single_unit_fidelity(table: Table) -> Figure:
+    """Measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
+    figure = graph_objects().Figure()
+    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
+        style = {"color": COLORS[kind], "symbol": symbol}
+        _points(figure, pick(table, kind=kind), LABELS[kind], style)
+    return _against_diagonal(figure, table, "Single units: predicted and measured on one support")
+
+
+def plot_fidelity(table: Table) -> Figure:
+    """Measured KL of every plan against 1/2 s^T H s, log axes, error bars over sequences."""
+    figure = graph_objects().Figure()
+    names = dict.fromkeys((row["group"], row["method"]) for row in table)
+    for place, (group, method) in enumerate(names):
+        _points(figure, pick(table, group=group, method=method), f"{method} ({group})", look(place))
+    return _against_diagonal(figure, table, "Plans: predicted and measured on held-out text")
+
+
+def _points(figure: Any, rows: Table, name: str, style: dict[str, str]) -> None:
+    figure.add_scatter(
+        x=[row["predicted"] for row in rows],
+        y=[row["measured"] for row in rows],
+        error_y={
+            "type": "data",
+            "array": [row["measured_error"] or 0.0 for row in rows],
+            "thickness": 1,
+        },
+        mode="markers",
+        name=name,
+        marker=style | {"size": 8},
+        text=[row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows],
+        hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
+    )
+
+
+def _against_diagonal(figure: Any, rows: Iterable[Row], title: str) -> Figure:
+    positive = [row["predicted"] for row in rows if row["predicted"] and row["predicted"] > 0]
+    ends = [min(positive), max(positive)] if positive else []
+    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
+    axis = {"type": "log", "exponentformat": "power"}
+    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
+    figure.update_yaxes(title_text="measured KL, nats per token", **axis)
+    finish(figure, title)
+    side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
+    figure.update_layout(legend=side)  # above, so many names would run into the title
+    return figure

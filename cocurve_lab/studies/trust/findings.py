@@ -1,47 +1,52 @@
-"""What the paper says of trusting the edges, beside what the tables of the studies show.
+"""The paper's claims about trusting the edges, beside the tables of the studies.
 
-One function per study. Verdicts go by two standard errors, so the same cell says other things of
-another model. Where a claim is about several plans, one clear failure is enough against it.
+One function per study. A verdict needs two standard errors, so the same cell may say something else
+of another model. `every` judges a claim about several plans.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from scipy.stats import rankdata
 
-from ...measuring.choosing import RELEASED
 from ...tables import Row, Table, column, pick, plus_minus
-from ..findings import ABOVE, BELOW, Finding, Verdict, every, judged, percent
+from ..findings import (
+    ABOVE,
+    BELOW,
+    NOT_ABOVE,
+    NOT_BELOW,
+    Finding,
+    Judge,
+    Verdict,
+    every,
+    judged,
+    percent,
+)
 from ..shared import sequence_values
-from .choices import strength_summary
+from .choices import RELEASED, strength_summary
 from .fidelity import ACROSS, POOL, correlations, fidelity_summary, resampled_means
 from .iterative import ITERATIVE
 from .redundancy import redundancy_trend
 from .saturation import PAIRS, saturation_summary
 
 FIDELITY = 'App. "Surrogate Fidelity"'
-
-
 TRUST = 'Section "A trust-region view"'
-
-
 TRUST_APPENDIX = 'App. "Trust-Region View"'
+GUARDS = 'App. "The Greedy Co-Pruning Solver", anti-collapse guards'
+
+NEAR = 0.1  # a prediction right to second order: measured / predicted this close to 1
+TIMES = 2.0  # a prediction of a plan's risk is called accurate within this factor
+NEARLY = 0.95  # greedy is called nearly the best if no objective lies below this share of its own
 
 
-NEAR = 0.1  # a prediction that is right to second order: measured / predicted this close to 1
-
-
-TIMES = 2.0  # a prediction of a plan's size is called accurate within this factor
-
-
-# Does the prediction hold -----------------------------------------------------------------------
+# Predictions --------------------------------------------------------------------------------------
 def single_unit_findings(table: Table) -> list[Finding]:
-    """Of `single_unit_fidelity`: the median of measured / predicted, its error over units."""
-    ratios = column(table, "ratio").astype(float)
+    """From `single_unit_fidelity`: the median of measured / predicted, its error over units."""
+    ratios = column(table, "measured_over_predicted").astype(float)
     ratios = ratios[np.isfinite(ratios)]
     middle, error = None, None
     if len(ratios) > 1:
@@ -61,7 +66,7 @@ def single_unit_findings(table: Table) -> list[Finding]:
 
 
 def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
-    """Of `fidelity_study`: order and size across ratios, order within one budget, the gap."""
+    """From `fidelity_study`: order and size across ratios, order within one budget, the gap."""
     rows = {(r["group"], r["statistic"]): r for r in fidelity_summary(table, draws)}
     full, inf = f"{ACROSS}, lambda 1", math.inf
     asked = [
@@ -92,14 +97,14 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
 
 
 def _statistic(study: str, claim: str, row: Row, low: float, high: float) -> Finding:
-    errors = [e for e in (row["standard_error"], row["fit_error"]) if e is not None]
+    errors = [e for e in (row["value_error"], row["fit_error"]) if e is not None]
     error = math.hypot(*errors) if errors else None
     ours = f"{row['statistic']} {plus_minus(row['value'], error)} ({row['points']} points)"
     return Finding(study, claim, FIDELITY, ours, judged(row["value"], error, low, high))
 
 
 def _without_edges(table: Table, draws: int) -> list[Finding]:
-    """Whether ½ sᵀHs orders the pool better than its diagonal alone; paired over draws of text."""
+    """The order of the pool by ½ sᵀHs against that by its diagonal; paired over draws of text."""
     pool = pick(table, group=POOL)
     if len(pool) < 3:
         return []
@@ -123,7 +128,7 @@ def _without_edges(table: Table, draws: int) -> list[Finding]:
 
 
 def saturation_findings(table: Table, draws: int = 2000) -> list[Finding]:
-    """Of `pair_saturation`: the factor of a pair, and whether H_uv has the interaction's sign."""
+    """From `pair_saturation`: the factor of a pair, and whether H_uv has the interaction's sign."""
     rows = {(r["group"], r["statistic"]): r for r in saturation_summary(table, draws)}
     factor = rows[PAIRS[0], "median factor"]
     claim = "two losses saturate: the pair costs 0.92 of the sum, below 1"
@@ -138,16 +143,16 @@ def saturation_findings(table: Table, draws: int = 2000) -> list[Finding]:
                 "the sign of H_uv says whether a pair is worse or better than the sum",
                 "eq. (quadratic)",
                 f"{sign['value']:.0%} of {sign['points']} strongest pairs, "
-                f"{chance['value']:.0%} by chance: {plus_minus(gain, sign['standard_error'])}",
-                judged(gain, sign["standard_error"], *ABOVE),
+                f"{chance['value']:.0%} by chance: {plus_minus(gain, sign['value_error'])}",
+                judged(gain, sign["value_error"], *ABOVE),
             )
         )
     return found
 
 
-# Which lambda -----------------------------------------------------------------------------------
+# Lambda -------------------------------------------------------------------------------------------
 def strength_findings(table: Table) -> list[Finding]:
-    """Of `strength_study`: what edges bring at each ratio, the floor, the gate, and b/E."""
+    """From `strength_study`: the edge benefit at each ratio, the gate, the floor, and b/E."""
     rows = [row for row in strength_summary(table) if row["edge_benefit"] is not None]
     found = []
     for row in rows:
@@ -156,86 +161,90 @@ def strength_findings(table: Table) -> list[Finding]:
         claim = f"at {percent(row['requested_ratio'])} the edges help: λ = 1 costs less than λ = 0"
         where = 'Section "Ablations: the edge term is decisive"'
         found.append(Finding("lambda", claim, where, ours, judged(benefit, error, *ABOVE)))
-    agree = [_gate_agrees(row) for row in rows]
     told = ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r['gate'])}" for r in rows)
     claim = "the redundancy gate tells from H alone whether edges help"
-    found.append(Finding("gate", claim, 'App. "Scope"', f"recommended λ, {told}", every(agree)))
-    claims: list[tuple[str, str, Callable[[Row], Verdict], str]] = [
+    agrees = every(partial(_gate_is_right, row) for row in rows)
+    found.append(Finding("gate", claim, 'App. "Scope"', f"recommended λ, {told}", agrees))
+    # claim, place, column, column of its error (None: exact), range
+    claims: list[tuple[str, str, str, str | None, tuple[float, float]]] = [
         (
             "λ = 0 is a floor: what is chosen on held-out text is never worse",
             TRUST,
-            lambda r: judged(r["lambda_0_behind"], r["lambda_0_behind_error"], *ABOVE),
             "lambda_0_behind",
+            "lambda_0_behind_error",
+            NOT_BELOW,
         ),
-        (
-            "the edge mass E is positive",
-            TRUST_APPENDIX,
-            lambda r: bool(r["edge_mass"] > 0),
-            "edge_mass",
-        ),
+        ("the edge mass E is positive", TRUST_APPENDIX, "edge_mass", None, ABOVE),
         (
             "the remainder b is not negative",
             TRUST_APPENDIX,
-            lambda r: judged(r["remainder"], r["error_lambda_1"], *ABOVE),
             "remainder",
+            "remainder_error",
+            NOT_BELOW,
         ),
-        (
-            "1 - b/E is a λ between 0 and 1",
-            "eq. (lambdastar)",
-            lambda r: judged(r["printed"], r["fitting_error"], 0, 1),
-            "printed",
-        ),
+        ("1 - b/E is a λ between 0 and 1", "eq. (lambdastar)", "printed", "fitting_error", (0, 1)),
     ]
-    found += [
-        Finding("lambda", claim, where, _by_ratio(rows, name), every(map(judge, rows)))
-        for claim, where, judge, name in claims
-    ]
+    for claim, where, name, error, allowed in claims:
+        agrees = every(
+            partial(judged, row[name], 0.0 if error is None else row[error], *allowed)
+            for row in rows
+        )
+        found.append(Finding("lambda", claim, where, _by_ratio(rows, name, error), agrees))
     return [*found, *_walk(table)]
 
 
-def _gate_agrees(row: Row) -> Verdict:
-    helps = judged(row["edge_benefit"], row["edge_benefit_error"], *ABOVE)
-    return None if helps is None or row["gate"] is None else helps == (row["gate"] > 0)
+def _gate_is_right(row: Row, factor: float) -> Verdict:
+    """Whether edges help where the gate recommends them, and do not where it does not."""
+    if row["gate"] is None:
+        return None
+    allowed = ABOVE if row["gate"] > 0 else NOT_ABOVE
+    return judged(row["edge_benefit"], row["edge_benefit_error"], *allowed, factor)
 
 
-def _by_ratio(rows: Table, name: str) -> str:
-    return ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r[name])}" for r in rows)
+def _by_ratio(rows: Table, name: str, error: str | None) -> str:
+    return ", ".join(
+        f"{percent(row['requested_ratio'])}: "
+        f"{plus_minus(row[name], None if error is None else row[error])}"
+        for row in rows
+    )
 
 
 def _walk(table: Table) -> list[Finding]:
-    """The best lambda by ratio, where plans within two errors of the winner count as best too."""
-    spans = []
-    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
-        raced = pick(table, requested_ratio=ratio, role="candidate", stopped_early=False)
-        tied = [r for r in raced if r["difference"] <= 2 * r["difference_error"]]
-        spans.append((ratio, min(r["start"] for r in tied), max(r["stop"] for r in tied)))
-    ours = ", ".join(f"{percent(ratio)}: {low:.3g} to {high:.3g}" for ratio, low, high in spans)
-    steps = [
-        # the next range lies below, above, or the two meet
-        True if after[2] < before[1] else (False if after[1] > before[2] else None)
-        for before, after in pairwise(spans)
-    ]
+    """The best lambda by ratio; plans that the winner does not clearly beat are best too."""
+    ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
+    spans = {ratio: _as_good(table, ratio, 2.0) for ratio in ratios}
+    ours = ", ".join(f"{percent(r)}: {low:.3g} to {high:.3g}" for r, (low, high) in spans.items())
+    agrees = every(partial(_falls, table, pair) for pair in pairwise(ratios))
+    found = [Finding("lambda", "the best λ falls with the ratio", TRUST, ours, agrees)]
     low, high = min(RELEASED.values()), max(RELEASED.values())
-    twenty = [span for span in spans if math.isclose(span[0], 0.2)]
-    found = [Finding("lambda", "the best λ falls with the ratio", TRUST, ours, every(steps))]
-    for _, start, stop in twenty:
+    for start, stop in (span for ratio, span in spans.items() if math.isclose(ratio, 0.2)):
         apart = start > high or stop < low
         inside = low <= start and stop <= high
         claim = f"at 20 % λ is {low:.2f} to {high:.2f}"
-        verdict = False if apart else (True if inside else None)
         ours = f"as good as the best: {start:.3g} to {stop:.3g}"
+        verdict = False if apart else (True if inside else None)
         found.append(Finding("lambda", claim, "the authors' release, 3 models", ours, verdict))
     return found
 
 
-NEARLY = 0.95  # a share of the objective of greedy; above it, greedy is called nearly the best
+def _as_good(table: Table, ratio: float, factor: float) -> tuple[float, float]:
+    """The least and the largest lambda of the plans within so many errors of the winner."""
+    raced = pick(table, requested_ratio=ratio, role="candidate", stopped_early=False)
+    tied = [r for r in raced if r["difference"] <= factor * r["difference_error"]]
+    return min(r["start"] for r in tied), max(r["stop"] for r in tied)
 
 
-GUARDS = 'App. "The Greedy Co-Pruning Solver", anti-collapse guards'
+def _falls(table: Table, ratios: tuple[float, float], factor: float) -> Verdict:
+    """Whether the best lambdas of the larger ratio lie below those of the smaller one."""
+    before, after = (_as_good(table, ratio, factor) for ratio in ratios)
+    if after[1] < before[0]:
+        return True
+    return False if after[0] > before[1] else None
 
 
+# Guards -------------------------------------------------------------------------------------------
 def guards_findings(table: Table) -> list[Finding]:
-    """Of `guards_study`: what guards bring at each ratio, and the release's rule beside the best.
+    """From `guards_study`: the KL without guards at each ratio, and with the release's rule.
 
     A difference is the plan's value minus that of the guards chosen on other text.
     """
@@ -258,15 +267,15 @@ def guards_findings(table: Table) -> list[Finding]:
 
 
 def _release(ratio: float, part: Table) -> Finding:
-    """The release's guards are no worse than the best of the grid."""
+    """Whether the release's guards are no worse than the best of the grid."""
     rule = next((row for row in part if row["role"] == "release's guards"), None)
     claim = f"at {percent(ratio)} a cap of 1.5 x ratio with two layers kept at either end is right"
     if rule is None:
-        ours = "not tested: under it greedy does not reach the share"
+        ours = "not tested: greedy does not reach the ratio under these guards"
         return Finding("guards", claim, "the authors' release", ours, None)
     more, error = rule["difference"], rule["difference_error"]
     ours = f"KL above that of the chosen guards by {plus_minus(more, error)}"
-    return Finding("guards", claim, "the authors' release", ours, judged(more, error, *BELOW))
+    return Finding("guards", claim, "the authors' release", ours, judged(more, error, *NOT_ABOVE))
 
 
 def _judges_agree(table: Table) -> Finding:
@@ -284,8 +293,9 @@ def _judges_agree(table: Table) -> Finding:
     return Finding("guards", claim, 'App. "Evaluation Protocol"', ours, all(same))
 
 
+# Better plans -------------------------------------------------------------------------------------
 def refinement_findings(table: Table) -> list[Finding]:
-    """Of `refinement_study`: how near greedy is to any plan, and whether a lower R_λ costs less."""
+    """From `refinement_study`: greedy against the bound, and the KL of plans of lower R_λ."""
     rows = [row for row in table if row["objective"] > 0]
     reached = [row["bound"] / row["objective"] >= NEARLY for row in rows]
     beaten = [row["refined_objective"] / row["objective"] < NEARLY for row in rows]
@@ -296,6 +306,9 @@ def refinement_findings(table: Table) -> list[Finding]:
     )
     nearly = True if rows and all(reached) else None  # a bound may also be loose
     moved = [row for row in table if row["units_exchanged"]]
+    cheaper: list[Judge] = [
+        partial(judged, row["difference"], row["difference_error"], *BELOW) for row in moved
+    ]
     return [
         Finding(
             "refinement",
@@ -309,21 +322,21 @@ def refinement_findings(table: Table) -> list[Finding]:
             "refinement",
             "a plan of lower R_λ costs less on held-out text",
             'App. "Surrogate Fidelity"',
-            _differences(moved, "difference", "difference_error") or "no plan was improved",
-            every(judged(r["difference"], r["difference_error"], *BELOW) for r in moved),
+            _differences(moved) or "no plan was improved",
+            every(cheaper),
         ),
     ]
 
 
 def gains_findings(table: Table) -> list[Finding]:
-    """Of `gains_study`: each compensated plan on the reported rows."""
+    """From `gains_study`: the KL of each compensated plan on the reported rows."""
     found = []
     for row in pick(table, role="report"):
         claim = f"gains lower the KL ({_plan(row)})"
         where = 'Section "Edge-derived coupling-aware compensation"'
         difference, error = row["difference"], row["difference_error"]
         if row["ridge"] is None:
-            ours = "none were applied: no setting beat the plan without"
+            ours = "no gains were applied: no setting beat the plan without gains"
             found.append(Finding("gains", claim, where, ours, False))
             continue
         ours = f"γ {row['ridge']:g}, τ {row['clip']:g}: {plus_minus(difference, error)}"
@@ -332,21 +345,21 @@ def gains_findings(table: Table) -> list[Finding]:
 
 
 def infinitesimal_findings(table: Table) -> list[Finding]:
-    """Of `measure_infinitesimal`: whether whole removals plan better, one finding per plan."""
+    """From `measure_infinitesimal`: KL of plans of H* less that of H, one finding per plan."""
     found = []
     for row in table:
-        claim = f"whole removals serve better than derivatives ({_plan(row)})"
-        ours = f"KL of the plan of H* minus that of H: {plus_minus(None)}; greedy stalls"
-        if row["difference"] is not None:
-            more = plus_minus(row["difference"], row["difference_error"])
-            ours = f"KL of the plan of H* minus that of H: {more}"
+        claim = f"plans from whole removals cost less than plans from derivatives ({_plan(row)})"
+        more = plus_minus(row["difference"], row["difference_error"])
+        ours = f"KL of the plan of H* minus that of H: {more}"
+        if row["difference"] is None:
+            ours += "; greedy stalls"
         verdict = judged(row["difference"], row["difference_error"], *ABOVE)
         found.append(Finding("finite or not", claim, "Section 1, Introduction", ours, verdict))
     return found
 
 
 def redundancy_findings(table: Table) -> list[Finding]:
-    """Of `redundancy_study`: the trend over models, and the gate on each."""
+    """From `redundancy_study`: the trend over models, and the gate's advice on each."""
     trend = redundancy_trend(table)
     verdict = None
     ours = trend["note"].rstrip(".")
@@ -358,8 +371,8 @@ def redundancy_findings(table: Table) -> list[Finding]:
     claim = "the edge benefit falls as the FFN redundancy rises"
     found = [Finding("redundancy", claim, where, ours, verdict)]
     for row in table:
-        ours = f"redundancy {plus_minus(row['redundancy'], row['redundancy_se'])}, "
-        ours += f"edge benefit {plus_minus(row['edge_benefit'], row['edge_benefit_se'])}"
+        ours = f"redundancy {plus_minus(row['redundancy'], row['redundancy_error'])}, "
+        ours += f"edge benefit {plus_minus(row['edge_benefit'], row['edge_benefit_error'])}"
         told = "nothing" if row["gate_lambda"] is None else f"λ = {row['gate_lambda']:g}"
         claim = f"{row['model']}: the gate says {told}, and that is right"
         found.append(Finding("redundancy", claim, 'App. "Scope"', ours, row["gate_right"]))
@@ -367,20 +380,21 @@ def redundancy_findings(table: Table) -> list[Finding]:
 
 
 def iterative_findings(table: Table) -> list[Finding]:
-    """Of `iterative_study`: whether H rebuilt on the way gives better plans."""
+    """From `iterative_study`: KL of plans in steps less that of one shot."""
     found = []
     for row in pick(table, plan=ITERATIVE):
         claim = f"H rebuilt half-way makes a better plan ({_plan(row)})"
-        ours = f"KL minus one shot's: {plus_minus(row['difference'], row['difference_se'])}"
-        verdict = judged(row["difference"], row["difference_se"], *BELOW)
+        ours = f"KL minus one shot's: {plus_minus(row['difference'], row['difference_error'])}"
+        verdict = judged(row["difference"], row["difference_error"], *BELOW)
         found.append(Finding("steps", claim, "Conclusion, as an outlook", ours, verdict))
     return found
 
 
 def _plan(row: Row) -> str:
-    ratio = row["ratio"] if "ratio" in row else row["requested_ratio"]
-    return f"{percent(ratio)}, λ {row['interaction_strength']:g}"
+    return f"{percent(row['requested_ratio'])}, λ {row['interaction_strength']:g}"
 
 
-def _differences(rows: Table, name: str, error: str) -> str:
-    return "; ".join(f"{_plan(row)}: {plus_minus(row[name], row[error])}" for row in rows)
+def _differences(rows: Table) -> str:
+    return "; ".join(
+        f"{_plan(row)}: {plus_minus(row['difference'], row['difference_error'])}" for row in rows
+    )

@@ -1,30 +1,53 @@
-"""Study: what can be gained on top of a greedy plan, by a better plan or by gains.
+"""Improvements on a greedy plan: a better plan, or gains on the units it keeps.
 
-`refinement_study` sets greedy, local search and the certified bound side by side; `gains_study`
+`refinement_study` sets greedy, local search and the certified bound side by side. `gains_study`
 asks whether rescaling the kept FFN groups helps on text that H has not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.choosing_gains import GainsChoice, choose_gains
 from ...measuring.plan_memory import plans_file
 from ...measuring.racing import ChoiceOptions
 from ...measuring.risk import measure_plans
-from ...models.identity import fingerprint_model
 from ...solver.bounds import risk_lower_bound
 from ...solver.refinement import refine
 from ...solver.solve import solve_greedy
-from ...tables import Folder, Row, Table, cached_table
+from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..shared import marks
 from .choices import Texts, kept_beside
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
+
+
+# columns of the two studies for reading, with `shown`
+REFINEMENT_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "objective": "R_λ, greedy",
+    "refined_objective": "after search",
+    "bound": "",
+    "certified": "bound / after",
+    "units_exchanged": "units exchanged",
+    "kl": "KL, greedy",
+    "difference": "KL after - before",
+}
+GAINS_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "ridge": "γ",
+    "clip": "τ",
+    "kl": "KL with gains",
+    "difference": "KL with - without",
+}
 
 
 def refinement_study(
@@ -93,7 +116,7 @@ def refinement_study(
             )
         return rows
 
-    settings = _settings(model, curvature, held_out, ratios, strengths)
+    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
     return cached_table(cache, "refinement", settings, compute)
 
 
@@ -141,13 +164,19 @@ def gains_study(
                 rows += [plan | row for row in _gains_rows(choice)]
         return rows
 
-    settings = _settings(model, curvature, texts.choose, ratios, strengths)
+    settings = marks(model, curvature, texts.choose, dtype=False, **_plans(ratios, strengths))
     settings["report"] = texts.report.fingerprint
     return cached_table(cache, "gains", settings, compute)
 
 
+def _plans(ratios: Sequence[float], strengths: Sequence[float]) -> dict[str, list[float]]:
+    return {"ratios": [float(r) for r in ratios], "strengths": [float(s) for s in strengths]}
+
+
 def _gains_rows(choice: GainsChoice) -> Table:
-    rows = [{"role": "candidate", **row} for row in choice.rows()]
+    rows: Table = [{"role": "candidate", **row} for row in choice.rows()]
+    for row in rows:
+        row["kl_error"] = row.pop("standard_error")
     if choice.report is None:
         return rows
     ridge, clip = choice.setting or (None, None)
@@ -157,7 +186,7 @@ def _gains_rows(choice: GainsChoice) -> Table:
         "ridge": ridge,
         "clip": clip,
         "kl": float(choice.report.mean[1]),
-        "standard_error": float(choice.report.standard_error[1]),
+        "kl_error": float(choice.report.standard_error[1]),
         "difference": difference,
         "difference_error": error,
         "predicted_risk": float(choice.predicted[choice.chosen]),
@@ -166,42 +195,22 @@ def _gains_rows(choice: GainsChoice) -> Table:
     return [*rows, reported]
 
 
-def _settings(
-    model: PreTrainedModel,
-    curvature: Curvature,
-    text: CalibrationSet,
-    ratios: Sequence[float],
-    strengths: Sequence[float],
-) -> dict[str, Any]:
-    return {
-        "model": fingerprint_model(model),
-        "curvature": curvature.fingerprint,
-        "text": text.fingerprint,
-        "ratios": [float(ratio) for ratio in ratios],
-        "strengths": [float(strength) for strength in strengths],
-    }
-
-
 def plot_gains(table: Table) -> Figure:
     """KL with gains minus KL without, by plan and setting; below 0 they help."""
-    from ...figures import finish, graph_objects
-
-    go = graph_objects()
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     rows = [row for row in table if row["ridge"] is not None and row["role"] == "candidate"]
-    symbols = ("circle", "square", "diamond", "cross", "x", "triangle-up")
     settings = dict.fromkeys((row["ridge"], row["clip"]) for row in rows)
-    for symbol, (ridge, clip) in zip(symbols * len(settings), settings, strict=False):
-        part = [row for row in rows if (row["ridge"], row["clip"]) == (ridge, clip)]
+    for number, (ridge, clip) in enumerate(settings):
+        part = pick(rows, ridge=ridge, clip=clip)
         figure.add_scatter(
             x=[f"{r['requested_ratio']:.0%}, λ {r['interaction_strength']:g}" for r in part],
             y=[row["difference"] for row in part],
             error_y={"array": [row["difference_error"] for row in part]},
             mode="markers",
-            marker={"symbol": symbol, "size": 9},
+            marker=look(number) | {"size": 9},
             name=f"γ {ridge:g}, τ {clip:g}",
         )
-    figure.add_hline(y=0, line={"color": "#808080", "dash": "dot"})
+    figure.add_hline(y=0, line=GUIDE)
     figure.update_yaxes(title_text="KL with gains - without, nats per token")
-    figure.update_xaxes(title_text="plan")
-    return finish(figure, "Do gains on kept FFN groups help on held-out text?")
+    figure.update_xaxes(title_text="share removed, and λ")
+    return finish(figure, "KL with gains on kept FFN groups, less KL without")

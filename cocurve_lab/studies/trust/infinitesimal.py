@@ -1,8 +1,7 @@
-"""Finite against infinitesimal: does H of whole removals plan better than derivatives would?
+"""H from whole removals against H* from derivatives: the matrices, and their plans measured.
 
 The paper estimates H by finite ablations "in place of infinitesimal derivatives" (Introduction).
-Here the two matrices, the plans of each, and what those really cost on held-out text stand side by
-side. The second may also be a preview from random probes: the table then says how good that is.
+H* may also be a preview from random probes; the table then shows how good the preview is.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from ...estimator.estimate import (
     load_or_estimate,
 )
 from ...estimator.exact import ExactOptions
-from ...figures import COLORS, finish, graph_objects
+from ...figures import GUIDE, finish, graph_objects, look
+from ...measuring import risk
 from ...measuring.plan_memory import plans_file
 from ...models.identity import model_name
 from ...models.units import UnitSet
@@ -35,25 +35,36 @@ from ...solver.guards import Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...storage import fingerprint
-from ...tables import Folder, Row, Table, cached_table, pick
+from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..shared import marks, plan_overlap
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
 
 
+log = logging.getLogger(__name__)
+
 RATIOS = (0.1, 0.2, 0.3, 0.4)
-
-
 STRENGTHS = (0.0, 0.5, 1.0)
 
-
-_LOOKS = ((COLORS["attention"], "circle"), (COLORS["ffn"], "square"), (COLORS["bridge"], "diamond"))
-
+# columns of `measure_infinitesimal` for reading, with `shown`: of each plan, and of the matrices
+PLAN_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "overlap": "",
+    "measured_finite": "KL, plan of H",
+    "measured_exact": "KL, plan of H*",
+    "difference": "H* - H",
+}
+MATRIX_COLUMNS: Columns = {
+    "frobenius_distance": "‖H* - H‖ / ‖H‖",
+    "diagonal_ratio": "median H*_uu / H_uu",
+    "log_diagonal_correlation": "correlation of log H_uu",
+    "edge_spearman": "rank correlation of edges",
+}
 
 _NAMES = ("finite", "exact")
-
-
 _MEASURED = tuple(
     f"{name}{end}"
     for name in ("measured_finite", "measured_exact", "difference")
@@ -61,28 +72,56 @@ _MEASURED = tuple(
 )
 
 
-@dataclass(frozen=True)
-class PlanGrid:
-    """Which plans are compared.
+# Builds -------------------------------------------------------------------------------------------
+def finite_and_exact(
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    top_r: int = 256,
+    cache: Folder = None,
+    progress: bool = True,
+) -> tuple[Curvature, Curvature]:
+    """Build H from whole removals and H* from derivatives, both [M, M], of the same rows (eq. huv).
 
-    Attributes:
-        ratios: shares of removable cost, [0, 1).
-        strengths: interaction strengths lambda >= 0.
-        guards: the same for every plan.
+    Args:
+        model: the dense model.
+        units: from `enumerate_units(model)`.
+        calibration: the rows; see `exact_curvature` for what each costs.
+        top_r: r, size of the teacher's support.
+        cache: folder in which both are looked for first, and kept; None keeps nothing.
+        progress: show progress bars.
+
+    Returns:
+        (H, H*), in nats per token.
+
+    Raises:
+        KeyboardInterrupt: one of the two was stopped; half of the rows make another comparison.
+        Others as `estimate_curvature` and `exact_curvature`.
     """
+    folder = None if cache is None else Path(cache)
+    if folder is None:
+        finite = estimate_curvature(model, units, calibration, top_r, progress=progress)
+    else:
+        finite = load_or_estimate(folder, model, units, calibration, top_r, progress=progress)
+    settings = build_settings(model, units, calibration, top_r, ExactOptions())
+    path = folder and folder / f"H_star_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
+    if path is not None and path.exists():
+        exact = Curvature.load(path, expected=settings)
+    else:
+        exact = exact_curvature(model, units, calibration, top_r, progress=progress)
+    if not (finite.provenance["complete"] and exact.provenance["complete"]):
+        raise KeyboardInterrupt("a build was stopped. Run it again to go on.")
+    if path is not None and not path.exists():
+        try:
+            exact.save(path)
+        except OSError as error:  # minutes of work: hand them over, whatever the disk says
+            log.warning("%s could not be written (%s). H* is returned but not kept.", path, error)
+    return finite, exact
 
-    ratios: Sequence[float] = RATIOS
-    strengths: Sequence[float] = STRENGTHS
-    guards: Guards = field(default_factory=Guards)
 
-    def __post_init__(self) -> None:
-        for name in ("ratios", "strengths"):
-            if not len(getattr(self, name)):
-                raise InputError(f"{name} is {getattr(self, name)!r}; give at least one.")
-
-
+# Matrices -----------------------------------------------------------------------------------------
 def compare_curvatures(curvature: Curvature, exact: Curvature) -> dict[str, float | None]:
-    """How far H* is from H, each number with its jackknife standard error `<name>_error`.
+    """The distance of H* from H in four numbers, each with its jackknife error `<name>_error`.
 
     - frobenius_distance: ||H* - H|| / ||H||, Frobenius norms;
     - log_diagonal_correlation: Pearson, of log H*_uu and log H_uu; diagonal_ratio: median of
@@ -110,118 +149,6 @@ def compare_curvatures(curvature: Curvature, exact: Curvature) -> dict[str, floa
     return result
 
 
-def infinitesimal_study(
-    curvature: Curvature,
-    exact: Curvature,
-    ratios: Sequence[float] = RATIOS,
-    strengths: Sequence[float] = STRENGTHS,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
-) -> Table:
-    """H against H* without a model: the matrices, and the plan each makes (Section "Solver").
-
-    Args:
-        curvature: H [M, M], from ablations.
-        exact: H* [M, M], from `exact_curvature`, or a preview.
-        ratios, strengths, guards: of the plans, as for `PlanGrid`.
-
-    Returns:
-        One row per (ratio, lambda): `overlap` is the Jaccard overlap of the two pruned sets, and
-        `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token, lambda 1) of the plan that P makes,
-        P and Q each "finite" or "exact". Where greedy stalls these are None and `stalled` says on
-        which matrix. The columns of `compare_curvatures` and `exact_method` stand in every row.
-
-    Raises:
-        MismatchError: other units. InputError: a ratio or lambda out of range.
-    """
-    return _planned(curvature, exact, PlanGrid(ratios, strengths, guards))[0]
-
-
-def measure_infinitesimal(
-    model: PreTrainedModel,
-    curvature: Curvature,
-    exact: Curvature,
-    held_out: CalibrationSet,
-    grid: PlanGrid = PlanGrid(),
-    *,
-    cache: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-) -> Table:
-    """`infinitesimal_study` with the measured KL of both plans of every row (eq. risk).
-
-    Args:
-        model: the dense model.
-        curvature: H [M, M], from ablations.
-        exact: H* [M, M], from `exact_curvature`, or a preview.
-        held_out: text neither was built on.
-        grid: the plans.
-        cache: folder for the table and for what is measured so far; None keeps nothing.
-        progress: show a progress bar.
-
-    Returns:
-        The rows of `infinitesimal_study`, with `measured_finite` and `measured_exact`, `difference`
-        (exact - finite, above 0 where finite ablations plan better) and their `_error`s: standard
-        errors over held-out sequences (paired for the difference), in nats per token; None where
-        greedy stalls.
-
-    Raises:
-        MismatchError: other units, or a held-out row was calibrated on.
-        InputError: an argument out of range, or text that does not fit the model.
-        NumericalError: NaN or infinite logits.
-    """
-    from ...models.identity import fingerprint_model, model_dtype
-
-    both = (curvature, exact)
-    for matrix in both:
-        held_out.require_disjoint(matrix)
-    where = {"model": fingerprint_model(model), "dtype": model_dtype(model)}
-    where["text"] = held_out.fingerprint
-    settings = where | {
-        "curvatures": [matrix.fingerprint for matrix in both],
-        "methods": [matrix.provenance.get("method") for matrix in both],
-        "groups": [fingerprint(m.group_grams, m.group_positions) for m in both],  # error bars
-        "grid": asdict(grid),
-    }
-    checkpoint = plans_file(cache, model, held_out)
-
-    def compute() -> Table:
-        table, pairs = _planned(curvature, exact, grid)
-        options = {"held_out": held_out, "checkpoint": checkpoint, "progress": progress}
-        return _measure(model, table, pairs, **options)
-
-    return cached_table(cache, "infinitesimal", settings, compute)
-
-
-def plot_infinitesimal(table: Table) -> Figure:
-    """By ratio, a line per lambda: what plans of H* cost above those of H, with standard errors;
-    without measured KL (`infinitesimal_study`), how far the plans overlap."""
-    go = graph_objects()
-    figure = go.Figure()
-    measured = any("difference" in row for row in table)
-    name = "difference" if measured else "overlap"
-    for number, strength in enumerate(sorted({row["interaction_strength"] for row in table})):
-        rows = [r for r in pick(table, interaction_strength=strength) if r.get(name) is not None]
-        color, symbol = _LOOKS[number % len(_LOOKS)]
-        errors = [row["difference_error"] for row in rows] if measured else None
-        figure.add_scatter(
-            x=[row["ratio"] for row in rows],
-            y=[row[name] for row in rows],
-            error_y={"array": errors},
-            mode="lines+markers",
-            name=f"λ = {strength:g}",
-            marker={"color": color, "symbol": symbol, "size": 9},
-            line={"color": color},
-        )
-    figure.update_xaxes(title_text="removed share of removable parameters", tickformat=".0%")
-    what = "preview" if table and table[0]["exact_method"] == "probe" else "H*"
-    if not measured:
-        figure.update_yaxes(title_text="Jaccard overlap of the two plans", range=[0, 1.02])
-        return finish(figure, f"How far {what} makes the plans of H")
-    figure.add_hline(y=0, line={"color": "#808080", "width": 1, "dash": "dot"})
-    figure.update_yaxes(title_text=f"KL of plans, {what} - H, nats per token")
-    return finish(figure, f"Above 0, whole removals plan better than {what}")
-
-
-# Matrices ---------------------------------------------------------------------------------------
 def _statistics(finite: np.ndarray, exact: np.ndarray) -> dict[str, float]:
     alive = (np.diagonal(finite) > 0) & (np.diagonal(exact) > 0)
     one, other = np.diagonal(finite)[alive], np.diagonal(exact)[alive]
@@ -258,7 +185,107 @@ def _without_each_group(curvature: Curvature) -> list[np.ndarray]:
     return [(total - grams[g]) / (count - positions[g]) for g in np.flatnonzero(positions)]
 
 
-# Plans ------------------------------------------------------------------------------------------
+# Plans --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class PlanGrid:
+    """The plans to compare.
+
+    Attributes:
+        ratios: shares of removable cost, [0, 1).
+        strengths: interaction strengths lambda >= 0.
+        guards: the same for every plan.
+    """
+
+    ratios: Sequence[float] = RATIOS
+    strengths: Sequence[float] = STRENGTHS
+    guards: Guards = field(default_factory=Guards)
+
+    def __post_init__(self) -> None:
+        for name in ("ratios", "strengths"):
+            if not len(getattr(self, name)):
+                raise InputError(f"{name} is {getattr(self, name)!r}. Give at least one.")
+
+
+def infinitesimal_study(
+    curvature: Curvature,
+    exact: Curvature,
+    ratios: Sequence[float] = RATIOS,
+    strengths: Sequence[float] = STRENGTHS,
+    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+) -> Table:
+    """Compare H with H* without a model: the matrices, and their plans (section "Solver").
+
+    Args:
+        curvature: H [M, M], from ablations.
+        exact: H* [M, M], from `exact_curvature`, or a preview.
+        ratios, strengths, guards: of the plans, as for `PlanGrid`.
+
+    Returns:
+        One row per ratio and lambda: `overlap` is the Jaccard overlap of the two pruned sets, and
+        `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token, lambda 1) of the plan that P makes,
+        P and Q each "finite" or "exact". Where greedy stalls these are None and `stalled` says on
+        which matrix. The columns of `compare_curvatures` and `exact_method` stand in every row.
+
+    Raises:
+        MismatchError: they are of different units.
+        InputError: a ratio or lambda out of range.
+    """
+    return _planned(curvature, exact, PlanGrid(ratios, strengths, guards))[0]
+
+
+def measure_infinitesimal(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    exact: Curvature,
+    held_out: CalibrationSet,
+    grid: PlanGrid = PlanGrid(),
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Table:
+    """`infinitesimal_study` with the measured KL of both plans of every row (eq. risk).
+
+    Args:
+        model: the dense model.
+        curvature: H [M, M], from ablations.
+        exact: H* [M, M], from `exact_curvature`, or a preview.
+        held_out: text that neither was built on.
+        grid: the plans.
+        cache: folder for the table and for what is measured so far; None keeps nothing.
+        progress: show a progress bar.
+
+    Returns:
+        The rows of `infinitesimal_study`, with `measured_finite` and `measured_exact`, `difference`
+        (exact - finite, above 0 where finite ablations plan better) and their `_error`s: standard
+        errors over held-out sequences (paired for the difference), in nats per token; None where
+        greedy stalls.
+
+    Raises:
+        MismatchError: other units, or a held-out row was calibrated on.
+        InputError: an argument out of range, or text that does not fit the model.
+        NumericalError: NaN or infinite logits.
+    """
+    both = (curvature, exact)
+    for matrix in both:
+        held_out.require_disjoint(matrix)
+    settings = marks(
+        model,
+        text=held_out,
+        curvatures=[matrix.fingerprint for matrix in both],
+        methods=[matrix.provenance.get("method") for matrix in both],
+        groups=[fingerprint(m.group_grams, m.group_positions) for m in both],  # error bars
+        grid=asdict(grid),
+    )
+    checkpoint = plans_file(cache, model, held_out)
+
+    def compute() -> Table:
+        table, pairs = _planned(curvature, exact, grid)
+        options = {"held_out": held_out, "checkpoint": checkpoint, "progress": progress}
+        return _measure(model, table, pairs, **options)
+
+    return cached_table(cache, "infinitesimal", settings, compute)
+
+
 def _planned(
     curvature: Curvature, exact: Curvature, grid: PlanGrid
 ) -> tuple[Table, list[list[Selection]]]:
@@ -278,7 +305,8 @@ def _plan_row(
     curvature: Curvature, exact: Curvature, ratio: float, strength: float, guards: Guards
 ) -> tuple[Row, list[Selection]]:
     """One row, and its two plans; none where greedy stalls on either matrix."""
-    row: Row = {"ratio": ratio, "interaction_strength": strength, "stalled": None, "overlap": None}
+    row: Row = {"requested_ratio": ratio, "interaction_strength": strength}
+    row |= {"stalled": None, "overlap": None}
     row |= {f"risk_of_{maker}_by_{judge}": None for maker in _NAMES for judge in _NAMES}
     matrices = dict(zip(_NAMES, (curvature, exact), strict=True))
     plans: dict[str, Selection] = {}
@@ -290,8 +318,7 @@ def _plan_row(
     for maker, plan in plans.items():
         for judge, matrix in matrices.items():
             row[f"risk_of_{maker}_by_{judge}"] = matrix.risk(plan.pruned)
-    one, other = (set(plan.pruned) for plan in plans.values())
-    row["overlap"] = len(one & other) / len(one | other) if one | other else 1.0
+    row["overlap"] = plan_overlap(*plans.values())
     return row, list(plans.values())
 
 
@@ -299,10 +326,8 @@ def _measure(
     model: PreTrainedModel, table: Table, pairs: list[list[Selection]], **options: Any
 ) -> Table:
     """The rows with the measured KL of their pairs of plans."""
-    from ...measuring.risk import measure_plans  # torch, which comparing two matrices does not need
-
     plans = [plan for pair in pairs for plan in pair]
-    kl = measure_plans(model, plans, **options) if plans else None
+    kl = risk.measure_plans(model, plans, **options) if plans else None
     rows, finite = [], 0
     for row, pair in zip(table, pairs, strict=True):
         values: list[float | None] = [None] * len(_MEASURED)
@@ -315,49 +340,32 @@ def _measure(
     return rows
 
 
-log = logging.getLogger(__name__)
+# Picture ------------------------------------------------------------------------------------------
+def plot_infinitesimal(table: Table) -> Figure:
+    """KL of the plans of H* minus that of H by ratio, a line per lambda, with standard errors.
 
-
-def finite_and_exact(
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    top_r: int = 256,
-    cache: Folder = None,
-    progress: bool = True,
-) -> tuple[Curvature, Curvature]:
-    """H from whole removals and H* from derivatives, both [M, M] and of the same rows (eq. huv).
-
-    Args:
-        model: the dense model.
-        units: from `enumerate_units(model)`.
-        calibration: the rows; see `exact_curvature` for what each costs.
-        top_r: r, size of the teacher's support.
-        cache: folder in which both are looked for first, and kept; None keeps nothing.
-        progress: show progress bars.
-
-    Returns:
-        (H, H*), in nats per token.
-
-    Raises: as `estimate_curvature` and `exact_curvature`; KeyboardInterrupt where one of the two
-        was stopped, because a comparison of different rows would be another one.
+    For a table of `infinitesimal_study`, which has no KL: the overlap of the plans.
     """
-    folder = None if cache is None else Path(cache)
-    if folder is None:
-        finite = estimate_curvature(model, units, calibration, top_r, progress=progress)
-    else:
-        finite = load_or_estimate(folder, model, units, calibration, top_r, progress=progress)
-    settings = build_settings(model, units, calibration, top_r, ExactOptions())
-    path = folder and folder / f"H_star_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
-    if path is not None and path.exists():
-        exact = Curvature.load(path, expected=settings)
-    else:
-        exact = exact_curvature(model, units, calibration, top_r, progress=progress)
-    if not (finite.provenance["complete"] and exact.provenance["complete"]):
-        raise KeyboardInterrupt("a build was stopped. Run it again to go on.")
-    if path is not None and not path.exists():
-        try:
-            exact.save(path)
-        except OSError as error:  # minutes of work: hand them over, whatever the disk says
-            log.warning("%s could not be written (%s). H* is returned all the same.", path, error)
-    return finite, exact
+    figure = graph_objects().Figure()
+    measured = any("difference" in row for row in table)
+    name = "difference" if measured else "overlap"
+    for number, strength in enumerate(sorted({row["interaction_strength"] for row in table})):
+        rows = [r for r in pick(table, interaction_strength=strength) if r.get(name) is not None]
+        errors = [row["difference_error"] for row in rows] if measured else None
+        figure.add_scatter(
+            x=[row["requested_ratio"] for row in rows],
+            y=[row[name] for row in rows],
+            error_y={"array": errors},
+            mode="lines+markers",
+            name=f"λ = {strength:g}",
+            marker=look(number) | {"size": 9},
+            line={"color": look(number)["color"]},
+        )
+    figure.update_xaxes(title_text="removed share of removable parameters", tickformat=".0%")
+    what = "preview" if table and table[0]["exact_method"] == "probe" else "H*"
+    if not measured:
+        figure.update_yaxes(title_text="Jaccard overlap of the two plans", range=[0, 1.02])
+        return finish(figure, f"Overlap of the plans of {what} with those of H")
+    figure.add_hline(y=0, line=GUIDE)
+    figure.update_yaxes(title_text=f"KL of plans, {what} - H, nats per token")
+    return finish(figure, f"KL of plans of {what}, less that of H (above 0: H plans better)")

@@ -1,7 +1,4 @@
-"""Is H still right half-way? Pruning in steps, with H rebuilt in between, against one shot.
-
-Also what the studies that build and measure share: whole builds, settings, plans compared in pairs.
-"""
+"""Pruning in steps, with H rebuilt in between, against one shot."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ import torch
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import PlanTable, measure_plans
 from ...models.architectures import describe
@@ -24,15 +20,25 @@ from ...models.units import enumerate_units
 from ...solver.guards import Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
-from ...tables import Row, Table, cached_table, column, pick
-from ..shared import Recipe, compared, study_settings
+from ...tables import Columns, Row, Table, cached_table
+from ..shared import Recipe, compared, marks
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
 
 
 ONE_SHOT, ITERATIVE = "one shot", "iterative"
+
+# columns of `iterative_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "plan": "",
+    "builds": "builds of H",
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "kl": "KL",
+    "difference": "KL minus one shot's",
+    "overlap": "",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class IterativeOptions:
 
     Attributes:
         ratios: removable share of the finished plans, each in (0, 1).
-        steps: H is built this often, the budget is cut into as many equal parts; at least 2.
+        steps: number of builds of H, and of equal parts of the budget; at least 2.
         interaction_strengths: lambda of all steps of a plan.
         guards: in force at every step; a `layer_cap_factor` is taken of the ratio reached by then.
         ffn_groups: groups per FFN layer.
@@ -64,7 +70,7 @@ def iterative_study(
     held_out: CalibrationSet,
     options: IterativeOptions = IterativeOptions(),
 ) -> Table:
-    """Prune in steps with H rebuilt in between, against one shot at the same ratio (Limitations).
+    """Compare pruning in steps, H rebuilt in between, with one shot (conclusion, as an outlook).
 
     Both plans stop at the first unit that reaches the ratio, so their realised ratios differ by
     less than one unit. Both are plans over the dense model's units, so both are measured against
@@ -80,15 +86,16 @@ def iterative_study(
         A row per ratio, lambda and `plan` ("one shot", "iterative"): `kl` and `difference` to the
         one-shot plan with standard errors over sequences, nats per token; `perplexity`;
         `predicted_risk` of the plan by the dense model's H; `overlap` with the one-shot plan.
-        The error bars are of the held-out text alone: both plans hang on one calibration draw.
+        The error bars are of the held-out text alone: both plans depend on one calibration draw.
 
     Raises:
         MismatchError: a held-out row is also a calibration row.
         InfeasibleError: a plan cannot be made under the guards.
     """
     held_out.require_disjoint(recipe.calibration)
-    extra = {"recipe": recipe.mark, "options": asdict(options)}
-    settings = study_settings(model, held_out) | extra
+    settings = marks(
+        model, held_out=held_out.fingerprint, recipe=recipe.mark, options=asdict(options)
+    )
     checkpoint = plans_file(recipe.cache, model, held_out)
 
     def compute() -> Table:
@@ -102,8 +109,9 @@ def iterative_study(
                 for reached in rest:
                     done = iterative_step(model, done, reached, recipe)
                 plans += [shot, repriced(done, dense)]
-        shown = recipe.progress
-        table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=shown)
+        table = measure_plans(
+            model, plans, held_out, checkpoint=checkpoint, progress=recipe.progress
+        )
         return [_row(table, place, options.steps) for place in range(len(plans))]
 
     return cached_table(recipe.cache, "iterative", settings, compute)
@@ -112,18 +120,18 @@ def iterative_study(
 def iterative_step(
     model: PreTrainedModel, done: Selection, ratio: float, recipe: Recipe
 ) -> Selection:
-    """Go on from a plan: H of what it left of the model, and the plan of a larger ratio on it.
+    """Rebuild H on the rest of a pruned model, and extend its plan to a larger ratio.
 
-    The removed units are zeroed in a copy (`without`) rather than cut out: that is the same
-    function, and its units are those of the dense model, whereas the FFN of a cut model would be
-    divided anew, into groups that straddle the old ones. H of removed units is 0 to rounding, so as
-    `include` they cost nothing and pull on nothing. H is the second-order risk of going on,
-    measured from the pruned model: against the dense teacher a first-order term remains (the pruned
-    model is not its minimum), which H leaves out.
+    The removed units are zeroed in a copy (`without`) rather than cut out. That is the same
+    function, and its units stay those of the dense model; the FFN of a cut model would be divided
+    anew, into groups that straddle the old ones. H of removed units is 0 up to rounding, so as
+    `include` they cost nothing and have no edges. H is the second-order risk of the next step,
+    measured from the pruned model. Against the dense teacher a first-order term remains, because
+    the pruned model is not its minimum; H omits it.
 
     Args:
         model: the dense model.
-        done: what is removed already; its lambda and guards stay in force.
+        done: the units removed so far; its lambda and guards stay in force.
         ratio: the share of removable cost to reach, above that of `done`.
         recipe: of the build.
 
@@ -139,14 +147,16 @@ def iterative_step(
 
 
 def without(model: PreTrainedModel, selection: Selection) -> PreTrainedModel:
-    """A copy of the model whose removed units are zeroed; the same function as `prune` gives.
+    """Copy the model with the removed units zeroed; the same function as the model `prune` makes.
 
     Raises:
         MismatchError: the selection is for other units.
-        InputError: it has gains, which a rebuilt H would not know of.
+        InputError: it has gains, which a rebuilt H would not see.
     """
     if selection.gains:
-        raise InputError(f"the plan has {len(selection.gains)} gains. Give it without gains.")
+        raise InputError(
+            f"the plan has {len(selection.gains)} gains. Remove them: selection.with_gains({{}})."
+        )
     units, _ = resolve(model, selection)
     rest = copy.deepcopy(model)
     architecture = describe(rest)
@@ -175,30 +185,8 @@ def _row(table: PlanTable, place: int, steps: int) -> Row:
     head: Row = {
         "plan": ONE_SHOT if place == shot else ITERATIVE,
         "builds": 1 if place == shot else steps,
-        "ratio": plan.requested_ratio,
+        "requested_ratio": plan.requested_ratio,
         "interaction_strength": plan.interaction_strength,
         "predicted_risk": plan.predicted_risk,
     }
     return head | compared(table, place, shot)
-
-
-def plot_iterative(table: Table) -> Figure:
-    """KL of the one-shot and the iterative plan, by ratio and lambda."""
-    go = graph_objects()
-    figure, colors = go.Figure(), list(COLORS.values())
-    for number, (plan, symbol) in enumerate(((ONE_SHOT, "circle"), (ITERATIVE, "diamond"))):
-        rows = pick(table, plan=plan)
-        names = [f"{r['ratio']:.0%}, λ = {r['interaction_strength']:g}" for r in rows]
-        figure.add_scatter(
-            x=names,
-            y=column(rows, "kl"),
-            error_y={"type": "data", "array": column(rows, "kl_se")},
-            mode="markers",
-            name=plan,
-            text=[f"paired: {r['difference']:+.4f} ± {r['difference_se']:.4f}" for r in rows],
-            marker={"color": colors[number], "symbol": symbol, "size": 11},
-            hovertemplate="%{x}: %{y:.4f} nats per token<br>%{text}<extra>%{fullData.name}</extra>",
-        )
-    figure.update_xaxes(title_text="removed share of removable parameters, and λ")
-    figure.update_yaxes(title_text="held-out KL, nats per token (± s.e.)", rangemode="tozero")
-    return finish(figure, "Rebuilding H on the way, against one shot")

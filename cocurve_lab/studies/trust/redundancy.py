@@ -1,4 +1,4 @@
-"""Do edges help less where FFN channels are redundant? The paper's rule, over any set of models.
+"""FFN redundancy and the benefit of the edges, over any set of models.
 
 Figure "edge benefit vs. FFN redundancy", appendix "Scope of Applicability" and Proposition
 "Edge-to-diagonal balance": one row per model, and the rank correlation over models.
@@ -18,15 +18,15 @@ from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import jackknife
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
+from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import PlanTable, measure_plans, standard_error
 from ...models.units import enumerate_units
 from ...solver.guards import Guards
 from ...solver.interaction import redundancy_gate
 from ...solver.solve import solve_greedy
-from ...tables import Folder, Row, Table, cached_table, column
-from ..shared import Recipe, study_settings
+from ...tables import Columns, Folder, Row, Table, cached_table, column
+from ..shared import Recipe, marks
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,10 +34,19 @@ if TYPE_CHECKING:
 
 
 STRENGTHS = {"0": 0.0, "half": 0.5, "1": 1.0}  # in column names, and as lambda
-
-
 FEWEST = 3  # models below which a rank correlation says nothing
 
+# columns of `redundancy_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "model": "",
+    "requested_ratio": "removed",
+    "redundancy": "mean |ρ| of FFN",
+    "edge_benefit": "KL(λ 0) - KL(λ 1)",
+    "relative_benefit": "share of KL(λ 0)",
+    "gate_band": "band",
+    "gate_lambda": "gate's λ",
+    "gate_right": "gate right",
+}
 
 _EXACT = 8  # up to so many models every order is tried
 
@@ -61,7 +70,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class RedundancyOptions:
-    """How each model is pruned.
+    """The pruning of each model.
 
     Attributes:
         ratio: removable share, (0, 1).
@@ -81,7 +90,7 @@ def redundancy_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """FFN redundancy and what the edges are worth, model by model.
+    """FFN redundancy and edge benefit, model by model (figure "edge benefit vs. FFN redundancy").
 
     Each model has a table of its own in `cache`, so that adding one measures only that one.
 
@@ -94,13 +103,13 @@ def redundancy_study(
 
     Returns:
         A row per model: `units`; `redundancy` (mean |rho| over FFN pairs) with its jackknife
-        `redundancy_se`, `noise_floor` and `corrected`; `attention_mean`, `cross_mean`;
+        `redundancy_error`, `noise_floor` and `corrected`; `attention_mean`, `cross_mean`;
         `attention_cv`, `ffn_cv` (std / mean of the saliency); `kl_0`, `kl_half`, `kl_1` (lambda 0,
-        0.5, 1) with `..._se`, nats per token, and `perplexity_...`; `edge_benefit` = KL(lambda 0) -
-        KL(lambda 1) with its paired `edge_benefit_se`, and `relative_benefit`, its share of
-        KL(lambda 0); `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda 1); `gate_band`
-        and `gate_lambda`, and `gate_right`: whether the end of [0, 1] it recommends has the lower
-        KL, None where the two differ by less than two paired standard errors.
+        0.5, 1) with `..._error`, nats per token, and `perplexity_...`; `edge_benefit` = KL(lambda
+        0) - KL(lambda 1) with its paired `edge_benefit_error`, and `relative_benefit`, its share
+        of KL(lambda 0); `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda 1);
+        `gate_band` and `gate_lambda`, and `gate_right`: whether the end of [0, 1] it recommends has
+        the lower KL, None where the two differ by less than two paired standard errors.
 
     Raises:
         InputError: no model, or top_r above a vocabulary.
@@ -108,7 +117,9 @@ def redundancy_study(
         InfeasibleError: a plan cannot be made under the guards.
     """
     if not models:
-        raise InputError("there is no model to study. Give {'name': Subject(...)}.")
+        raise InputError(
+            "models is empty, so there is no model to study. Give {'name': Subject(...)}."
+        )
     rows: Table = []
     for name, source in models.items():
         subject = source if isinstance(source, Subject) else source()
@@ -121,11 +132,13 @@ def _of_model(subject: Subject, options: RedundancyOptions, cache: Folder, progr
     model, held_out = subject.model, subject.held_out
     held_out.require_disjoint(subject.calibration)
     recipe = Recipe(subject.calibration, options.top_r, cache=cache, progress=progress)
-    settings = study_settings(model, held_out) | {
-        "recipe": recipe.mark,
-        "ffn_groups": subject.ffn_groups,
-        "options": asdict(options),
-    }
+    settings = marks(
+        model,
+        held_out=held_out.fingerprint,
+        recipe=recipe.mark,
+        ffn_groups=subject.ffn_groups,
+        options=asdict(options),
+    )
 
     def compute() -> Table:
         curvature = recipe.build(model, enumerate_units(model, subject.ffn_groups))
@@ -135,7 +148,7 @@ def _of_model(subject: Subject, options: RedundancyOptions, cache: Folder, progr
         ]
         checkpoint = plans_file(cache, model, held_out)
         table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=progress)
-        head = {"ratio": options.ratio}
+        head = {"requested_ratio": options.ratio}
         return [head | _statistics(curvature) | _measured(table) | _gated(curvature, table)]
 
     return cached_table(cache, "redundancy", settings, compute)
@@ -147,7 +160,7 @@ def _statistics(curvature: Curvature) -> Row:
         "units": len(curvature.units),
         "ffn_groups": curvature.units.ffn_groups,
         "redundancy": curvature.ffn_redundancy,
-        "redundancy_se": float(jackknife(curvature, "ffn_redundancy").standard_error),
+        "redundancy_error": float(jackknife(curvature, "ffn_redundancy").standard_error),
         "noise_floor": curvature.ffn_redundancy_noise_floor,
         "corrected": curvature.ffn_redundancy_corrected,
         "attention_mean": blocks["attention"],
@@ -163,18 +176,18 @@ def _measured(table: PlanTable) -> Row:
     row: Row = {"dense_perplexity": np.exp(table.dense_nll.mean())}
     for place, name in enumerate(STRENGTHS):
         row[f"kl_{name}"] = table.mean[place]
-        row[f"kl_{name}_se"] = table.standard_error[place]
+        row[f"kl_{name}_error"] = table.standard_error[place]
         row[f"perplexity_{name}"] = table.perplexity[place]
     benefit, error = table.paired(0, len(STRENGTHS) - 1)
     nll = (table.nll[0] - table.nll[-1])[None]
     return row | {
         "edge_benefit": benefit,
-        "edge_benefit_se": error,
+        "edge_benefit_error": error,
         "relative_benefit": benefit / table.mean[0] if table.mean[0] > 0 else None,
-        "relative_benefit_se": error / table.mean[0] if table.mean[0] > 0 else None,
+        "relative_benefit_error": error / table.mean[0] if table.mean[0] > 0 else None,
         "perplexity_gain": table.perplexity[0] - table.perplexity[-1],
         "nll_gain": float(nll.mean()),
-        "nll_gain_se": float(standard_error(nll)[0]),
+        "nll_gain_error": float(standard_error(nll)[0]),
     }
 
 
@@ -203,7 +216,7 @@ def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
         InputError: no such column.
     """
     if table and benefit not in table[0]:
-        raise InputError(f"the table has no column {benefit!r}. Choose of {', '.join(table[0])}.")
+        raise InputError(f"the table has no column {benefit!r}. Choose from {', '.join(table[0])}.")
     x, y = (np.array(column(table, name), dtype=float) for name in ("redundancy", benefit))
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
@@ -225,29 +238,29 @@ def _exact(x: np.ndarray, y: np.ndarray, value: float) -> float:
     """Share of all orders of y whose |rank correlation| is at least as large."""
     a, b = rankdata(x), rankdata(y)
     a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
-    orders = b[np.array(list(permutations(range(len(b)))))]
+    orders = b[np.array(list(permutations(range(len(b)))))]  # at most 8! = 40,320
+    # the order found is one of them; rounding must not count it out
     return float((np.abs(orders @ a / len(a)) >= abs(value) - 1e-9).mean())
 
 
 def plot_redundancy(table: Table) -> Figure:
     """Edge benefit, as a share of KL(lambda 0), by FFN redundancy, one point per model."""
-    go = graph_objects()
-    figure = go.Figure()
-    for lambda_, symbol, color in ((1.0, "circle", "attention"), (0.0, "diamond", "ffn")):
+    figure = graph_objects().Figure()
+    for number, lambda_ in enumerate((1.0, 0.0)):
         rows = [row for row in table if row["gate_lambda"] == lambda_]
         figure.add_scatter(
             x=column(rows, "redundancy"),
             y=column(rows, "relative_benefit"),
-            error_x={"type": "data", "array": column(rows, "redundancy_se")},
-            error_y={"type": "data", "array": column(rows, "relative_benefit_se")},
+            error_x={"type": "data", "array": column(rows, "redundancy_error")},
+            error_y={"type": "data", "array": column(rows, "relative_benefit_error")},
             mode="markers+text",
             name=f"the gate says λ = {lambda_:g}",
             text=[row["model"] for row in rows],
             textposition="top right",
-            marker={"color": COLORS[color], "symbol": symbol, "size": 11},
+            marker=look(number) | {"size": 11},
             hovertemplate="%{text}<br>redundancy %{x:.3f}, benefit %{y:.1%}<extra></extra>",
         )
-    figure.add_hline(y=0, line={"color": "#808080", "width": 1.5, "dash": "dot"})
+    figure.add_hline(y=0, line=GUIDE)
     figure.update_xaxes(title_text="FFN redundancy, mean |ρ| (± jackknife s.e.)")
     figure.update_yaxes(
         title_text="(KL at λ = 0 − KL at λ = 1) / KL at λ = 0 (± paired s.e.)", tickformat=".0%"

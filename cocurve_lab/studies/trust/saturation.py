@@ -1,4 +1,7 @@
-"""Do two losses add up? The joint KL of pairs against the sum of their own, and its sign."""
+"""The joint KL of pairs of units against the sum of the two, and the sign of the difference.
+
+The paper's appendix "Surrogate Fidelity", paragraph "The right scale for validating the surrogate".
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ import numpy as np
 
 from ...curvature.matrix import BLOCKS, Curvature
 from ...errors import InputError
-from ...figures import finish, graph_objects
+from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans
 from ...solver.selection import Selection
 from ...tables import Folder, Row, Table, cached_table, column, pick
-from ..shared import PALETTE, SYMBOLS, measured_on, number, sequence_columns, sequence_values
+from ..shared import known, marks, sequence_columns, sequence_values
 from .fidelity import FidelityOptions, resampled_means, statistic_row
 
 if TYPE_CHECKING:
@@ -24,10 +27,7 @@ if TYPE_CHECKING:
 
 
 PAIRS = ("random", "strongest positive", "strongest negative")
-
-
 PAPER_FACTOR = 0.92
-
 
 Risks = dict[tuple[int, ...], np.ndarray]  # KL [sequences] of each set of units
 
@@ -40,11 +40,10 @@ def pair_saturation(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Does removing two units cost the sum of the two, and does H_uv say which way it departs?
+    """Measured risk of pairs of units, against the sum of the two and against the sign of H_uv.
 
-    The appendix's paragraph "The right scale for validating the surrogate". Pairs of units with
-    H_uu > 0: drawn at random, and those of the largest and of the most negative correlation rho_uv
-    (not of H_uv, which would only find the two most salient units).
+    Pairs of units with H_uu > 0: drawn at random, and those of the largest and of the most negative
+    correlation rho_uv (not of H_uv, which would only find the two most salient units).
 
     Args:
         model, curvature, held_out, cache, progress: as for `fidelity_study`.
@@ -61,8 +60,8 @@ def pair_saturation(
         InputError: pairs below 1, or no pair of units with H_uu > 0.
         MismatchError: H was built on a row of the text.
     """
-    settings = measured_on(model, curvature, held_out)
-    settings |= {"pairs": str(options.pairs), "seed": str(options.seed)}
+    held_out.require_disjoint(curvature)
+    settings = marks(model, curvature, held_out, pairs=str(options.pairs), seed=str(options.seed))
     chosen = _pairs(curvature, options)
 
     def compute() -> Table:
@@ -90,8 +89,8 @@ def _pairs(curvature: Curvature, options: FidelityOptions) -> list[tuple[str, in
     first, second = first[live], second[live]
     if options.pairs < 1 or not len(first):
         raise InputError(
-            f"pairs is {options.pairs} and there are {len(first)} pairs of units with H_uu > 0; "
-            "both are at least 1."
+            f"pairs is {options.pairs}, of {len(first)} pairs of units with H_uu > 0. Ask for at "
+            "least one pair, of an H that has one."
         )
     rho = curvature.correlation()[first, second]
     order, count = np.argsort(rho, kind="stable"), options.pairs
@@ -125,12 +124,12 @@ def _pair_row(curvature: Curvature, group: str, u: int, v: int, kl: Risks) -> Ro
             "risk_first": kl[(u,)].mean(),
             "risk_second": kl[(v,)].mean(),
             "risk_pair": pair.mean(),
-            "factor": number(factor),
-            "factor_error": number(error(pair - factor * alone) / total) if total > 0 else None,
+            "factor": known(factor),
+            "factor_error": known(error(pair - factor * alone) / total) if total > 0 else None,
             "predicted_factor": curvature.risk([u, v])
             / (curvature.risk([u]) + curvature.risk([v])),
             "interaction": (pair - alone).mean(),
-            "interaction_error": number(error(pair - alone)),
+            "interaction_error": known(error(pair - alone)),
         }
         | sequence_columns(pair)
         | sequence_columns(alone, "alone")
@@ -138,7 +137,7 @@ def _pair_row(curvature: Curvature, group: str, u: int, v: int, kl: Risks) -> Ro
 
 
 def saturation_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
-    """What the pairs of `pair_saturation` say, beside the paper's 0.92.
+    """Statistics of the pairs of `pair_saturation`, beside the paper's factor of 0.92.
 
     Per group, and for the random pairs also per third by the risk of the two units: the median
     factor (bootstrap over pairs and sequences at once) and the share of sub-additive pairs. For the
@@ -149,7 +148,7 @@ def saturation_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
     shared units are not.
 
     Returns:
-        Rows of group, statistic, value, standard_error, low, high, points, left_out (no factor; or
+        Rows of group, statistic, value, value_error, low, high, points, left_out (no factor; or
         H_uv or the interaction exactly 0; or, where the statistic says so, an interaction within
         two standard errors of 0) and paper.
     """
@@ -200,7 +199,7 @@ def _median_factor(group: str, members: Table, draws: int, seed: int) -> Row:
     if not count:
         return statistic_row(group, "median factor", np.full(1, np.nan), 0, len(members))
     which = np.random.default_rng(seed + 1).integers(count, size=factor.shape)
-    which[0] = np.arange(count)
+    which[0] = np.arange(count)  # the first row is the statistic as measured
     medians = np.median(np.take_along_axis(factor, which, axis=1), axis=1)
     return statistic_row(group, "median factor", medians, count, len(members) - count)
 
@@ -211,13 +210,14 @@ def _share(group: str, statistic: str, hit: np.ndarray, counted: np.ndarray) -> 
     row = statistic_row(group, statistic, np.full(1, np.nan), n, left_out)
     if not n:
         return row
+    # Wilson's interval stays inside [0, 1] and has a length where all pairs agree
     share, z = float(hit[counted].mean()), 1.96
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z / (1 + z**2 / n) * float(np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)))
     error = float(np.sqrt(share * (1 - share) / n))
     return row | {
         "value": share,
-        "standard_error": error,
+        "value_error": error,
         "low": middle - reach,
         "high": middle + reach,
     }
@@ -234,11 +234,11 @@ def plot_pair_saturation(table: Table) -> Figure:
             error_y={"type": "data", "array": [row["factor_error"] or 0.0 for row in rows]},
             mode="markers",
             name=group,
-            marker={"color": PALETTE[place], "symbol": SYMBOLS[place], "size": 8},
+            marker=look(place) | {"size": 8},
             text=[f"{row['first']}, {row['second']}" for row in rows],
             hovertemplate="%{text}<br>ρ %{x:.3f}<br>factor %{y:.3f}<extra></extra>",
         )
-    figure.add_hline(y=1.0, line={"color": "#808080", "dash": "dot"})
+    figure.add_hline(y=1.0, line=GUIDE)
     figure.update_xaxes(title_text="correlation ρ<sub>uv</sub>")
     figure.update_yaxes(title_text="KL of the pair / sum of the two KL", type="log")
     return finish(figure, "Pairs: above 1 the joint removal costs more than the sum")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.certainty import coverage as certainty
+from cocurve_lab.studies.certainty import coverage
 from cocurve_lab.studies.certainty.coverage import (
     CoverageOptions,
     coverage_study,
@@ -34,7 +34,7 @@ def independent(groups: int, per_group: int = 40, seed: int = 0) -> cl.Curvature
 @pytest.fixture(scope="module")
 def gaussian() -> Table:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certainty.Recipe, "build", lambda *_: independent(512))
+        patch.setattr(coverage.Recipe, "build", lambda *_: independent(512))
         return coverage_study(MODEL, UNITS, TEXT, GAUSSIAN, progress=False)
 
 
@@ -49,7 +49,7 @@ def test_means_cover_and_a_bent_statistic_does_not(gaussian: Table) -> None:
     assert (bent["values"], bent["enough_groups"]) == (1, True)
     (few,) = pick(gaussian, statistic="edges", groups=4)
     assert (few["values"], few["enough_groups"]) == (len(UNITS) ** 2, False)
-    assert few["coverage_se"] == pytest.approx(np.sqrt(0.95 * 0.05 / 60))
+    assert few["coverage_error"] == pytest.approx(np.sqrt(0.95 * 0.05 / 60))
     assert few["lowest_coverage"] <= few["coverage"]
 
 
@@ -65,7 +65,7 @@ def test_the_reference_is_built_once_with_a_group_per_row(
     reference = cl.estimate_curvature(MODEL, UNITS, TEXT, 20, progress=False, options=build)
     expected = cl.coverage(reference, "saliency", size=4, groups=3, draws=5)
     assert table[2]["coverage"] == pytest.approx(expected.share.mean())
-    monkeypatch.setattr(certainty, "Recipe", None)
+    monkeypatch.setattr(coverage, "Recipe", None)
     assert coverage_study(MODEL, UNITS, TEXT, options, cache=tmp_path, progress=False) == table
     with pytest.raises(TypeError):  # another text: it wants to build
         coverage_study(MODEL, UNITS, TEXT.rows(0, 6), options, cache=tmp_path, progress=False)
@@ -102,8 +102,8 @@ def test_errors_fall_with_the_root_of_the_text() -> None:
     np.testing.assert_allclose(errors[2:], expected[2:], rtol=0.15)
     assert column(table, "optimism")[0] > 3 * column(table, "optimism")[-1]
     assert table[-1]["overlap_with_whole"] == 1
-    assert table[-1]["risk_error_se"] is None
-    assert table[0]["risk_error_se"] > 0
+    assert table[-1]["risk_error_error"] is None
+    assert table[0]["risk_error_error"] > 0
     assert table[-1]["converged"] == float(bool(cl.is_converged(curvature, 0.3)))
 
 

@@ -51,7 +51,7 @@ def test_redundancy_is_told_apart_from_the_threshold(
 
 
 def coverage_row(**changes: Any) -> dict[str, Any]:
-    row = {"statistic": "edges", "size": 16, "groups": 16, "coverage": 0.94, "coverage_se": 0.02}
+    row = {"statistic": "edges", "size": 16, "groups": 16, "coverage": 0.94, "coverage_error": 0.02}
     return row | {"confidence": 0.95} | changes
 
 
@@ -66,7 +66,7 @@ def coverage_row(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_coverage_verdicts(share: float, error: float, verdict: bool | None) -> None:
-    (finding,) = coverage_findings([coverage_row(coverage=share, coverage_se=error)])
+    (finding,) = coverage_findings([coverage_row(coverage=share, coverage_error=error)])
     assert finding.agrees is verdict
 
 
@@ -116,7 +116,7 @@ def test_convergence(converged: bool, groups: int, rows: int, verdict: bool | No
 def build(knob: str, value: Any, base: bool = False, **changes: Any) -> dict[str, Any]:
     row = {"knob": knob, "value": value, "is_base": base, "interaction_strength": 1.0}
     row |= {"kl": 0.1, "perplexity": 2.0, "overlap": 1.0 if base else 0.5}
-    row |= {"difference": 0.0, "difference_se": 0.001, "matrix_distance": 0.0 if base else 0.5}
+    row |= {"difference": 0.0, "difference_error": 0.001, "matrix_distance": 0.0 if base else 0.5}
     return row | changes
 
 
@@ -180,7 +180,7 @@ def test_another_lambda_and_a_matrix_that_moves() -> None:
 
 
 def preview_row(ratio: float, strength: float, difference: float | None) -> dict[str, Any]:
-    row = {"ratio": ratio, "interaction_strength": strength, "difference": difference}
+    row = {"requested_ratio": ratio, "interaction_strength": strength, "difference": difference}
     return row | {"difference_error": None if difference is None else 0.01}
 
 

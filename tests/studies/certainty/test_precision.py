@@ -19,7 +19,7 @@ from cocurve_lab.studies.certainty.precision import (
     stopping_study,
 )
 from cocurve_lab.studies.shared import Recipe
-from cocurve_lab.tables import Table, column, shown
+from cocurve_lab.tables import Table, column
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 
@@ -138,13 +138,3 @@ def test_a_preview_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = load_or_preview(tmp_path, MODEL, UNITS, few, 20, options)
     assert again.fingerprint == first.fingerprint
     assert len(list(tmp_path.glob("preview_*.pkl"))) == 2
-
-
-def test_columns_for_reading_are_named_and_rounded() -> None:
-    table: Table = [{"knob": "rows", "kl": 0.0123456, "n": 4096, "se": None}]
-    assert shown(table, ["n", "kl"]) == [{"n": 4096, "kl": 0.0123}]
-    (row,) = shown(table, {"kl": "KL", "se": ""}, digits=2)
-    assert list(row.items()) == [("KL", 0.012), ("se", None)]
-    assert table[0]["kl"] == 0.0123456
-    with pytest.raises(KeyError, match="harm"):
-        shown(table, ["harm"])

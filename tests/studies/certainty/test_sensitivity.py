@@ -108,7 +108,7 @@ def test_plans_are_measured_on_the_held_out_text(table: Table) -> None:
         (row,) = pick(table, knob="ffn_groups", value=groups, interaction_strength=1.0)
         slow = naive_risk(model, [units[i] for i in plan.pruned], HELD_OUT)
         assert row["kl"] == pytest.approx(slow.mean(), rel=1e-3)
-        assert row["kl_se"] == pytest.approx(slow.std(ddof=1) / np.sqrt(5), rel=1e-2)
+        assert row["kl_error"] == pytest.approx(slow.std(ddof=1) / np.sqrt(5), rel=1e-2)
         assert row["units"] == len(units)
     assert row["matrix_distance"] is None
     assert row["overlap"] is None
@@ -146,7 +146,7 @@ def test_the_summary_says_the_band_and_the_spread() -> None:
     def row(value: int, perplexity: float, difference: float, overlap: float | None) -> Any:
         names = {"knob": "seed", "value": value, "interaction_strength": 1.0}
         names |= {"is_base": value == 0, "kl": perplexity / 100, "perplexity": perplexity}
-        return names | {"difference": difference, "difference_se": 0.5, "overlap": overlap}
+        return names | {"difference": difference, "difference_error": 0.5, "overlap": overlap}
 
     table = [row(0, 10.0, 0.0, 1.0), row(1, 10.5, -2.0, 0.7), row(2, 11.0, 1.0, None)]
     lonely = [row(0, 10.0, 0.0, 1.0) | {"knob": "source"}]
@@ -154,7 +154,7 @@ def test_the_summary_says_the_band_and_the_spread() -> None:
     assert found["band"] == pytest.approx(0.1)
     assert (found["perplexity_mean"], found["perplexity_std"]) == (10.5, 0.5)
     assert found["kl_std"] == pytest.approx(0.005)
-    assert (found["largest_difference"], found["largest_difference_se"]) == (-2.0, 0.5)
+    assert (found["largest_difference"], found["largest_difference_error"]) == (-2.0, 0.5)
     assert (found["values"], found["lowest_overlap"]) == (3, 0.7)
 
 
@@ -190,5 +190,5 @@ def test_the_picture_has_a_point_per_row(table: Table) -> None:
     assert [trace.name for trace in figure.data] == ["λ = 0", "λ = 1"]
     rows = pick(table, interaction_strength=1.0)
     assert list(figure.data[1].y) == [row["difference"] for row in rows]
-    assert list(figure.data[1].error_y.array) == [row["difference_se"] for row in rows]
+    assert list(figure.data[1].error_y.array) == [row["difference_error"] for row in rows]
     assert figure.data[0].marker.symbol != figure.data[1].marker.symbol

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.certainty import sensitivity as sources_module
+from cocurve_lab.studies.certainty import sensitivity
 from cocurve_lab.studies.certainty.sensitivity import outside, text_sources
 from helpers.tiny_models import word_tokenizer
 
@@ -54,7 +54,7 @@ def test_the_hub_is_read_where_calibration_does_not(monkeypatch: pytest.MonkeyPa
         asked.append(split)
         yield from DOCUMENTS
 
-    monkeypatch.setattr(sources_module, "stream_hub", stream)
+    monkeypatch.setattr(sensitivity, "stream_hub", stream)
     held_out = rows(DOCUMENTS[1:2], 1)
     found = text_sources("any", TOKENIZER, held_out, documents=4)
     assert found == {"text": [DOCUMENTS[0], *DOCUMENTS[2:4]]}

@@ -104,7 +104,7 @@ def test_the_strongest_edges_of_a_bridge() -> None:
     assert first["saliency_share"] == pytest.approx(2 / 6)
     assert first["connectivity_share"] == pytest.approx(1 / 6)
     assert [row["rank"] for row in (first, second, third)] == [1, 2, 3]
-    assert first["standard_error"] is None
+    assert first["curvature_error"] is None
     assert len(bridge_edges(Curvature(matrix, units), [1, 0], top=99)) == 10
 
 
@@ -112,8 +112,8 @@ def test_edges_have_errors_where_there_are_groups() -> None:
     curvature = random_curvature(make_units(), 0, groups=6)
     (row,) = bridge_edges(curvature, [3], top=1)
     partner = curvature.units.indices([row["partner"]])[0]
-    assert row["standard_error"] == cl.jackknife(curvature, "edges").standard_error[3, partner]
-    assert row["standard_error"] > 0
+    assert row["curvature_error"] == cl.jackknife(curvature, "edges").standard_error[3, partner]
+    assert row["curvature_error"] > 0
 
 
 def test_thresholds_are_kept_and_drawn(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_differences_are_those_measured_independently(
         (row,) = pick(table, fill=fill, outcome="kl", family=ALL)
         gap = risks[0] - risks[1]
         assert row["difference"] == pytest.approx(gap.mean(), rel=1e-4)
-        assert row["standard_error"] == pytest.approx(gap.std(ddof=1) / math.sqrt(5), rel=1e-3)
+        assert row["difference_error"] == pytest.approx(gap.std(ddof=1) / math.sqrt(5), rel=1e-3)
         assert (row["observations"], row["seeds"], row["seed_spread"]) == (5, 1, None)
         assert row["dense"] == pytest.approx(0, abs=1e-9)
         predicted = [0.5 * arm.indicator @ curvature.matrix @ arm.indicator for arm in (a, b)]
@@ -209,7 +209,7 @@ def test_differences_are_those_measured_independently(
         assert row["bridge"] == pytest.approx(math.exp(nll[0].mean()), rel=1e-5)
         assert row["control"] == pytest.approx(math.exp(nll[1].mean()), rel=1e-5)
         slope = row["bridge"] * nll[0] - row["control"] * nll[1]
-        assert row["standard_error"] == pytest.approx(slope.std(ddof=1) / math.sqrt(5), rel=1e-3)
+        assert row["difference_error"] == pytest.approx(slope.std(ddof=1) / math.sqrt(5), rel=1e-3)
 
 
 def test_seeds_and_sampling_error_stay_apart(
@@ -229,7 +229,7 @@ def test_seeds_and_sampling_error_stay_apart(
     assert summary["difference"] == pytest.approx(means.mean(), rel=1e-4)
     assert summary["seed_spread"] == pytest.approx(means.std(ddof=1), rel=1e-3)
     error = np.mean(gaps, axis=0).std(ddof=1) / math.sqrt(5)
-    assert summary["standard_error"] == pytest.approx(error, rel=1e-3)
+    assert summary["difference_error"] == pytest.approx(error, rel=1e-3)
     assert summary["seeds"] == 3
     expected = np.mean([row["predicted_difference"] for row in singles])
     assert summary["predicted_difference"] == pytest.approx(expected)
@@ -248,7 +248,7 @@ def test_capabilities_are_compared_question_by_question(
         assert accuracy["control_only_right"] == pair["lost"]
         (row,) = pick(table, fill="greedy", outcome="log_likelihood", family=pair["capability"])
         assert row["difference"] == pytest.approx(pair["log_likelihood"], abs=1e-5)
-        assert row["standard_error"] == pytest.approx(pair["log_likelihood_error"], rel=1e-3)
+        assert row["difference_error"] == pytest.approx(pair["log_likelihood_error"], rel=1e-3)
         assert row["observations"] == pair["questions"]
         assert row["difference"] != 0
     assert {row["family"] for row in pick(table, outcome="kl")} == {ALL, "other"}
@@ -261,7 +261,7 @@ def test_questions_that_one_arm_alone_gets_right_are_counted_per_seed() -> None:
     assert (row["bridge"], row["control"], row["difference"]) == (0.5, 0.625, -0.125)
     assert (row["bridge_only_right"], row["control_only_right"]) == (1.0, 1.5)
     assert row["seed_spread"] == pytest.approx(np.std([-0.25, 0.0], ddof=1))
-    assert row["standard_error"] == pytest.approx(np.std([0.5, -0.5, -1, 0.5], ddof=1) / 2)
+    assert row["difference_error"] == pytest.approx(np.std([0.5, -0.5, -1, 0.5], ddof=1) / 2)
 
 
 def test_no_pair_and_too_few_parameters_are_said(
@@ -313,7 +313,7 @@ def test_the_picture_of_the_arms(table: Table) -> None:
     assert {"measured", "predicted from H", "single seeds", "odd", "even", ALL} == set(traces)
     kl = pick(table, outcome="kl", family=ALL, seed=None)
     assert list(traces["measured"].x) == list(column(kl, "difference"))
-    assert list(traces["measured"].error_x.array) == list(column(kl, "standard_error"))
+    assert list(traces["measured"].error_x.array) == list(column(kl, "difference_error"))
     assert list(traces["predicted from H"].x) == list(column(kl, "predicted_difference"))
     assert len(traces["single seeds"].x) == 3
     symbols = [traces[name].marker.symbol for name in ("odd", "even", ALL)]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.structure import geometry as structure
-from cocurve_lab.studies.structure import propositions
+from cocurve_lab.studies.shared import DRAWS
+from cocurve_lab.studies.structure import geometry, propositions
 from cocurve_lab.tables import Table, column, pick
 from helpers.problems import gram_curvature, make_units, random_curvature
 
@@ -28,7 +28,7 @@ def constant_correlation(rho: float, saliency: float = 0.01) -> cl.Curvature:
     return cl.Curvature(matrix, UNITS)
 
 
-# Blocks -----------------------------------------------------------------------------------------
+# Blocks -------------------------------------------------------------------------------------------
 
 
 def test_planted_blocks_are_read_back_by_distance() -> None:
@@ -41,7 +41,7 @@ def test_planted_blocks_are_read_back_by_distance() -> None:
             rho[u, v] = near if same else -2 * near
     np.fill_diagonal(rho, 1)
     scale = np.exp(np.random.default_rng(0).normal(size=len(UNITS)))
-    table = structure.block_table(cl.Curvature(rho * np.outer(scale, scale), UNITS))
+    table = geometry.block_table(cl.Curvature(rho * np.outer(scale, scale), UNITS))
     for block, sign in (("attention", 1), ("ffn", 1), ("cross", -2)):
         for reach, size in (("same layer", 0.02), ("adjacent layers", 0.01), ("further", 0.01)):
             (row,) = pick(table, block=block, reach=reach)
@@ -56,7 +56,7 @@ def test_planted_blocks_are_read_back_by_distance() -> None:
 
 
 def test_blocks_agree_with_what_the_curvature_says_of_itself() -> None:
-    table = pick(structure.block_table(BUILT), reach="all")
+    table = pick(geometry.block_table(BUILT), reach="all")
     assert dict(zip(column(table, "block"), column(table, "mean_absolute"), strict=True)) == (
         pytest.approx(BUILT.block_means())
     )
@@ -71,17 +71,17 @@ def test_noise_reads_as_its_floor_and_nothing_more() -> None:
     rng = np.random.default_rng(1)
     units = make_units(6, 4, 8)
     noise = gram_curvature(units, rng.normal(size=(len(units), 640)), groups=16)
-    for row in pick(structure.block_table(noise), reach="all"):
+    for row in pick(geometry.block_table(noise), reach="all"):
         assert row["mean_absolute"] == pytest.approx(np.sqrt(2 / (np.pi * 640)), rel=0.1)
         assert row["noise_floor"] == pytest.approx(row["mean_absolute"], rel=0.15)
         assert abs(row["corrected"]) < 0.2 * row["mean_absolute"]
 
 
-# Budgets ----------------------------------------------------------------------------------------
+# Budgets ------------------------------------------------------------------------------------------
 
 
 def test_budgets_add_up_to_the_plan() -> None:
-    table = structure.budget_table(BUILT, 0.4)
+    table = geometry.budget_table(BUILT, 0.4)
     for strength in (0.0, 1.0):
         rows = pick(table, interaction_strength=strength)
         plan = cl.solve_greedy(BUILT, 0.4, strength)
@@ -89,44 +89,44 @@ def test_budgets_add_up_to_the_plan() -> None:
         cost = {"attention": 2 * 5, "ffn": 3 * 11}
         gone = sum(row["share"] * cost[row["kind"]] for row in rows)
         assert gone == pytest.approx(plan.pruned_cost)
-        assert {row["draws"] for row in rows} == {structure.DRAWS}
-    assert max(column(table, "error")) > 0
+        assert {row["draws"] for row in rows} == {DRAWS}
+    assert max(column(table, "share_error")) > 0
 
 
 def test_a_plan_no_text_can_change_has_no_spread() -> None:
     saliency = np.arange(1, len(UNITS) + 1) ** 4.0  # far apart: the order is beyond doubt
     features = np.sqrt(saliency)[:, None] * np.tile(np.eye(len(UNITS)), 16)
-    table = structure.budget_table(gram_curvature(UNITS, features, groups=16), 0.3)
-    assert column(table, "error") == pytest.approx(0, abs=1e-12)
+    table = geometry.budget_table(gram_curvature(UNITS, features, groups=16), 0.3)
+    assert column(table, "share_error") == pytest.approx(0, abs=1e-12)
     released = cl.Curvature(np.diag(saliency), UNITS)
-    assert {row["error"] for row in structure.budget_table(released, 0.3)} == {None}
+    assert {row["share_error"] for row in geometry.budget_table(released, 0.3)} == {None}
 
 
 def test_a_budget_out_of_reach_says_so() -> None:
-    table = structure.budget_table(BUILT, 0.8, (1.0,), cl.Guards(layer_cap=0.5))
+    table = geometry.budget_table(BUILT, 0.8, (1.0,), cl.Guards(layer_cap=0.5))
     assert len(table) == 1
     assert table[0]["note"]
     assert table[0]["share"] is None
-    structure.plot_budgets(table)
+    geometry.plot_budgets(table)
 
 
-# Spectrum ---------------------------------------------------------------------------------------
+# Spectrum -----------------------------------------------------------------------------------------
 
 
 def test_an_identity_has_every_direction_and_a_rank_one_h_a_single_one() -> None:
     size = len(UNITS)
-    flat = structure.spectrum_table(cl.Curvature(0.3 * np.eye(size), UNITS))
+    flat = geometry.spectrum_table(cl.Curvature(0.3 * np.eye(size), UNITS))
     assert flat[0]["effective_rank"] == pytest.approx(size)
     assert flat[0]["participation"] == pytest.approx(size)
     assert column(flat, "eigenvalue") == pytest.approx(0.3)
     assert column(flat, "cumulative") == pytest.approx(np.arange(1, size + 1) / size)
-    one = structure.spectrum_table(cl.Curvature(np.ones((size, size)), UNITS))
+    one = geometry.spectrum_table(cl.Curvature(np.ones((size, size)), UNITS))
     assert one[0]["effective_rank"] == pytest.approx(1, abs=1e-6)
     assert one[0]["share"] == pytest.approx(1)
 
 
 def test_spectrum_errors_are_jackknife_errors() -> None:
-    table = structure.spectrum_table(BUILT)
+    table = geometry.spectrum_table(BUILT)
     error = cl.jackknife(BUILT, lambda c: c.spectrum()).standard_error
     assert column(table, "eigenvalue_error") == pytest.approx(error)
     assert 0 < table[0]["effective_rank_error"] < table[0]["effective_rank"]
@@ -134,10 +134,10 @@ def test_spectrum_errors_are_jackknife_errors() -> None:
 
 def test_a_zero_h_has_no_spectrum() -> None:
     with pytest.raises(cl.InputError, match="trace of H is 0"):
-        structure.spectrum_table(cl.Curvature(np.zeros((len(UNITS),) * 2), UNITS))
+        geometry.spectrum_table(cl.Curvature(np.zeros((len(UNITS),) * 2), UNITS))
 
 
-# Propositions -----------------------------------------------------------------------------------
+# Propositions -------------------------------------------------------------------------------------
 
 
 def said(table: Table, quantity: str, **more: Any) -> dict[str, Any]:
@@ -150,13 +150,15 @@ def test_equal_saliencies_and_correlations_meet_the_balance_exactly(rho: float) 
     for ratio in (0.2, 0.5):
         size = len(cl.solve_greedy(constant_correlation(rho), ratio, 0.0))
         for name, count in (("its own", size - 1), ("the mean", size)):
-            row = said(table, f"edge over diagonal, by {name} correlation", ratio=ratio)
+            row = said(table, f"edge over diagonal, by {name} correlation", requested_ratio=ratio)
             assert row["value"] == pytest.approx(2 * (size - 1) * rho)
             assert row["reference"] == pytest.approx(2 * count * rho)
             assert row["holds"]
-        plan = said(table, "edge over node risk", ratio=ratio, interaction_strength=0.0)
+        plan = said(table, "edge over node risk", requested_ratio=ratio, interaction_strength=0.0)
         assert plan["value"] == pytest.approx((size - 1) * rho)
-        positive = said(table, "share of positive edges", ratio=ratio, interaction_strength=0.0)
+        positive = said(
+            table, "share of positive edges", requested_ratio=ratio, interaction_strength=0.0
+        )
         assert positive["value"] == 1
     size = len(UNITS)
     off = said(table, "share of |H| off the diagonal")["value"]
@@ -176,7 +178,7 @@ def test_the_balance_is_the_one_of_the_gate() -> None:
         # single-unit risks of this H are 1/2 H_uu, so the two readings and errors coincide
         single = said(table, f"single-unit KL CV, {label}")
         assert single["value"] == pytest.approx(cv["value"])
-        assert single["standard_error"] == pytest.approx(cv["standard_error"], rel=0.05)
+        assert single["value_error"] == pytest.approx(cv["value_error"], rel=0.05)
 
 
 def test_saliencies_far_apart_break_the_balance() -> None:
@@ -205,7 +207,7 @@ def test_overshoot_is_below_the_largest_unit() -> None:
     assert len(rows) == 6
     assert all(row["holds"] and row["reference"] == pytest.approx(11 / 172) for row in rows)
     plan = cl.solve_greedy(BUILT, 0.37)
-    row = pick(rows, ratio=0.37, interaction_strength=1.0)[0]
+    row = pick(rows, requested_ratio=0.37, interaction_strength=1.0)[0]
     assert row["value"] == pytest.approx(plan.realized_ratio - 0.37)
     assert row["value"] > 0
 
@@ -216,15 +218,15 @@ def test_decoupled_saliency_is_seen() -> None:
     )
     bridges = cl.bridge_units(BUILT)
     assert correlated["value"] == pytest.approx(bridges.saliency_connectivity_correlation)
-    assert correlated["standard_error"] > 0
+    assert correlated["value_error"] > 0
     assert correlated["paper"] == 0.63
 
 
-# Keeping and drawing ----------------------------------------------------------------------------
+# Keeping and drawing ------------------------------------------------------------------------------
 
 
 def test_tables_are_kept_and_another_h_has_its_own(tmp_path: Path) -> None:
-    tables = (structure.block_table, structure.budget_table, structure.spectrum_table)
+    tables = (geometry.block_table, geometry.budget_table, geometry.spectrum_table)
     for study in (*tables, propositions.proposition_table):
         first = study(BUILT, cache=tmp_path)
         assert str(study(BUILT, cache=tmp_path)) == str(first) == str(study(BUILT))
@@ -233,20 +235,20 @@ def test_tables_are_kept_and_another_h_has_its_own(tmp_path: Path) -> None:
     files = list(tmp_path.glob("study_*.json"))
     assert len(files) == 8
     bare = replace(BUILT, group_grams=None, group_positions=None, group_risks=None)
-    structure.block_table(bare, cache=tmp_path)  # the same H, but nothing known of its error
+    geometry.block_table(bare, cache=tmp_path)  # the same H, but nothing known of its error
     assert len(list(tmp_path.glob("study_blocks_*.json"))) == 3
 
 
 def test_pictures_have_axes_errors_and_distinct_marks() -> None:
-    blocks, budgets = structure.block_table(BUILT), structure.budget_table(BUILT, 0.4)
+    blocks, budgets = geometry.block_table(BUILT), geometry.budget_table(BUILT, 0.4)
     spectrum, said_of = (
-        structure.spectrum_table(BUILT),
+        geometry.spectrum_table(BUILT),
         propositions.proposition_table(BUILT, (0.2, 0.4)),
     )
     figures = (
-        structure.plot_blocks(blocks),
-        structure.plot_budgets(budgets),
-        structure.plot_spectrum(spectrum),
+        geometry.plot_blocks(blocks),
+        geometry.plot_budgets(budgets),
+        geometry.plot_spectrum(spectrum),
         propositions.plot_propositions(said_of),
     )
     for figure in figures:
@@ -262,7 +264,7 @@ def test_pictures_have_axes_errors_and_distinct_marks() -> None:
 
 def test_structure_needs_no_model_and_no_plotly_until_it_draws() -> None:
     code = (
-        "import sys; import cocurve_lab.studies.structure; "
+        "import sys; from cocurve_lab.studies.structure import geometry, propositions; "
         "print([m for m in ('torch', 'plotly', 'pandas', 'ipywidgets') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

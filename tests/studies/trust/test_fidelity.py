@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import cocurve_lab as cl
+from cocurve_lab.studies.shared import sequence_columns, sequence_values
 from cocurve_lab.studies.trust import fidelity, saturation
-from cocurve_lab.studies.trust import fidelity as fidelity_summary
 from cocurve_lab.studies.trust.fidelity import FidelityOptions
 from cocurve_lab.tables import Table, column, pick
 from helpers.problems import make_units, random_curvature
@@ -32,7 +32,7 @@ def by_hand(names: list[str]) -> list[Any]:
     return [hand[CURVATURE.units.indices([name])[0]] for name in names]
 
 
-# Single units -----------------------------------------------------------------------------------
+# Single units -------------------------------------------------------------------------------------
 
 
 def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> None:
@@ -41,8 +41,8 @@ def test_a_risk_that_is_a_multiple_of_half_h_has_that_ratio_without_error() -> N
     assert built.group_risks is not None
     built = replace(built, group_risks=built.group_risks * factors)
     table = fidelity.single_unit_fidelity(built)
-    assert column(table, "ratio") == pytest.approx(factors)
-    assert column(table, "ratio_error") == pytest.approx(0, abs=1e-7)
+    assert column(table, "measured_over_predicted") == pytest.approx(factors)
+    assert column(table, "measured_over_predicted_error") == pytest.approx(0, abs=1e-7)
     assert column(table, "predicted") == pytest.approx(built.saliency / 2)
     assert column(table, "measured") == pytest.approx(built.single_unit_risk)
     assert [row["kind"] for row in table] == built.units.kinds.tolist()
@@ -65,9 +65,9 @@ def test_a_unit_that_changes_nothing_has_no_ratio() -> None:
     assert risks is not None
     flat = cl.Curvature.from_groups(built.units, grams, positions, risks, {})
     rows = fidelity.single_unit_fidelity(flat)
-    assert rows[2]["ratio"] is None
+    assert rows[2]["measured_over_predicted"] is None
     assert rows[2]["predicted"] == 0
-    assert rows[1]["ratio"] > 0
+    assert rows[1]["measured_over_predicted"] > 0
 
 
 def test_single_units_need_the_risks_of_a_build() -> None:
@@ -75,7 +75,7 @@ def test_single_units_need_the_risks_of_a_build() -> None:
         fidelity.single_unit_fidelity(random_curvature(make_units()))
 
 
-# Plans ------------------------------------------------------------------------------------------
+# Plans --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def test_plans_are_measured_as_naive_passes_measure_them(measured: Table) -> Non
     plan = cl.solve_greedy(CURVATURE, 0.5)
     hand = [units_by_hand(MODEL)[index] for index in plan.pruned]
     expected = naive_risk(MODEL, hand, HELD_OUT)
-    assert fidelity.sequence_values([row])[0] == pytest.approx(expected, rel=1e-4)
+    assert sequence_values([row])[0] == pytest.approx(expected, rel=1e-4)
     assert row["measured"] == pytest.approx(expected.mean(), rel=1e-4)
-    assert row["standard_error"] == pytest.approx(expected.std(ddof=1) / math.sqrt(3), rel=1e-3)
+    assert row["measured_error"] == pytest.approx(expected.std(ddof=1) / math.sqrt(3), rel=1e-3)
     assert row["predicted"] == pytest.approx(plan.predicted_risk)
-    assert row["ratio"] == pytest.approx(row["measured"] / row["predicted"])
+    assert row["measured_over_predicted"] == pytest.approx(row["measured"] / row["predicted"])
     alone = CURVATURE.single_unit_risk
     assert alone is not None
     assert row["diagonal"] == pytest.approx(plan.node_risk)
@@ -104,7 +104,7 @@ def test_every_plan_has_a_row_and_the_empty_one_costs_nothing(measured: Table) -
     assert len(pick(measured, group=fidelity.POOL)) == 7
     for row in pick(measured, requested_ratio=0.0):
         assert (row["units"], row["predicted"], row["measured"]) == (0, 0, 0)
-        assert row["ratio"] is None
+        assert row["measured_over_predicted"] is None
 
 
 def test_predicted_errors_are_jackknife_errors_of_the_plan(measured: Table) -> None:
@@ -141,7 +141,7 @@ def test_calibration_rows_are_refused() -> None:
             study(MODEL, CURVATURE, tiny_text(4, 16).rows(0, 2), OPTIONS, progress=False)
 
 
-# Summary of plans -------------------------------------------------------------------------------
+# Summary of plans ---------------------------------------------------------------------------------
 
 
 def planted(predicted: Any, kl: np.ndarray, **columns: Any) -> Table:
@@ -154,8 +154,8 @@ def planted(predicted: Any, kl: np.ndarray, **columns: Any) -> Table:
         fixed
         | {name: value[i] for name, value in lists.items()}
         | {"predicted": float(predicted[i]), "diagonal": -float(predicted[i]), "single_units": None}
-        | {"measured": kl[i].mean(), "standard_error": spread[i]}
-        | fidelity.sequence_columns(kl[i])
+        | {"measured": kl[i].mean(), "measured_error": spread[i]}
+        | sequence_columns(kl[i])
         for i in range(count)
     ]
 
@@ -170,9 +170,7 @@ def test_a_cubic_gap_is_found_and_gaps_within_noise_are_left_out() -> None:
     predicted = 1e-3 * units**1.5
     kl = np.repeat((predicted + 1e-4 * units**3.0)[:, None], 4, axis=1)
     kl[0] = predicted[0] + np.array([1, -1, 1, -0.9]) * 1e-2  # a gap nobody can see
-    summary = fidelity_summary.fidelity_summary(
-        planted(predicted, kl, units=units.tolist()), draws=50
-    )
+    summary = fidelity.fidelity_summary(planted(predicted, kl, units=units.tolist()), draws=50)
     row = found(summary, "across ratios, lambda 1", "gap exponent in units")
     assert row["value"] == pytest.approx(3)
     assert row["fit_error"] == pytest.approx(0, abs=1e-6)
@@ -185,7 +183,7 @@ def test_correlations_are_those_of_scipy_and_of_agreement() -> None:
     rng = np.random.default_rng(3)
     predicted, kl = rng.uniform(0.1, 1, 9), rng.uniform(0.1, 1, (9, 6))
     table = planted(predicted, kl, units=list(range(2, 11)))
-    summary = fidelity_summary.fidelity_summary(table, draws=400)
+    summary = fidelity.fidelity_summary(table, draws=400)
     one = cl.agreement(predicted, kl.mean(axis=1))
     group = fidelity.ACROSS
     expected = {
@@ -204,31 +202,29 @@ def test_correlations_are_those_of_scipy_and_of_agreement() -> None:
     assert (unknown["value"], unknown["points"], unknown["left_out"]) == (None, 0, 9)
     draws = np.random.default_rng(0).integers(6, size=(400, 6))
     naive = [spearmanr(predicted, kl[:, d].mean(axis=1)).statistic for d in draws]
-    assert found(summary, group, "spearman")["standard_error"] == pytest.approx(
-        np.std(naive), rel=0.2
-    )
+    assert found(summary, group, "spearman")["value_error"] == pytest.approx(np.std(naive), rel=0.2)
 
 
 def test_the_pool_says_how_much_worse_random_plans_are() -> None:
     methods = ["edge-aware greedy", "diagonal greedy", "random", "random", "local swap"]
     kl = np.outer([0.1, 0.2, 0.5, 0.7, 0.3], [1.0, 3.0, 2.0])
     table = planted(kl.mean(axis=1), kl, group=fidelity.POOL, method=methods, units=[3] * 5)
-    summary = fidelity_summary.fidelity_summary(table, draws=40)
+    summary = fidelity.fidelity_summary(table, draws=40)
     assert found(summary, fidelity.POOL, "random over structured")["value"] == pytest.approx(3)
     greedy = found(summary, fidelity.POOL, "random over greedy")
     assert greedy["value"] == pytest.approx(6)
-    assert greedy["standard_error"] == pytest.approx(0, abs=1e-9)  # every sequence says so
+    assert greedy["value_error"] == pytest.approx(0, abs=1e-9)  # every sequence says so
     assert found(summary, "same budget, structured", "spearman")["points"] == 3
     assert found(summary, "same budget, random", "spearman")["value"] is None  # two points
 
 
 def test_plans_without_a_logarithm_are_counted(measured: Table) -> None:
-    summary = fidelity_summary.fidelity_summary(measured, draws=20)
+    summary = fidelity.fidelity_summary(measured, draws=20)
     row = found(summary, fidelity.ACROSS, "pearson_log")
     assert (row["points"], row["left_out"]) == (4, 2)  # two empty plans
 
 
-# Pairs ------------------------------------------------------------------------------------------
+# Pairs --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -282,8 +278,8 @@ def saturated(factors: list[float], edges: list[float]) -> Table:
             "interaction": 0.1 * (factor - 1),
             "interaction_error": 0.011,
         }
-        | fidelity.sequence_columns(np.full(5, 0.1 * factor))
-        | fidelity.sequence_columns(np.full(5, 0.1), "alone")
+        | sequence_columns(np.full(5, 0.1 * factor))
+        | sequence_columns(np.full(5, 0.1), "alone")
         for i, (factor, edge) in enumerate(zip(factors, edges, strict=True))
     ]
 
@@ -300,7 +296,7 @@ def test_planted_factors_and_signs_are_found() -> None:
     signs = found(summary, "random", "sign agreement")
     assert (signs["points"], signs["left_out"]) == (5, 1)
     assert signs["value"] == pytest.approx(4 / 5)
-    assert signs["standard_error"] == pytest.approx(math.sqrt(0.8 * 0.2 / 5))
+    assert signs["value_error"] == pytest.approx(math.sqrt(0.8 * 0.2 / 5))
     beyond = found(summary, "random", "sign agreement, beyond noise")  # factors 0.5, 0.5 and 1.5
     assert (beyond["points"], beyond["value"]) == (2, 1.0)
     assert beyond["low"] < 0.5 < beyond["high"]  # Wilson: two hits prove little
@@ -329,7 +325,7 @@ def test_both_signs_together_show_what_one_sign_cannot() -> None:
     assert chance == pytest.approx(3 / 5 * 3 / 5 + 2 / 5 * 2 / 5)
 
 
-# Pictures ---------------------------------------------------------------------------------------
+# Pictures -----------------------------------------------------------------------------------------
 
 
 def test_pictures_show_every_row_with_its_error(measured: Table, pairs: Table) -> None:

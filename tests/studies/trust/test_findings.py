@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cocurve_lab as cl
 from cocurve_lab.measuring.agreement import RANDOM
-from cocurve_lab.studies import findings
-from cocurve_lab.studies.findings import Finding, told
-from cocurve_lab.studies.trust import findings as plans
-from cocurve_lab.studies.trust import findings as trust
+from cocurve_lab.studies.findings import Finding
+from cocurve_lab.studies.trust import findings
 from cocurve_lab.studies.trust.fidelity import ACROSS, POOL
 from cocurve_lab.studies.trust.saturation import PAIRS
-from cocurve_lab.studies.trust.views import VIEWS, view
-from cocurve_lab.tables import plus_minus
 
 NOISE = np.random.default_rng(0).normal(size=8) * 1e-3
 
@@ -27,35 +22,15 @@ def verdict(found: list[Finding], words: str) -> bool | None:
     return finding.agrees
 
 
-# Verdicts ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "expected"),
-    [
-        ([True, True], True),
-        ([True, None], None),
-        ([None, False, True], False),
-        ([], None),
-    ],
-)
-def test_one_failure_is_enough(verdicts: list[bool | None], expected: bool | None) -> None:
-    assert findings.every(verdicts) is expected
-
-
-@pytest.mark.parametrize("value", [None, float("nan")])
-def test_an_unknown_number_has_no_verdict(value: float | None) -> None:
-    assert trust.judged(value, 0.1, *trust.ABOVE) is None
-    assert trust.judged(1.0, value, *trust.ABOVE) is None
-
-
-# Section 1 ---------------------------------------------------------------------------------------
+# Section 1 ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.02, True), (1.5, False), (0.7, False)])
 def test_single_units_are_near_their_parabola_or_not(factor: float, expected: bool) -> None:
     ratios = factor + np.linspace(-0.02, 0.02, 41)
-    (finding,) = trust.single_unit_findings([{"ratio": r} for r in [*ratios, None]])
+    (finding,) = findings.single_unit_findings(
+        [{"measured_over_predicted": r} for r in [*ratios, None]]
+    )
     assert finding.agrees is expected
     assert "of 41 units" in finding.ours
 
@@ -76,7 +51,7 @@ def fidelity_table(measured: Any, diagonal: Any = None) -> list[dict[str, Any]]:
                 "diagonal": diagonal(x) if diagonal else x,
                 "single_units": None,
                 "measured": kl.mean(),
-                "standard_error": kl.std(ddof=1) / 8**0.5,
+                "measured_error": kl.std(ddof=1) / 8**0.5,
             }
             | {f"kl_{n}": value for n, value in enumerate(kl)}
         )
@@ -84,31 +59,31 @@ def fidelity_table(measured: Any, diagonal: Any = None) -> list[dict[str, Any]]:
 
 
 def test_a_prediction_that_is_right_agrees_and_one_twenty_times_too_low_does_not() -> None:
-    right = trust.fidelity_findings(fidelity_table(lambda x: 1.2 * x), 200)
+    right = findings.fidelity_findings(fidelity_table(lambda x: 1.2 * x), 200)
     assert verdict(right, "Spearman 1.00") is True
     assert verdict(right, "ranked") is True
     assert verdict(right, "accurate") is True
-    low = trust.fidelity_findings(fidelity_table(lambda x: 20 * x), 200)
+    low = findings.fidelity_findings(fidelity_table(lambda x: 20 * x), 200)
     assert verdict(low, "ranked") is True
     assert verdict(low, "accurate") is False
 
 
 def test_a_prediction_in_the_wrong_order_does_not_agree() -> None:
-    found = trust.fidelity_findings(fidelity_table(lambda x: 20 - x), 200)
+    found = findings.fidelity_findings(fidelity_table(lambda x: 20 - x), 200)
     assert verdict(found, "Spearman 1.00") is False
     assert verdict(found, "ranked") is False
 
 
 @pytest.mark.parametrize(("power", "expected"), [(2, True), (4, False)])
 def test_the_exponent_of_the_gap(power: int, expected: bool) -> None:
-    found = trust.fidelity_findings(fidelity_table(lambda x: x + 3 * x**power), 200)
+    found = findings.fidelity_findings(fidelity_table(lambda x: x + 3 * x**power), 200)
     assert verdict(found, "as the cube") is expected
 
 
 def test_edges_that_make_the_order_are_told_from_edges_that_do_not() -> None:
-    better = trust.fidelity_findings(fidelity_table(lambda x: x, lambda x: -x), 200)
+    better = findings.fidelity_findings(fidelity_table(lambda x: x, lambda x: -x), 200)
     assert verdict(better, "co-pruning") is True
-    worse = trust.fidelity_findings(fidelity_table(lambda x: 20 - x, lambda x: -x), 200)
+    worse = findings.fidelity_findings(fidelity_table(lambda x: 20 - x, lambda x: -x), 200)
     assert verdict(worse, "co-pruning") is False
 
 
@@ -135,13 +110,15 @@ def pairs_table(factor: float, same_sign: bool) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("factor", "expected"), [(0.92, True), (1.1, False)])
 def test_pairs_that_saturate_and_pairs_that_do_not(factor: float, expected: bool) -> None:
-    found = trust.saturation_findings(pairs_table(factor, True), 200)
+    found = findings.saturation_findings(pairs_table(factor, True), 200)
     assert verdict(found, "saturate") is expected
     assert verdict(found, "sign of H_uv") is True
-    assert verdict(trust.saturation_findings(pairs_table(factor, False), 200), "sign of") is False
+    assert (
+        verdict(findings.saturation_findings(pairs_table(factor, False), 200), "sign of") is False
+    )
 
 
-# Section 2 ---------------------------------------------------------------------------------------
+# Section 2 ----------------------------------------------------------------------------------------
 
 
 def strength_rows(
@@ -153,7 +130,7 @@ def strength_rows(
         "gate": gate,
         "edge_benefit": benefit,
         "edge_benefit_error": 0.01,
-        "standard_error": 0.01,
+        "kl_error": 0.01,
         "difference_error": 0.01,
         "stopped_early": False,
         "edge_mass": edge,
@@ -177,7 +154,7 @@ def strength_rows(
 
 def test_edges_that_help_at_one_ratio_and_hurt_at_another_are_said_so() -> None:
     table = strength_rows(0.2, -0.1, (0.05, 0.1)) + strength_rows(0.4, 0.1, (0.7, 0.8))
-    found = trust.strength_findings(table)
+    found = findings.strength_findings(table)
     assert verdict(found, "at 20% the edges help") is False
     assert verdict(found, "at 40% the edges help") is True
     assert verdict(found, "gate tells") is False
@@ -190,21 +167,21 @@ def test_edges_that_help_at_one_ratio_and_hurt_at_another_are_said_so() -> None:
 
 def test_a_model_on_which_the_section_holds() -> None:
     table = strength_rows(0.2, 0.1, (0.6, 0.8)) + strength_rows(0.4, 0.1, (0.1, 0.2), edge=4.0)
-    found = trust.strength_findings(table)
+    found = findings.strength_findings(table)
     for words in ("at 20% the", "at 40% the", "gate tells", "floor", "E is positive", "falls"):
         assert verdict(found, words) is True, words
     assert verdict(found, "at 20 % λ is") is False
 
 
 def test_benefits_within_noise_cannot_be_told() -> None:
-    found = trust.strength_findings(strength_rows(0.3, 0.01, (0.0, 1.0), edge=-1.0))
+    found = findings.strength_findings(strength_rows(0.3, 0.01, (0.0, 1.0), edge=-1.0))
     assert verdict(found, "at 30% the edges help") is None
     assert verdict(found, "gate tells") is None
     assert verdict(found, "E is positive") is False
     assert verdict(found, "falls with the ratio") is None  # one ratio has no neighbour
 
 
-# Sections 3 to 7 ---------------------------------------------------------------------------------
+# Sections 3 to 7 ----------------------------------------------------------------------------------
 
 
 def guards_rows(without: float, release: float | None, loss: str = "cap 0.3") -> list[Any]:
@@ -220,11 +197,11 @@ def guards_rows(without: float, release: float | None, loss: str = "cap 0.3") ->
 
 
 def test_guards_that_help_and_guards_that_do_not() -> None:
-    found = plans.guards_findings(guards_rows(0.1, 0.2))
+    found = findings.guards_findings(guards_rows(0.1, 0.2))
     assert verdict(found, "collapsing") is True
     assert verdict(found, "1.5 x ratio") is False
     assert verdict(found, "perplexity") is True
-    found = plans.guards_findings(guards_rows(0.0, None, "cap 0.5"))
+    found = findings.guards_findings(guards_rows(0.0, None, "cap 0.5"))
     assert verdict(found, "collapsing") is False
     assert verdict(found, "1.5 x ratio") is None
     assert verdict(found, "perplexity") is False
@@ -246,12 +223,12 @@ def refined(
 
 
 def test_search_that_lowers_the_risk_and_search_that_does_not() -> None:
-    found = plans.refinement_findings([refined(0.99, -0.1), refined(0.97, 0.0, 0)])
+    found = findings.refinement_findings([refined(0.99, -0.1), refined(0.97, 0.0, 0)])
     assert [finding.agrees for finding in found] == [True, True]
-    found = plans.refinement_findings([refined(0.5, 0.1), refined(0.97, -0.1)])
+    found = findings.refinement_findings([refined(0.5, 0.1), refined(0.97, -0.1)])
     assert [finding.agrees for finding in found] == [None, False]
-    assert plans.refinement_findings([refined(0.99, 0.0, 0)])[1].agrees is None
-    beaten = plans.refinement_findings([refined(0.5, 0.0, found=0.9)])
+    assert findings.refinement_findings([refined(0.99, 0.0, 0)])[1].agrees is None
+    beaten = findings.refinement_findings([refined(0.5, 0.0, found=0.9)])
     assert beaten[0].agrees is False  # a better plan is known
 
 
@@ -263,18 +240,18 @@ def test_gains_on_the_reported_rows_count() -> None:
         row | {"role": "report", "difference": 0.1, "difference_error": 0.01},
         row | {"role": "report", "difference": 0.0, "difference_error": 0.0, "ridge": None},
     ]
-    assert [f.agrees for f in plans.gains_findings(rows)] == [True, False, False]
+    assert [f.agrees for f in findings.gains_findings(rows)] == [True, False, False]
 
 
 def test_derivatives_and_steps() -> None:
-    row = {"ratio": 0.4, "interaction_strength": 1.0, "difference_error": 0.01}
+    row = {"requested_ratio": 0.4, "interaction_strength": 1.0, "difference_error": 0.01}
     rows = [row | {"difference": value} for value in (0.1, -0.1, 0.01, None)]
-    assert [f.agrees for f in plans.infinitesimal_findings(rows)] == [True, False, None, None]
+    assert [f.agrees for f in findings.infinitesimal_findings(rows)] == [True, False, None, None]
     rows = [
-        row | {"plan": plan, "difference": -0.1, "difference_se": 0.01}
+        row | {"plan": plan, "difference": -0.1, "difference_error": 0.01}
         for plan in ("one shot", "iterative")
     ]
-    assert [f.agrees for f in plans.iterative_findings(rows)] == [True]
+    assert [f.agrees for f in findings.iterative_findings(rows)] == [True]
 
 
 def test_three_models_are_the_fewest_for_a_trend() -> None:
@@ -283,61 +260,19 @@ def test_three_models_are_the_fewest_for_a_trend() -> None:
             {
                 "model": f"m{n}",
                 "redundancy": 0.1 * n,
-                "redundancy_se": 0.01,
+                "redundancy_error": 0.01,
                 "relative_benefit": sign * n,
                 "edge_benefit": 0.1,
-                "edge_benefit_se": 0.01,
+                "edge_benefit_error": 0.01,
                 "gate_lambda": 1.0,
                 "gate_right": n > 0,
             }
             for n in range(count)
         ]
 
-    found = plans.redundancy_findings(models(1, -1.0))
+    found = findings.redundancy_findings(models(1, -1.0))
     assert [finding.agrees for finding in found] == [None, False]
     assert "too few" in found[0].ours
-    assert plans.redundancy_findings(models(6, -1.0))[0].agrees is True
-    assert plans.redundancy_findings(models(6, 1.0))[0].agrees is False
-    assert plans.redundancy_findings(models(3, -1.0))[0].agrees is None  # p is never below 1/3
-
-
-# Tables for reading ------------------------------------------------------------------------------
-
-
-def test_a_view_has_errors_beside_values_and_empty_cells_for_none() -> None:
-    row = {"requested_ratio": 0.2, "edge_mass": 0.00123456, "printed": None}
-    row |= {"remainder": 0.5, "error_lambda_1": 0.0123, "fitting": None, "fitting_error": None}
-    (shown,) = view([row], "fitting lambda")
-    assert list(shown) == list(VIEWS["fitting lambda"])
-    assert shown["removed"] == "20%"
-    assert shown["E"] == 0.00123
-    assert shown["b"] == "0.500 ± 0.012"
-    assert shown["1 + b/E, fits"] == shown["1 - b/E, printed"] == ""
-    with pytest.raises(cl.InputError, match="no view 'x'"):
-        view([row], "x")
-
-
-def test_one_sequence_has_no_error() -> None:
-    assert plus_minus(0.12345, float("nan")) == "0.123"
-    assert plus_minus(None) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "expected"),
-    [
-        (111.3, 16.2, "111 ± 16"),
-        (-0.00544, 0.00254, "-0.0054 ± 0.0025"),
-        (0.0, 0.0, "0 ± 0"),
-        (2.0, 0.5, "2.00 ± 0.50"),
-    ],
-)
-def test_a_value_has_the_places_of_its_error(value: float, error: float, expected: str) -> None:
-    assert plus_minus(value, error) == expected
-
-
-def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:
-    found = [Finding("s", "claim " * 30, "here", "ours", None)] * 2
-    lines = told(found, 60).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert sum(line.startswith("- Paper (here)") for line in lines) == 2
-    assert " ".join(" ".join(lines).split()) == " ".join(f"- {found[0]} - {found[1]}".split())
+    assert findings.redundancy_findings(models(6, -1.0))[0].agrees is True
+    assert findings.redundancy_findings(models(6, 1.0))[0].agrees is False
+    assert findings.redundancy_findings(models(3, -1.0))[0].agrees is None  # p is never below 1/3

@@ -9,7 +9,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.studies.trust import infinitesimal as few_rows
+from cocurve_lab.studies.trust import infinitesimal
 from cocurve_lab.studies.trust.infinitesimal import finite_and_exact
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
@@ -31,7 +31,7 @@ def test_both_are_of_the_rows_and_a_second_call_builds_nothing(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("built again")
 
-    monkeypatch.setattr(few_rows, "exact_curvature", fail)
+    monkeypatch.setattr(infinitesimal, "exact_curvature", fail)
     again = finite_and_exact(model, units, text, TOP_R, tmp_path, progress=False)
     assert [h.fingerprint for h in again] == [finite.fingerprint, exact.fingerprint]
     with pytest.raises(AssertionError, match="built again"):  # other rows are another H*
@@ -53,6 +53,6 @@ def test_a_stopped_build_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> No
     units, text = cl.enumerate_units(model, GROUPS), tiny_text(2)
     stopped = exact_curvature(model, units, text, TOP_R, progress=False)
     stopped.provenance["complete"] = False
-    monkeypatch.setattr(few_rows, "exact_curvature", lambda *_, **__: stopped)
+    monkeypatch.setattr(infinitesimal, "exact_curvature", lambda *_, **__: stopped)
     with pytest.raises(KeyboardInterrupt, match="stopped"):
         finite_and_exact(model, units, text, TOP_R, progress=False)

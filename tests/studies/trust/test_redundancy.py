@@ -48,7 +48,7 @@ def test_a_row_is_what_is_found_the_slow_way(table: Table) -> None:
     built = cl.estimate_curvature(model, units, TEXT, 20, progress=False, options=build)
     error = cl.jackknife(built, "ffn_redundancy").standard_error
     assert row["redundancy"] == pytest.approx(built.ffn_redundancy)
-    assert row["redundancy_se"] == pytest.approx(float(error))
+    assert row["redundancy_error"] == pytest.approx(float(error))
     assert row["corrected"] == pytest.approx(built.ffn_redundancy_corrected)
     assert row["noise_floor"] == pytest.approx(built.ffn_redundancy_noise_floor)
     ffn = built.saliency[units.kinds == "ffn"]
@@ -60,7 +60,9 @@ def test_a_row_is_what_is_found_the_slow_way(table: Table) -> None:
         assert row[f"kl_{name}"] == pytest.approx(found[name].mean(), rel=1e-3)
     gap = found["0"] - found["1"]
     assert row["edge_benefit"] == pytest.approx(gap.mean(), rel=1e-2, abs=1e-5)
-    assert row["edge_benefit_se"] == pytest.approx(gap.std(ddof=1) / np.sqrt(6), rel=1e-2, abs=1e-5)
+    assert row["edge_benefit_error"] == pytest.approx(
+        gap.std(ddof=1) / np.sqrt(6), rel=1e-2, abs=1e-5
+    )
     assert row["relative_benefit"] == pytest.approx(gap.mean() / found["0"].mean(), rel=1e-2)
     logs = np.log(row["perplexity_0"]) - np.log(row["perplexity_1"])
     assert row["nll_gain"] == pytest.approx(logs)
@@ -160,7 +162,7 @@ def test_the_picture_names_the_models(table: Table) -> None:
     full, damped = figure.data
     assert (list(full.text), list(damped.text)) == (["seed 0", "seed 2"], ["seed 1"])
     assert damped.y[0] == table[1]["relative_benefit"]
-    assert list(full.error_x.array) == column([table[0], table[2]], "redundancy_se").tolist()
+    assert list(full.error_x.array) == column([table[0], table[2]], "redundancy_error").tolist()
 
 
 @pytest.mark.slow
