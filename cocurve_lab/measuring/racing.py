@@ -281,7 +281,4 @@ def report_plans(
 
 
 def guards_text(guards: Guards) -> str:
-    cap = "none" if guards.layer_cap is None else f"{guards.layer_cap:g}"
-    if guards.layer_cap_factor is not None:
-        cap = f"{guards.layer_cap_factor:g}x"
-    return f"cap {cap} protect {guards.protect_first}/{guards.protect_last}"
+    return str(guards)

@@ -59,6 +59,16 @@ class Guards:
             return min(1.0, self.layer_cap_factor * ratio)
         return 1.0 if self.layer_cap is None else self.layer_cap
 
+    def __str__(self) -> str:
+        """Cap and protected layers for a table, "cap 1.5x protect 1/1"; kinds are not named."""
+        cap = "none" if self.layer_cap is None else f"{self.layer_cap:g}"
+        if self.layer_cap_factor is not None:
+            cap = f"{self.layer_cap_factor:g}x"
+        return f"cap {cap} protect {self.protect_first}/{self.protect_last}"
+
+
+FREE = Guards()  # the default of every verb; frozen, so one instance serves all
+
 
 FREE = Guards()  # no guard: the default wherever a plan is made
 
