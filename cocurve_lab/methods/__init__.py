@@ -2,20 +2,20 @@
 
 In reading order:
 
-    base.py          the interface: measure once, select at any ratio, optionally repair
+    base.py          the interface, the base of methods that score units, and their evidence
     registry.py      `get_method`: every method by name
-    filling.py       from scores to a plan of one cost, the same way for all
-    inputs.py        sums over the inputs of the output projections, in one pass
+    filling.py       from an order of units to a plan at a ratio, the same way for all
+    inputs.py        statistics of the output projections' inputs, in one pass over the rows
     cocurve.py       CoCurve, and its diagonal, head-only and FFN-only controls
-    random_units.py  random units, the floor
+    random_units.py  random units, the baseline of all
     magnitude.py     column norms
-    wanda.py         Wanda-sp
-    flap.py          FLAP
-    amp.py           AMP
+    wanda.py         Wanda-sp: column magnitude times input norm
+    flap.py          FLAP: fluctuation of the inputs
+    amp.py           AMP: size of a head's output, mean activation of a channel
     llm_pruner.py    LLM-Pruner: Taylor importance from gradients, a few layers at a time
-    slimgpt.py       SlimGPT: greedy OBS by grouped Cholesky; optional refit of what stays
+    slimgpt.py       SlimGPT: greedy OBS by grouped Cholesky; optional refit of the columns left
     slimllm.py       SlimLLM: Pearson similarity of heads, PCA-weighted channels
     two_ssp.py       2SSP: FFN width evenly, whole attention blocks by perplexity
 
-Imports `pruner/`, `measuring/` and what lies below them.
+Imports `pruner/`, `measuring/` and the rooms below them.
 """

@@ -1,14 +1,18 @@
-"""What every pruning method is here: measure once (dear), select often (cheap), maybe repair.
+"""The interface of a pruning method: measure once (expensive), select at any ratio, maybe repair.
 
 All methods choose among the same units, pay the same costs and fill the same budget by the same
-stopping rule (filling.py), so that what differs between two rows of a table is the choice alone.
+stopping rule (filling.py), so two rows of a table differ only in what the method chose.
+
+`Method` is the interface. `Scored` is the base of methods that rank units by one score each; they
+give `scores`, and say how blocks share the budget. What they keep is an `Evidence`.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,21 +20,26 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..errors import FileFormatError, MismatchError, NumericalError
-from ..models.units import UnitSet
-from ..solver.guards import Guards
+from ..models.architectures import Architecture, describe
+from ..models.identity import fingerprint_model, model_dtype
+from ..models.units import UnitSet, require_units
+from ..pruner.cutting import prune
+from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
+from ..solver.targets import require_ratio
 from ..storage import dump_plain, load_plain, write_atomically
+from .filling import Block, take_counts, take_in_order, uniform_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 FORMAT, VERSION = "cocurve-evidence", 1
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a method measured on a model, enough to select at any ratio without the model.
+    """The measurements of a method on a model: enough to select at any ratio without the model.
 
     Attributes:
         method: name of the method.
@@ -41,7 +50,7 @@ class Evidence:
 
     method: str
     units: UnitSet
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,11 +63,11 @@ class Evidence:
 
     @property
     def scores(self) -> np.ndarray:
-        """Score of each unit [M], low goes first."""
+        """The score of each unit [M] float64; low goes first."""
         return self.arrays["scores"]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write to `path`, whole or not at all; `load` reads it without executing anything."""
+        """Write to `path` atomically; `load` reads it without executing anything."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -99,7 +108,7 @@ class Method(ABC):
 
     Attributes:
         name: for `get_method`, lower case with dashes.
-        title: as tables print it.
+        title: its label in tables.
         honours_guards: whether layer cap and protection bind; kinds always do.
         needs_gradients: whether measuring runs backward passes.
         repairs: whether `repair` changes weights that stay.
@@ -121,13 +130,13 @@ class Method(ABC):
         seed: int = 0,
         progress: bool = True,
     ) -> Evidence:
-        """Everything the method needs to know, in one go over the calibration rows.
+        """Gather everything the method needs, in one go over the calibration rows.
 
         Args:
             model: the dense model; left as it was.
             units: from `enumerate_units(model)`.
             calibration: rows; methods here use every token of them, never a label.
-            seed: for methods that draw.
+            seed: for methods that draw; the others ignore it.
             progress: show a progress bar with ETA.
 
         Raises:
@@ -138,13 +147,9 @@ class Method(ABC):
 
     @abstractmethod
     def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """The plan of a ratio, share of removable cost in [0, 1).
+        """Choose the plan of a ratio, a share of removable cost in [0, 1).
 
         Raises:
             MismatchError: the evidence is another method's, or of other units.
@@ -155,9 +160,7 @@ class Method(ABC):
     def repair(
         self, model: PreTrainedModel, selection: Selection, evidence: Evidence
     ) -> PreTrainedModel:
-        """The pruned model, with the weights that stay repaired where the method does that."""
-        from ..pruner.cutting import prune
-
+        """Prune the model, and repair the weights that stay where the method does that."""
         return prune(model, selection)
 
     def require_own(self, evidence: Evidence, units: UnitSet) -> None:
@@ -168,3 +171,81 @@ class Method(ABC):
                 "with the method that selects."
             )
         units.require_same(evidence.units, mine="the unit set", theirs="the evidence")
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """One measurement's inputs: the arguments of `Method.measure`, and the model as described."""
+
+    model: PreTrainedModel
+    architecture: Architecture
+    units: UnitSet
+    calibration: CalibrationSet
+    seed: int
+    progress: bool
+
+
+class Scored(Method):
+    """A method that gives every unit one score and removes the lowest.
+
+    Subclasses give `scores`. By default the same share of every block goes; they override `order`
+    for another allocation, and `counts` where published code counts units instead of parameters.
+
+    Attributes:
+        reads_text: whether the scores depend on the calibration.
+        draws: whether they depend on the seed.
+    """
+
+    reads_text: ClassVar[bool] = True
+    draws: ClassVar[bool] = False
+
+    @abstractmethod
+    def scores(self, subject: Subject) -> np.ndarray | Arrays:
+        """Score the units: [M] float64, low goes first.
+
+        A method whose `select` or `repair` needs more returns named arrays, "scores" among them.
+        """
+
+    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
+        """Rank the units [M], first to go first."""
+        return uniform_order(units, scores)
+
+    def counts(self, units: UnitSet, ratio: float) -> Mapping[Block, int] | None:
+        """Count the units to take by (layer, kind); None fills the budget by cost, in `order`."""
+        return None
+
+    def measure(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        *,
+        seed: int = 0,
+        progress: bool = True,
+    ) -> Evidence:
+        """Score all units of the dense model. See `Method.measure`."""
+        require_units(model, units)
+        found = self.scores(Subject(model, describe(model), units, calibration, seed, progress))
+        text = calibration if self.reads_text else None
+        provenance = {
+            "model_fingerprint": fingerprint_model(model),  # reads all weights: 10 s for an 8B
+            "model_dtype": model_dtype(model),
+            "calibration_fingerprint": None if text is None else text.fingerprint,
+            "num_sequences": None if text is None else len(text),
+            "seq_len": None if text is None else text.seq_len,
+            "seed": seed if self.draws else None,
+            "options": asdict(self),  # type: ignore[call-overload]
+        }
+        arrays = found if isinstance(found, dict) else {"scores": found}
+        return Evidence(self.name, units, arrays, provenance)
+
+    def select(
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
+    ) -> Selection:
+        """Remove the lowest scores, by `counts` or in `order`. See `Method.select`."""
+        self.require_own(evidence, units)
+        require_ratio(ratio)
+        counts = self.counts(units, ratio)
+        if counts is not None:
+            return take_counts(units, evidence.scores, counts, ratio, guards)
+        return take_in_order(units, self.order(units, evidence.scores), ratio, guards)

@@ -1,7 +1,7 @@
-"""CoCurve and its three controls: one matrix H, four ways of reading it.
+"""CoCurve and its three controls: one matrix H, four ways to select from it.
 
-`measure` builds H by single-unit ablations, the dear part; whoever has it already hands it over
-with `adopt`, and one build then serves all four.
+`measure` builds H by single-unit ablations, which is the expensive part. If you already have H,
+pass it to `adopt`; one build then serves all four.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
 from ..solver.greedy import require_strength
-from ..solver.guards import Guards
+from ..solver.guards import FREE, Guards
 from ..solver.interaction import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
@@ -31,10 +31,7 @@ from .base import Evidence, Method
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 Strength = float | Literal["gate"]
-
-
 _GROUPED = ("group_grams", "group_positions", "group_risks")
 
 
@@ -42,19 +39,18 @@ _GROUPED = ("group_grams", "group_positions", "group_risks")
 class CoCurve(Method):
     """Cost-normalised greedy on H: (1/2 H_uu + lambda sum over v in S of H_uv) / c_u (Alg. 2).
 
-    Unlike the other methods it scores pairs, so a unit's place depends on what went before it, and
-    its text statistics are taken at the calibration's scored positions alone. Nothing is
-    aggregated: units are what is ablated. Compensation (eq. comp) is off, which is the paper's
-    selection-only comparison. The loop stops at the ratio, as the shared fill does, but where the
-    layer caps leave greedy without a unit it raises with the share it reached.
+    Unlike the other methods it scores pairs, so a unit's place depends on the units removed before
+    it. It reads the calibration's scored positions alone. Scores need no sum over columns, because
+    whole units are ablated. Compensation (eq. comp) is off, as in the paper's selection-only
+    comparison. The loop stops at the ratio, as the shared fill does; where the layer caps leave
+    greedy without a unit, it raises with the share it reached.
 
     Attributes:
-        interaction_strength: lambda >= 0; 1 is the paper's untuned default; "gate" takes what the
-            redundancy gate recommends for this H (0 or 1).
+        interaction_strength: lambda >= 0; 1 is the paper's untuned default; "gate" takes the value
+            the redundancy gate recommends for this H (0 or 1).
         top_r: r, size of the teacher's support; a smaller vocabulary is taken whole.
         compensate: give kept FFN groups the gains of eq. (comp), with ridge 0.2 and clip 1; they
             travel in the selection, and pruning folds them into W_down.
-
         measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
             `variants.measured_diagonal`); not in the paper.
 
@@ -75,13 +71,13 @@ class CoCurve(Method):
         if isinstance(self.interaction_strength, str):
             if self.interaction_strength != "gate":
                 raise InputError(
-                    f"interaction_strength is {self.interaction_strength!r}; give a number from 0 "
-                    'on, or "gate".'
+                    f"interaction_strength is {self.interaction_strength!r}. Give a number of at "
+                    'least 0, or "gate".'
                 )
         else:
             require_strength(self.interaction_strength)
         if self.top_r < 1:
-            raise InputError(f"top_r is {self.top_r}; the support has at least one token.")
+            raise InputError(f"top_r is {self.top_r}. Give a support of at least one token.")
         # an option decides it, so the instance says it, not the class
         object.__setattr__(self, "repairs", self.compensate)
 
@@ -94,9 +90,9 @@ class CoCurve(Method):
         seed: int = 0,
         progress: bool = True,
     ) -> Evidence:
-        """H by ablating every unit alone; nothing is drawn. See `Method.measure`.
+        """Build H by ablating every unit alone; nothing is drawn. See `Method.measure`.
 
-        Ctrl-C keeps the sequences done; provenance["curvature"]["complete"] is then False.
+        Ctrl-C keeps the finished sequences; provenance["curvature"]["complete"] is then False.
         """
         top_r = self.support(model)
         return self.adopt(estimate_curvature(model, units, calibration, top_r, progress=progress))
@@ -106,7 +102,7 @@ class CoCurve(Method):
         return min(self.top_r, describe(model).vocabulary)
 
     def adopt(self, curvature: Curvature) -> Evidence:
-        """This method's evidence from an H that is already there, without the model."""
+        """Make this method's evidence of an existing H, without the model."""
         arrays = {"matrix": curvature.matrix} | {
             name: value for name in _GROUPED if (value := getattr(curvature, name)) is not None
         }
@@ -117,13 +113,9 @@ class CoCurve(Method):
         return Evidence(self.name, curvature.units, arrays, provenance)
 
     def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """The greedy plan on H, with its predicted risk. See `Method.select`."""
+        """Solve the greedy plan on H, with its predicted risk. See `Method.select`."""
         self.require_own(evidence, units)
         require_ratio(ratio)
         curvature = curvature_of(evidence)
@@ -146,8 +138,8 @@ class CoCurve(Method):
             return guards
         if self.only not in guards.kinds:
             raise InfeasibleError(
-                f"{self.name} prunes {self.only} units, the guards allow {guards.kinds}: nothing "
-                f"is left to prune. Allow {self.only!r}, or take another method.",
+                f"{self.name} prunes {self.only} units, but the guards allow {guards.kinds}, so "
+                f"nothing is left to prune. Allow {self.only!r}, or use another method.",
                 requested_ratio=ratio,
                 reachable_ratio=0.0,
             )
@@ -183,7 +175,7 @@ class FfnOnly(CoCurve):
 
 
 def curvature_of(evidence: Evidence) -> Curvature:
-    """The Curvature inside an evidence of CoCurve or its controls, bit for bit.
+    """Restore the Curvature in an evidence of CoCurve or its controls, bit for bit.
 
     Raises:
         FileFormatError: the evidence holds none.
@@ -203,7 +195,7 @@ def _gated(curvature: Curvature) -> float:
     gate = redundancy_gate(curvature)
     if gate.recommended is None:
         raise InputError(
-            f"the redundancy gate recommends no lambda here: {gate.reason} Give "
+            f"the redundancy gate recommends no lambda for this H: {gate.reason} Give "
             "interaction_strength a number."
         )
     return gate.recommended

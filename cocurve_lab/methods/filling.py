@@ -1,4 +1,10 @@
-"""From scores or an order of units to a plan of one cost: how every method fills its budget."""
+"""The fill every method shares: from scores or an order of units to a plan of the asked cost.
+
+`take_in_order` is the rule of all comparisons: units go in order until the ratio is reached.
+`take_counts` takes the numbers of units that published code would, whatever that costs. The orders
+say how blocks share the budget: `uniform_order` evenly, `global_order` by score alone. A block is
+the units of one kind in one layer.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +21,21 @@ from ..solver.selection import Selection
 from ..solver.targets import target_cost
 
 Allocation = Literal["uniform", "global"]
+Block = tuple[int, Kind]  # (layer, kind)
 
 
 def take_in_order(
     units: UnitSet, order: Sequence[int], ratio: float, guards: Guards, **fields: Any
 ) -> Selection:
-    """The shortest prefix of an order that reaches the ratio, skipping what the guards keep.
+    """Take units in order until the ratio is reached, passing over those the guards keep.
 
-    The stopping rule is that of the greedy solver: it ends as soon as the cost of the pruned units
-    is at least ratio x total, so it overshoots by less than one unit (Proposition "Overshoot").
+    This is the greedy solver's stopping rule: it ends as soon as the cost of the pruned units is at
+    least ratio x total, so it overshoots by less than one unit (Proposition "Overshoot").
 
     Args:
         units: the UnitSet.
         order: unit indices, first to go first; each once.
-        ratio: share of removable cost, [0, 1).
+        ratio: share of removable cost in parameters, [0, 1).
         guards: units that would break them are passed over.
         **fields: further fields of the Selection.
 
@@ -42,6 +49,7 @@ def take_in_order(
     for u in order:
         if needed <= 0:
             break
+        # a unit too large for its layer's room is passed over; a smaller one later may still fit
         layer, cost = units.layers[u], units.costs[u]
         if rules.admissible[u] and cost <= room[layer]:
             chosen.append(int(u))
@@ -56,20 +64,20 @@ def take_in_order(
 def take_counts(
     units: UnitSet,
     scores: np.ndarray,
-    counts: Mapping[tuple[int, Kind], int],
+    counts: Mapping[Block, int],
     ratio: float,
     guards: Guards,
 ) -> Selection:
-    """So many of the lowest scores of each block, as published code counts.
+    """Take a number of the lowest scores of each block, as published code does.
 
-    The cost that comes out is what it is: `realized_ratio` may be far from `requested_ratio`.
-    Units the guards keep are passed over, and nothing is taken for them elsewhere.
+    Nothing corrects the cost: `realized_ratio` may be far from `requested_ratio`. Units the guards
+    keep are passed over, and nothing is taken for them elsewhere.
 
     Args:
         units: the UnitSet.
         scores: [M], low goes first; ties to the lowest index.
         counts: units to take by (layer, kind); above a block's size it is the whole block.
-        ratio: what was asked for, [0, 1).
+        ratio: the ratio asked for, [0, 1).
         guards: kinds, protection and layer cap.
 
     Raises:
@@ -77,10 +85,9 @@ def take_counts(
     """
     rules, chosen = Rules(units, guards, ratio), []
     room = np.array(rules.room, dtype=np.int64)
-    for block in blocks(units):
-        layer, kind = int(units.layers[block[0]]), units[block[0]].kind
-        left = counts[layer, kind]
-        for u in block[np.argsort(scores[block], kind="stable")]:
+    for block, ids in blocks(units).items():
+        layer, left = block[0], counts[block]
+        for u in ids[np.argsort(scores[ids], kind="stable")]:
             if left <= 0:
                 break
             if rules.admissible[u] and units.costs[u] <= room[layer]:
@@ -90,42 +97,52 @@ def take_counts(
     return Selection.from_pruned(units, chosen, requested_ratio=float(ratio), guards=guards)
 
 
+def floor_counts(units: UnitSet, ratio: float) -> dict[Block, int]:
+    """int(ratio x n) of the n units of every block, which falls short of the ratio."""
+    return {block: int(ratio * len(ids)) for block, ids in blocks(units).items()}
+
+
 def uniform_order(
     units: UnitSet, scores: np.ndarray, weights: np.ndarray | None = None
 ) -> list[int]:
-    """Units in the order that empties all blocks evenly, the lowest score of a block first.
+    """Order units so that all blocks empty evenly, the lowest score of a block first.
 
-    A block is the units of one kind in one layer. A unit's turn is the share of its block's cost
-    that is gone with half of the unit, divided by the block's weight, so that any prefix takes
-    about the same share (times the weight) of every block, in parameters and not in counts. Where a
-    round is left unfinished, it is done in the blocks whose unit holds the smallest share of its
-    block's score: raw scores of different blocks do not compare, and the order of layers should
-    decide nothing.
+    A unit's turn is the share of its block's cost that is gone with half of the unit, divided by
+    the block's weight. So any prefix takes about the same share (times the weight) of every block,
+    in parameters and not in counts. Units of equal turn go by the share they hold of their block's
+    score, smallest first.
 
     Args:
         units: the UnitSet.
         scores: [M], low goes first.
         weights: [M], the same within a block, >= 0: how much of the block goes relative to others;
             None: all alike. A block of weight 0 comes last.
+
+    Returns:
+        Unit indices [M].
     """
     weights = np.ones(len(units)) if weights is None else np.asarray(weights, dtype=np.float64)
     turn, share = np.zeros(len(units)), np.zeros(len(units))
-    for block in blocks(units):
-        ranked = block[np.argsort(scores[block], kind="stable")]
-        total = float(np.abs(scores[block]).sum())
-        share[block] = scores[block] / total if total > 0 else 0.0
+    for ids in blocks(units).values():
+        ranked = ids[np.argsort(scores[ids], kind="stable")]
+        # the budget usually ends within a round of equal turns; raw scores of different blocks do
+        # not compare, and going by index would always prune the first layers
+        total = float(np.abs(scores[ids]).sum())
+        share[ids] = scores[ids] / total if total > 0 else 0.0
+        # half of the unit: counted to its end, a block of few large units would always come late
+        # against one of many small units; counted to its start, always early
         costs = units.costs[ranked].astype(np.float64)
-        # the middle of the unit's own share: blocks of few large units and of many small ones meet
         gone = (np.cumsum(costs) - costs / 2) / costs.sum()
         turn[ranked] = np.divide(
             gone, weights[ranked], out=np.full(len(gone), np.inf), where=weights[ranked] > 0
         )
+    # rounded, or turns that are equal on paper would differ in their last bit
     order: list[int] = np.lexsort((np.arange(len(units)), share, turn.round(12))).tolist()
     return order
 
 
 def global_order(units: UnitSet, scores: np.ndarray, per_parameter: bool = False) -> list[int]:
-    """Units of all blocks by one ranking, the lowest score first; ties to the lowest index.
+    """Order units of all blocks by one ranking, lowest score first; ties to the lowest index.
 
     Args:
         units: the UnitSet.
@@ -136,13 +153,12 @@ def global_order(units: UnitSet, scores: np.ndarray, per_parameter: bool = False
     return np.argsort(ranked, kind="stable").tolist()
 
 
-def blocks(units: UnitSet) -> list[np.ndarray]:
-    """Unit indices of every (layer, kind) that has units, in order of the first one."""
-    keys = [(int(layer), str(kind)) for layer, kind in zip(units.layers, units.kinds, strict=True)]
-    found: dict[tuple[int, str], list[int]] = {}
-    for index, key in enumerate(keys):
-        found.setdefault(key, []).append(index)
-    return [np.array(members) for members in found.values()]
+def blocks(units: UnitSet) -> dict[Block, np.ndarray]:
+    """Indices of the units of every (layer, kind) that has any, in order of the first one."""
+    found: dict[Block, list[int]] = {}
+    for index, unit in enumerate(units):
+        found.setdefault((unit.layer, unit.kind), []).append(index)
+    return {block: np.array(ids) for block, ids in found.items()}
 
 
 def _infeasible(

@@ -1,4 +1,4 @@
-"""FLAP: columns whose input hardly fluctuates can go, a constant could stand in for them."""
+"""FLAP: columns whose input hardly fluctuates go first, because a constant could replace them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,20 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..models.architectures import describe
-from ..models.units import UnitSet, require_units
-from ..solver.guards import Guards
-from ..solver.selection import Selection
-from .base import Evidence, Method
-from .filling import blocks, global_order, take_in_order
-from .inputs import (
-    Block,
-    InputStatistics,
-    collect_statistics,
-    per_unit,
-    provenance_of,
-    weight_columns,
-)
+from ..models.units import UnitSet
+from .base import Scored, Subject
+from .filling import Block, blocks, global_order
+from .inputs import InputStatistics, collect_statistics, per_unit, weight_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel
-
 
 Metric = Literal["wifv", "ifv", "wifn"]
 
 
 @dataclass(frozen=True)
-class Flap(Method):
+class Flap(Scored):
     """m_j = Var(X_j) x ||W_:j||_2^2 (attention: squared again), standardised, ranked globally.
 
     W = W_O or W_down, X its input. Within every (layer, kind) the m_j are standardised over the
@@ -41,13 +28,14 @@ class Flap(Method):
     for heads as published, for KV groups and FFN groups alike. All units are ranked together and
     the lowest go, by their cost in parameters: structure "AL-AM" of the published code.
 
-    Published, pruned columns leave their mean behind as a bias of the output projection; the
-    reduction to selection only is to drop that bias.
+    In the published method pruned columns leave their mean behind as a bias of the output
+    projection. Selection only: that bias is omitted.
 
-    Differences from the published code: the true cost of a unit replaces its ratio of 512/3 columns
-    a head, which holds for multi-head attention with 128 dimensions; the variance is that over all
-    tokens about their mean (there the mean is updated in place, so the first sample counts 0 and
-    later ones are taken about the new mean); rows are as long as the calibration's, not 128.
+    Differences from the published code: a unit has its true cost, where that code counts a head as
+    512/3 columns, which holds for multi-head attention with 128 dimensions; the variance is that
+    over all tokens about their mean (there the mean is updated in place, so the first sample counts
+    0 and later ones are taken about the new mean); rows are as long as the calibration's, not 128
+    tokens.
 
     A block that is one unit (multi-query attention) has a mean of z-scores of exactly 0: all such
     blocks tie.
@@ -69,29 +57,26 @@ class Flap(Method):
         if self.metric not in get_args(Metric):
             raise InputError(f"metric is {self.metric!r}; choose one of {get_args(Metric)}.")
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """Fluctuation of the inputs over all tokens. See `Method.measure`."""
-        require_units(model, units)
-        seen = collect_statistics(model, calibration, progress=progress, title=self.title)
-        architecture = describe(model)
+    def scores(self, subject: Subject) -> np.ndarray:
+        """Average the standardised metric over each unit's columns."""
+        seen = collect_statistics(
+            subject.model, subject.calibration, progress=subject.progress, title=self.title
+        )
         columns = {
-            block: _standardise(self._metric(seen, block, weight_columns(architecture, block)))
+            block: standardised(
+                self._metric(seen, block, weight_columns(subject.architecture, block))
+            )
             for block in seen.sums
         }
-        scores = per_unit(units, columns, reduce="mean")
-        for block in blocks(units):
-            if len(block) == 1:  # the mean over a whole block: rounding must not break the tie
-                scores[block] = 0.0
-        provenance = provenance_of(self, model, calibration)
-        return Evidence(self.name, units, {"scores": scores}, provenance)
+        scores = per_unit(subject.units, columns, reduce="mean")
+        for ids in blocks(subject.units).values():
+            if len(ids) == 1:  # the mean over a whole block: rounding must not break the tie
+                scores[ids] = 0.0
+        return scores
+
+    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
+        """Rank all units of the model together."""
+        return global_order(units, scores)
 
     def _metric(self, seen: InputStatistics, block: Block, weight: Tensor) -> np.ndarray:
         """m_j of a block's columns [W], before standardising."""
@@ -104,20 +89,9 @@ class Flap(Method):
                 found = found * weight.double().square().sum(dim=0).cpu().numpy()
         return found**2 if block[1] == "attention" else found
 
-    def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
-    ) -> Selection:
-        """The lowest scores of the whole model. See `Method.select`."""
-        self.require_own(evidence, units)
-        return take_in_order(units, global_order(units, evidence.scores), ratio, guards)
 
-
-def _standardise(values: np.ndarray) -> np.ndarray:
-    """z-scores [W]; all 0 where the values do not differ."""
+def standardised(values: np.ndarray) -> np.ndarray:
+    """z-scores [W] of values [W]; all 0 where the values do not differ."""
     spread = values.std()
     if spread <= 1e-12 * np.abs(values).max():  # nothing but rounding; NaN goes on to be reported
         return np.zeros_like(values)

@@ -1,17 +1,17 @@
-"""Statistics of what flows into the output projections, gathered in one pass over the rows.
+"""Statistics of the output projections' inputs, gathered in one pass over the rows.
 
 X is the input of W_O or W_down, [tokens, W]: column j belongs to the unit whose `start:stop` holds
 j. Sums are kept and rows are dropped, so memory does not grow with the calibration. Every token of
-a row counts; the calibration's scored positions play no part. Where a norm follows the write of a
-block (Gemma 2 and 3, OLMo2), methods that score by what a unit writes see it before that norm.
+a row counts, whichever positions the calibration scores. Where a norm follows the output of a block
+(Gemma 2 and 3, OLMo2), methods that score a unit's output see it before that norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -21,22 +21,16 @@ from tqdm.auto import tqdm
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..models.architectures import Architecture, describe
-from ..models.families import KINDS, Kind
-from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.families import KINDS
+from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
 from ..models.units import UnitSet
-from .base import Method
+from .filling import Block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
-Block = tuple[int, Kind]  # (layer, kind)
-
-
 Observer = Callable[[Block, Tensor], None]
-
-
 TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
 
 
@@ -127,9 +121,9 @@ def watch_inputs(
     progress: bool = True,
     title: str = "Inputs",
 ) -> None:
-    """Run all rows once and show each output projection's input to an observer.
+    """Run all rows once and pass each output projection's input to an observer.
 
-    The head is not run. Hooks are removed on leaving, also after an exception.
+    The language model's head is not run. Hooks are removed on leaving, also after an exception.
 
     Args:
         model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
@@ -163,7 +157,7 @@ def watch_inputs(
 
 
 def present_blocks(architecture: Architecture) -> list[Block]:
-    """Every (layer, kind) that still has columns, in order."""
+    """List every (layer, kind) that still has columns, in order."""
     return [
         (layer, kind)
         for layer in range(len(architecture.layers))
@@ -177,7 +171,7 @@ def per_unit(
     columns: Mapping[Block, np.ndarray],
     reduce: Literal["sum", "mean"] = "sum",
 ) -> np.ndarray:
-    """Scores of columns as scores of units [M] float64: sum or mean over each unit's columns.
+    """Reduce scores of columns to scores of units [M] float64: a sum or mean over each unit's.
 
     Args:
         units: the UnitSet.
@@ -195,7 +189,7 @@ def weight_columns(architecture: Architecture, block: Block) -> Tensor:
 
 
 def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range]:
-    """Runs of neighbouring layers that are measured together."""
+    """Split the layers into runs of neighbours that are measured together."""
     count = len(architecture.layers)
     starts = range(0, count, layers_per_pass)
     return [range(start, min(start + layers_per_pass, count)) for start in starts]
@@ -204,32 +198,7 @@ def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range
 def require_passes(layers_per_pass: int) -> None:
     """Raise InputError unless a pass has at least one layer."""
     if layers_per_pass < 1:
-        raise InputError(f"layers_per_pass is {layers_per_pass}; a pass takes at least one layer.")
-
-
-def provenance_of(
-    method: Method,
-    model: PreTrainedModel,
-    calibration: CalibrationSet | None,
-    seed: int | None = None,
-) -> dict[str, Any]:
-    """What a measurement depends on, as plain values for `Evidence.provenance`.
-
-    Args:
-        method: its fields are the options.
-        model: fingerprinted, which reads all weights once (about 10 s for an 8B).
-        calibration: None for methods that read no text.
-        seed: None for methods that do not draw.
-    """
-    return {
-        "model_fingerprint": fingerprint_model(model),
-        "model_dtype": model_dtype(model),
-        "calibration_fingerprint": None if calibration is None else calibration.fingerprint,
-        "num_sequences": None if calibration is None else len(calibration),
-        "seq_len": None if calibration is None else calibration.seq_len,
-        "seed": seed,
-        "options": asdict(method),  # type: ignore[call-overload]
-    }
+        raise InputError(f"layers_per_pass is {layers_per_pass}. Give at least one layer.")
 
 
 def _showing(

@@ -10,15 +10,15 @@ weight's importance is
 the absolute value taken weight by weight, then summed.
 
 Units: the sum over everything that goes with the unit: its rows of q, k and v (gate and up) and its
-columns of W_O (W_down); biases have no part, as published. With grouped queries the rows and
+columns of W_O (W_down). Biases do not count, as published. With grouped queries the rows and
 columns are those of the consecutive query heads that the unit removes. The published code sums the
 scores of query heads {g, g + n_kv, ...} for key/value head g and then removes {gG ... gG + G - 1};
 for one head per group the two agree.
 
-Allocation: the same share of every block. The published layer range (4 to 29 of 32, ratio raised
-by hand to make up for it) is a matter of guards here.
+Allocation: the same share of every block. The published layer range (4 to 29 of 32, with a ratio
+raised by hand to compensate) is left to guards here.
 
-Selection only: the LoRA fine-tuning after pruning is left out.
+Selection only: the LoRA fine-tuning after pruning is omitted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -34,31 +34,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..models.architectures import Architecture, describe, is_transposed
+from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
-from ..models.units import Unit, UnitSet, require_units
-from ..solver.guards import Guards
-from ..solver.selection import Selection
-from .base import Evidence, Method
-from .filling import take_in_order, uniform_order
-from .inputs import layer_passes, provenance_of, require_passes
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
+from ..models.units import Unit, UnitSet
+from .base import Scored, Subject
+from .inputs import layer_passes, require_passes
 
 Taylor = Literal["param_mix", "param_first", "param_second"]
-
-
 Projection = tuple[int, Kind, str]  # layer, kind, attribute
 
 
 @dataclass(frozen=True)
-class LlmPruner(Method):
+class LlmPruner(Scored):
     """LLM-Pruner; formula, units, allocation and differences are in the module's docstring.
 
     Attributes:
@@ -68,40 +58,33 @@ class LlmPruner(Method):
             take 7 GB. The scores do not depend on it.
     """
 
-    name: ClassVar[str] = "llm-pruner"
-    title: ClassVar[str] = "LLM-Pruner"
-    needs_gradients: ClassVar[bool] = True
-
     taylor: Taylor = "param_mix"
     layers_per_pass: int = 4
 
+    name = "llm-pruner"
+    title = "LLM-Pruner"
+    needs_gradients = True
+
     def __post_init__(self) -> None:
         if self.taylor not in get_args(Taylor):
-            raise InputError(f"taylor is {self.taylor!r}; choose from {get_args(Taylor)}.")
+            raise InputError(f"taylor is {self.taylor!r}; choose one of {get_args(Taylor)}.")
         require_passes(self.layers_per_pass)
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """Importance of every unit; see `Method.measure`. Nothing is drawn: `seed` has no effect.
+    def scores(self, subject: Subject) -> np.ndarray:
+        """Sum the importance of every unit's weights.
 
-        Rows go through one by one (their gradients are squared one by one), without `backward()`,
-        so gradients a caller has stored stay as they are.
+        Rows go through one by one, because their gradients are squared one by one. `backward()` is
+        not called, so gradients a caller has stored stay as they are.
         """
-        require_units(model, units)
+        model, architecture = subject.model, subject.architecture
+        units, calibration = subject.units, subject.calibration
         require_measurable(model, calibration.input_ids)
-        architecture, scores = describe(model), np.zeros(len(units))
         architecture.require_unpacked()
+        scores = np.zeros(len(units))
         for layers in layer_passes(architecture, self.layers_per_pass):
             projections = _projections(architecture, units, layers)
             title = f"Gradients, layers {layers[0]}-{layers[-1]}"
-            rows = tqdm(calibration.input_ids, desc=title, unit="row", disable=not progress)
+            rows = tqdm(calibration.input_ids, desc=title, unit="row", disable=not subject.progress)
             sums, squares = _gradients(architecture, projections, rows)
             saliences = {
                 key: self._salience(weight, sums[key], squares[key], len(calibration))
@@ -113,19 +96,7 @@ class LlmPruner(Method):
             for index, unit in enumerate(units):
                 if unit.layer in layers:
                     scores[index] = _unit_score(architecture, unit, saliences)
-        provenance = provenance_of(self, model, calibration)
-        return Evidence(self.name, units, {"scores": scores}, provenance)
-
-    def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
-    ) -> Selection:
-        """The same share of every block, its least important units first; see `Method.select`."""
-        self.require_own(evidence, units)
-        return take_in_order(units, uniform_order(units, evidence.scores), ratio, guards)
+        return scores
 
     def _salience(self, weight: Tensor, total: Tensor, squares: Tensor, rows: int) -> Tensor:
         """Importance of every weight, from sums over rows of its gradient and of the square."""

@@ -1,31 +1,24 @@
-"""Random selection: the floor every method should clear."""
+"""Random selection: the baseline every method should beat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import get_args
 
 import numpy as np
 
-from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..models.units import UnitSet, require_units
-from ..solver.guards import Guards
-from ..solver.selection import Selection
-from .base import Evidence, Method
-from .filling import Allocation, global_order, take_in_order, uniform_order
-from .inputs import provenance_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from ..models.units import UnitSet
+from .base import Scored, Subject
+from .filling import Allocation, global_order, uniform_order
 
 
 @dataclass(frozen=True)
-class Random(Method):
-    """Units drawn uniformly: the score is U(0, 1), one draw per unit, by the seed of `measure`.
+class Random(Scored):
+    """Units drawn at random: the score is U(0, 1), one draw per unit from the seed of `measure`.
 
-    No text is read and no weight changes, so there is nothing to reduce to selection only. One
-    plan is one draw: report the mean and the spread over seeds.
+    No text is read and no weight changes, so it is selection only as published. One plan is one
+    draw: report the mean and the spread over seeds.
 
     The paper's baseline "prunes structured units uniformly", read here as every unit of the model
     being as likely as any other. Published code (LLM-Pruner, AMP) draws per channel or head, with
@@ -44,34 +37,20 @@ class Random(Method):
 
     name = "random"
     title = "Random"
+    reads_text = False
+    draws = True
 
     def __post_init__(self) -> None:
-        if self.allocation not in ("global", "uniform"):
-            raise InputError(f'allocation is {self.allocation!r}; it is "global" or "uniform".')
+        if self.allocation not in get_args(Allocation):
+            raise InputError(
+                f"allocation is {self.allocation!r}; choose one of {get_args(Allocation)}."
+            )
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """One draw per unit; the text is not read. See `Method.measure`."""
-        require_units(model, units)
-        scores = np.random.default_rng(seed).random(len(units))
-        provenance = provenance_of(self, model, None, seed)
-        return Evidence(self.name, units, {"scores": scores}, provenance)
+    def scores(self, subject: Subject) -> np.ndarray:
+        """Draw one number per unit; the text is not read."""
+        return np.random.default_rng(subject.seed).random(len(subject.units))
 
-    def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
-    ) -> Selection:
-        """Lowest draws first. See `Method.select`."""
-        self.require_own(evidence, units)
-        order = global_order if self.allocation == "global" else uniform_order
-        return take_in_order(units, order(units, evidence.scores), ratio, guards)
+    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
+        """Lowest draws first, of the whole model or evenly over blocks."""
+        ranked = global_order if self.allocation == "global" else uniform_order
+        return ranked(units, scores)

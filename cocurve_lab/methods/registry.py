@@ -1,4 +1,4 @@
-"""All methods by name."""
+"""The registry: every method by its name."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _METHODS = {
 
 
 def method_names() -> tuple[str, ...]:
-    """The names `get_method` knows, in the order of the tables."""
+    """List the names `get_method` knows, in the order of the tables."""
     return tuple(_METHODS)
 
 
 def get_method(name: str, **options: Any) -> Method:
-    """A pruning method by name.
+    """Make a pruning method by name.
 
     Args:
         name: see `method_names()`; case and underscores do not matter.
         **options: the method's own, see its class.
 
     Raises:
-        InputError: an unknown name (the closest ones are named) or option.
+        InputError: the name is unknown (the message names the closest ones), or an option is.
     """
     key = name.strip().lower().replace("_", "-")
     if key not in _METHODS:
@@ -52,5 +52,7 @@ def get_method(name: str, **options: Any) -> Method:
     try:
         method: Method = make(**options)
     except TypeError as error:
-        raise InputError(f"{key} does not take these options: {error}.") from None
+        raise InputError(
+            f"{key} does not take these options: {error}. Give only fields of {kind}."
+        ) from None
     return method

@@ -9,8 +9,8 @@ d_p the squared diagonal of the Cholesky factor of the block (H^-1)_SS ("grouped
 (H^-1)_pp once the columns of S before p are gone. (The published H is twice this one; orders and
 updates are the same.)
 
-Units: S is all columns of a unit, so KV groups and FFN groups need no sum over their channels. The
-published code takes query heads, and FFN columns in shrinking batches (1024 to 8).
+Units: S holds all columns of a unit, so KV groups and FFN groups need no sum over their channels.
+The published code takes query heads, and FFN columns in shrinking batches (1024 to 8).
 
 Selection only. The published method updates W_out after every removal. Two reductions leave the
 weights alone:
@@ -24,52 +24,44 @@ all pruned units of a block:
     W_R -= W_S ((H^-1)_SS)^-1 (H^-1)_SR,   the same as   W_R += W_S H_SR (H_RR)^-1
 
 At damping 0 that is the least squares fit of X W_out^T by the columns left. The plan is the same
-with and without it, so two rows of a table differ by the repair alone; in the published method
-each removal is chosen on weights that earlier removals have updated already.
+with and without it, so two rows of a table differ by the repair alone. In the published method
+each removal is chosen on weights that earlier removals have already updated.
 
 Allocation: a layer's share grows with the logarithm of its depth, from `first` to `last`, for both
 kinds alike; only their quotient matters. The published ends are tuned by hand for each ratio.
 
-Differences: inputs are those of the dense model in every layer (published: of the model pruned up
-to there).
+Differences: every layer's inputs are those of the dense model (published: of the model with all
+earlier layers pruned).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..calibration import CalibrationSet
 from ..errors import InputError, MismatchError, NumericalError
-from ..models.architectures import Architecture, describe
+from ..models.architectures import describe
 from ..models.families import Kind
-from ..models.units import UnitSet, require_units
+from ..models.units import Unit, UnitSet
 from ..pruner.cutting import prune
 from ..pruner.slicing import kept_columns
-from ..solver.guards import Guards
 from ..solver.selection import Selection
-from .base import Evidence, Method
-from .filling import blocks, take_in_order, uniform_order
-from .inputs import (
-    Block,
-    collect_statistics,
-    layer_passes,
-    provenance_of,
-    require_passes,
-    weight_columns,
-)
+from .base import Arrays, Evidence, Scored, Subject
+from .filling import blocks, uniform_order
+from .inputs import collect_statistics, layer_passes, require_passes, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class SlimGpt(Method):
+class SlimGpt(Scored):
     """SlimGPT; formula, units, reductions and differences are in the module's docstring.
 
     Attributes:
@@ -82,9 +74,6 @@ class SlimGpt(Method):
             all rows. The scores do not depend on it.
     """
 
-    name: ClassVar[str] = "slimgpt"
-    title: ClassVar[str] = "SlimGPT"
-
     damping: float = 0.01
     downdate: bool = True
     first: float = 0.5
@@ -92,27 +81,23 @@ class SlimGpt(Method):
     reconstruct: bool = False
     layers_per_pass: int = 4
 
+    name = "slimgpt"
+    title = "SlimGPT"
+
     def __post_init__(self) -> None:
         if not 0 <= self.damping < math.inf:
-            raise InputError(f"damping is {self.damping}; it is finite and at least 0.")
+            raise InputError(f"damping is {self.damping}. Give a finite number of at least 0.")
         if not (0 < self.first < math.inf and 0 < self.last < math.inf):
             raise InputError(
-                f"first and last are {self.first} and {self.last}; they are relative shares, "
-                "finite and above 0."
+                f"first and last are {self.first} and {self.last}. Give relative shares, finite "
+                "and above 0."
             )
         require_passes(self.layers_per_pass)
+        # an option decides it, so the instance says it, not the class
         object.__setattr__(self, "repairs", self.reconstruct)
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """Scores of all units at their removal; see `Method.measure`. `seed` has no effect.
+    def scores(self, subject: Subject) -> Arrays:
+        """Score all units at the moment of their removal.
 
         "scores" rise along the removal order of a block. With `reconstruct` there is also one
         "moments/<layer>/<kind>" [W, W] float32 per block, X^T X / tokens.
@@ -121,44 +106,40 @@ class SlimGpt(Method):
             NumericalError: H is singular, as it is without damping where columns depend on one
                 another or there are fewer tokens than columns.
         """
-        require_units(model, units)
-        architecture, scores = describe(model), np.zeros(len(units))
+        units, architecture = subject.units, subject.architecture
+        scores = np.zeros(len(units))
         arrays = {"scores": scores}
+        members = blocks(units)
         for layers in layer_passes(architecture, self.layers_per_pass):
-            mine = {
-                _block(units, ids): ids for ids in blocks(units) if units.layers[ids[0]] in layers
-            }
+            mine = {block: ids for block, ids in members.items() if block[0] in layers}
             if not mine:
                 continue
-            title = f"Second moments, layers {layers[0]}-{layers[-1]}"
             found = collect_statistics(
-                model, calibration, moments=True, only=mine.keys(), progress=progress, title=title
+                subject.model,
+                subject.calibration,
+                moments=True,
+                only=mine.keys(),
+                progress=subject.progress,
+                title=f"Second moments, layers {layers[0]}-{layers[-1]}",
             )
             for block, ids in mine.items():
                 moments = found.moments.pop(block) / found.tokens
-                scores[ids] = self._removal_scores(architecture, units, ids, moments)
+                weight = weight_columns(architecture, block).double()
+                scores[ids] = self._removal_scores(weight, moments, [units[u] for u in ids])
                 if self.reconstruct:
                     arrays[_moments_name(*block)] = moments.astype(np.float32)
-        return Evidence(self.name, units, arrays, provenance_of(self, model, calibration))
+        return arrays
 
-    def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
-    ) -> Selection:
-        """More of later layers than of earlier ones; see `Method.select`."""
-        self.require_own(evidence, units)
-        weights = incremental_weights(units, self.first, self.last)
-        return take_in_order(units, uniform_order(units, evidence.scores, weights), ratio, guards)
+    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
+        """Take more of later layers than of earlier ones."""
+        return uniform_order(units, scores, incremental_weights(units, self.first, self.last))
 
     def repair(
         self, model: PreTrainedModel, selection: Selection, evidence: Evidence
     ) -> PreTrainedModel:
-        """The pruned model, its surviving columns refitted where `reconstruct` is set.
+        """Prune the model, and refit its surviving columns where `reconstruct` is set.
 
-        Any plan over the evidence's units can be repaired, whatever method made it.
+        Any plan over the evidence's units can be repaired, whichever method made it.
 
         Raises:
             MismatchError: the evidence is another method's, of other units or without moments.
@@ -170,20 +151,20 @@ class SlimGpt(Method):
         self.require_own(evidence, selection.units)
         if selection.gains:
             raise InputError(
-                f"the plan has {len(selection.gains)} gains, which are a repair already. Give "
+                f"the plan has {len(selection.gains)} gains, which are a repair already. Pass "
                 "selection.with_gains({})."
             )
         pruned = prune(model, selection)
         before, after = describe(model), describe(pruned)
-        for block in dict.fromkeys(_block(selection.units, ids) for ids in blocks(selection.units)):
+        for block in blocks(selection.units):
             kept, _ = kept_columns(before, selection, *block)
             if not 0 < len(kept) < before.width(*block):
                 continue
             name = _moments_name(*block)
             if name not in evidence.arrays:
                 raise MismatchError(
-                    f"the evidence lacks {name}: it was measured without reconstruct. Measure with "
-                    "SlimGpt(reconstruct=True)."
+                    f"the evidence lacks {name}, because it was measured without reconstruct. "
+                    "Measure with SlimGpt(reconstruct=True)."
                 )
             weight = weight_columns(before, block).double()
             moments = torch.from_numpy(evidence.arrays[name]).to(weight)
@@ -194,20 +175,19 @@ class SlimGpt(Method):
         return pruned
 
     def _removal_scores(
-        self, architecture: Architecture, units: UnitSet, ids: np.ndarray, moments: np.ndarray
+        self, weight: Tensor, moments: np.ndarray, units: Sequence[Unit]
     ) -> np.ndarray:
-        """Scores of one block's units [len(ids)]."""
-        weight = weight_columns(architecture, _block(units, ids)).double()
-        columns = [slice(units.units[u].start, units.units[u].stop) for u in ids]
+        """Scores of one block's units [len(units)], from its weight [d, W] and moments [W, W]."""
         damped = damp(torch.from_numpy(moments).to(weight), self.damping)
         inverse = torch.cholesky_inverse(_cholesky(damped))
+        columns = [slice(unit.start, unit.stop) for unit in units]
         return removal_scores(inverse, weight.square().sum(dim=0), columns, self.downdate)
 
 
 def removal_scores(
     inverse: Tensor, norms: Tensor, columns: list[slice], downdate: bool
 ) -> np.ndarray:
-    """e_S of each group of columns when its turn comes in greedy removal, lowest first.
+    """Compute e_S of each group of columns at its turn in greedy removal, lowest first.
 
     Args:
         inverse: H^-1 [W, W] float64; overwritten where `downdate`.
@@ -225,9 +205,11 @@ def removal_scores(
     while left:
         errors = [_group_score(inverse, norms, columns[g]) for g in left]
         chosen = left.pop(int(np.argmin(errors)))
-        reached = max(reached, min(errors))  # rounding may not turn two removals around
+        reached = max(reached, min(errors))  # rounding must not swap two removals
         scores[chosen] = reached
         gone = columns[chosen]
+        # the Schur complement of the removed block: H^-1 of the columns left stands where it stood.
+        # Rows and columns of `gone` become zero, and no group left reads them
         inverse -= inverse[:, gone] @ torch.cholesky_solve(
             inverse[gone], _cholesky(inverse[gone, gone])
         )
@@ -235,13 +217,15 @@ def removal_scores(
 
 
 def _group_score(inverse: Tensor, norms: Tensor, group: slice) -> float:
-    """sum of ||W_out[:, p]||^2 / d_p over the columns of a group (grouped Cholesky)."""
+    """Sum of ||W_out[:, p]||^2 / d_p over the columns of a group (grouped Cholesky)."""
+    # the factor does the removals within the group: its p-th diagonal entry is (H^-1)_pp after the
+    # columns before p are gone, so no column needs a downdate of its own
     d = _cholesky(inverse[group, group]).diagonal().square()
     return float((norms[group] / d).sum())
 
 
 def damp(moments: Tensor, damping: float) -> Tensor:
-    """moments + damping x mean(diagonal) x I; the identity for inputs that are always zero."""
+    """moments + damping x mean(diagonal) x I [W, W]; I for inputs that are always zero."""
     level = float(moments.diagonal().mean())
     shift = damping * level if level > 0 else 1.0
     return moments + shift * torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
@@ -260,6 +244,7 @@ def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tens
     mask[kept] = False
     gone = mask.nonzero().flatten()
     damped = damp(moments, damping)
+    # solved on the kept columns: H_RR alone is factored, and H^-1 is never formed
     factor = _cholesky(damped[kept][:, kept])
     return (
         weight[:, kept] + torch.cholesky_solve(damped[kept][:, gone] @ weight[:, gone].T, factor).T
@@ -282,11 +267,6 @@ def _cholesky(matrix: Tensor) -> Tensor:
             "damping above 0 (0.01 is usual), or more calibration text than columns."
         )
     return factor
-
-
-def _block(units: UnitSet, ids: np.ndarray) -> Block:
-    unit = units.units[ids[0]]
-    return unit.layer, unit.kind
 
 
 def _moments_name(layer: int, kind: Kind) -> str:

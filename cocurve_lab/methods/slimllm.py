@@ -4,8 +4,8 @@ Attention, with o = sum_g o_g the output and o_g that of KV group g (the sum of 
 
     s_g = sum over output dimensions of (1 - |Pearson over tokens (o - o_g, o)|), lowest goes first.
 
-A layer that loses k groups starts from the k lowest, then swaps one removed and one kept group as
-long as that raises sum |Pearson(kept sum, o)|, the best swap first (`swaps`).
+A layer that loses k groups starts from the k lowest. It then swaps one removed and one kept group
+as long as that raises sum |Pearson(kept sum, o)|, the best swap first (`swaps`).
 
 FFN channel j, with n the root mean square of the FFN's input channels, (V, l) the eigenvectors and
 eigenvalues of the covariance of its output, w = sigmoid(|l| / mean |l|) and rms(X_j) that of input
@@ -19,18 +19,18 @@ Units: a KV group's output is that of all its query heads (published: single hea
 FFN group's score is the sum over its channels (published: single channels). The published norms
 over tokens are root mean squares here, a common factor.
 
-Allocation: a layer's share is proportional to softmax(alpha cos), cos the mean cosine between the
-layer's input and output over tokens: layers that change little lose more. `pruned_layers` keeps
-only the largest of these (published: 26 of 32 at 20 %). `as_published` counts units instead of
-parameters: round(r_i n) of each block, r_i = ratio L softmax(alpha cos)_i, at most all of them,
-which misses the ratio; the published code states r_i by the number of layers it prunes, so its
-ratio argument is larger (0.25 for 20 %).
+Allocation: a layer's share is proportional to softmax(alpha cos), where cos is the mean cosine
+between the layer's input and output over tokens, so layers that change little lose more.
+`pruned_layers` prunes only the layers of largest share (published: 26 of 32 at 20 %).
+`as_published` counts units instead of parameters: round(r_i n) of each block, where
+r_i = ratio L softmax(alpha cos)_i, at most all of them. This misses the ratio. For L the published
+code has the number of layers it prunes, so its ratio argument is larger (0.25 for 20 %).
 
-Selection only: the linear regression folded into weights and biases is left out (A = 1, B = 0).
+Selection only: the linear regression folded into weights and biases is omitted (A = 1, B = 0).
 
-Differences: statistics of the dense model in every layer (published: of the model pruned up to
-there). The published code keeps the lowest 1 % of FFN channels and removes the next ones, which no
-text mentions; off here, `keep_lowest` brings it back, in FFN groups.
+Differences: every layer's statistics are those of the dense model (published: of the model with all
+earlier layers pruned). The published code keeps the lowest 1 % of FFN channels and removes the next
+ones, which no text mentions. Here that is off; `keep_lowest` turns it on, in FFN groups.
 """
 
 from __future__ import annotations
@@ -39,39 +39,33 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..calibration import CalibrationSet
 from ..errors import InputError, NumericalError
 from ..estimator.replay import first_output
-from ..models.architectures import Architecture, describe
+from ..models.architectures import Architecture
 from ..models.runtime import exclusive
-from ..models.units import UnitSet, require_units
-from ..solver.guards import Guards
+from ..models.units import Unit, UnitSet
+from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
-from .base import Evidence, Method
-from .filling import blocks, take_counts, take_in_order, uniform_order
+from .base import Arrays, Evidence, Scored, Subject
+from .filling import Block, blocks, take_counts, take_in_order, uniform_order
 from .inputs import (
-    Block,
     InputStatistics,
     collect_statistics,
     layer_passes,
     present_blocks,
-    provenance_of,
     require_passes,
     weight_columns,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 @dataclass(frozen=True)
-class SlimLlm(Method):
+class SlimLlm(Scored):
     """SlimLLM; formula, units, allocation and differences are in the module's docstring.
 
     Attributes:
@@ -80,13 +74,10 @@ class SlimLlm(Method):
         pruned_layers: how many layers are pruned, those of largest cosine; None: all.
         keep_lowest: share of FFN groups, lowest scores first, that go last (published: 0.01, which
             rounds down to none below 100 groups).
-        as_published: counts rounded per block; may miss the ratio on either side.
+        as_published: round counts per block; the plan may miss the ratio on either side.
         layers_per_pass: layers whose second moments are held at a time (8 of an 8B: 2 GB); each
             pass runs all rows. The scores do not depend on it.
     """
-
-    name: ClassVar[str] = "slimllm"
-    title: ClassVar[str] = "SlimLLM"
 
     swaps: bool = True
     alpha: float = 10.0
@@ -95,70 +86,60 @@ class SlimLlm(Method):
     as_published: bool = False
     layers_per_pass: int = 8
 
+    name = "slimllm"
+    title = "SlimLLM"
+
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
-            raise InputError(f"alpha is {self.alpha}; it is finite and at least 0.")
+            raise InputError(f"alpha is {self.alpha}. Give a finite number of at least 0.")
         if self.pruned_layers is not None and self.pruned_layers < 1:
-            raise InputError(f"pruned_layers is {self.pruned_layers}; prune at least one layer.")
+            raise InputError(f"pruned_layers is {self.pruned_layers}. Prune at least one layer.")
         if not 0 <= self.keep_lowest < 1:
-            raise InputError(f"keep_lowest is {self.keep_lowest}; it is a share in [0, 1).")
+            raise InputError(f"keep_lowest is {self.keep_lowest}. Give a share in [0, 1).")
         require_passes(self.layers_per_pass)
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """Scores, swapped sets and cosines; see `Method.measure`. `seed` has no effect.
+    def scores(self, subject: Subject) -> Arrays:
+        """Score the units, search the swapped sets and average the cosines.
 
         "scores" [M]; "swapped" [K + 1, M] bool, row k the attention units that go when every layer
         loses k of them (K the most any layer has); "cosine" [layers].
         """
-        require_units(model, units)
-        architecture, members = describe(model), blocks(units)
-        groups = [len(ids) for ids in members if units.kinds[ids[0]] == "attention"]
+        architecture, units = subject.architecture, subject.units
+        members = blocks(units)
+        groups = [len(ids) for (_, kind), ids in members.items() if kind == "attention"]
         arrays = {
             "scores": np.zeros(len(units)),
             "swapped": np.zeros((1 + max(groups, default=0), len(units)), dtype=bool),
             "cosine": np.zeros(len(architecture.layers)),
         }
         for layers in layer_passes(architecture, self.layers_per_pass):
-            with exclusive(model), watching(architecture, layers) as sums:
+            with exclusive(subject.model), watching(architecture, layers) as sums:
                 inputs = collect_statistics(
-                    model,
-                    calibration,
+                    subject.model,
+                    subject.calibration,
                     moments=True,
                     only=[(layer, "attention") for layer in layers],
-                    progress=progress,
+                    progress=subject.progress,
                     title=f"Outputs, layers {layers[0]}-{layers[-1]}",
                 )
             for layer in layers:
                 arrays["cosine"][layer] = sums[layer].cosine / inputs.tokens
-            for ids in members:
-                layer = int(units.layers[ids[0]])
+            for (layer, kind), ids in members.items():
                 if layer not in layers:
                     continue
-                if units.kinds[ids[0]] == "attention":
-                    products = group_products(architecture, units, ids, inputs)
+                mine = [units[u] for u in ids]
+                if kind == "attention":
+                    products = group_products(architecture, layer, mine, inputs)
                     _score_groups(arrays, ids, products)
                 else:
                     channels = ffn_scores(architecture, layer, sums[layer], inputs.tokens)
-                    chosen = [units.units[u] for u in ids]
-                    arrays["scores"][ids] = [channels[u.start : u.stop].sum() for u in chosen]
-        return Evidence(self.name, units, arrays, provenance_of(self, model, calibration))
+                    arrays["scores"][ids] = [channels[u.start : u.stop].sum() for u in mine]
+        return arrays
 
     def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """More of the layers that change little; see `Method.select`."""
+        """Take more of the layers that change little. See `Method.select`."""
         self.require_own(evidence, units)
         shares = layer_shares(evidence.arrays["cosine"], self.alpha, self.pruned_layers)
         scores = self._ranked_scores(evidence, units)
@@ -172,19 +153,12 @@ class SlimLlm(Method):
     def _ranked_scores(self, evidence: Evidence, units: UnitSet) -> np.ndarray:
         """Scores [M], with the FFN groups that `keep_lowest` spares behind the others."""
         scores = evidence.scores.copy()
-        for ids in blocks(units):
-            if units.kinds[ids[0]] == "ffn":
+        for (_, kind), ids in blocks(units).items():
+            if kind == "ffn":
                 order = ids[np.argsort(scores[ids], kind="stable")]
                 spared = order[: int(self.keep_lowest * len(ids))]
                 scores[spared] += scores[ids].max() + 1
         return scores
-
-
-def _score_groups(arrays: dict[str, np.ndarray], ids: np.ndarray, products: Tensor) -> None:
-    """Fill in the scores of one layer's attention units and its best set of every size."""
-    scores = arrays["scores"][ids] = pearson_scores(products)
-    for count, row in enumerate(arrays["swapped"]):
-        row[ids[swap_search(products, scores, min(count, len(ids)))]] = True
 
 
 # Allocation ---------------------------------------------------------------------------------------
@@ -200,43 +174,49 @@ def layer_shares(cosine: np.ndarray, alpha: float, pruned_layers: int | None) ->
 def published_counts(units: UnitSet, shares: np.ndarray, ratio: float) -> dict[Block, int]:
     """round(r_i n) units of every block, by (layer, kind)."""
     counts: dict[Block, int] = {}
-    for ids in blocks(units):
-        unit = units.units[ids[0]]
-        counts[unit.layer, unit.kind] = round(min(1.0, ratio * shares[unit.layer]) * len(ids))
+    for block, ids in blocks(units).items():
+        counts[block] = round(min(1.0, ratio * shares[block[0]]) * len(ids))
     return counts
 
 
 def _swapped(plan: Selection, swapped: np.ndarray) -> Selection:
-    """The plan with each layer's attention units replaced by its best set of the same number.
+    """Replace each layer's attention units in a plan by its best set of the same number.
 
-    Attention units of a layer cost the same, so budget and guards are as before.
+    Attention units of a layer cost the same, so budget and guards stay as they were.
     """
     units = plan.units
     pruned = plan.indicator.copy()
-    for ids in blocks(units):
-        if units.kinds[ids[0]] == "attention":
+    for (_, kind), ids in blocks(units).items():
+        if kind == "attention":
             pruned[ids] = swapped[int(pruned[ids].sum()), ids]
     chosen = tuple(np.flatnonzero(pruned).tolist())
     return replace(plan, pruned=chosen, ordered=False)
 
 
+# Attention ----------------------------------------------------------------------------------------
 _GAIN = 1e-9  # per output dimension; a swap must raise the similarity by more than rounding
 
 
-# Attention ----------------------------------------------------------------------------------------
+def _score_groups(arrays: Arrays, ids: np.ndarray, products: Tensor) -> None:
+    """Fill in the scores of one layer's attention units and its best set of every size."""
+    scores = arrays["scores"][ids] = pearson_scores(products)
+    for count, row in enumerate(arrays["swapped"]):
+        row[ids[swap_search(products, scores, min(count, len(ids)))]] = True
+
+
 def group_products(
-    architecture: Architecture, units: UnitSet, ids: np.ndarray, inputs: InputStatistics
+    architecture: Architecture, layer: int, units: Sequence[Unit], inputs: InputStatistics
 ) -> Tensor:
     """Covariance over tokens of o_g and o_h in each output dimension [G, G, d] float64.
 
     Taken from the covariance C of the inputs: entry (g, h, i) is W[i, g] C_gh W[i, h]^T.
     """
-    block = (int(units.layers[ids[0]]), units.units[ids[0]].kind)
+    block: Block = (layer, "attention")
     weight = weight_columns(architecture, block).double()
     mean = torch.from_numpy(inputs.mean(block))
     covariance = torch.from_numpy(inputs.moments[block]) / inputs.tokens - torch.outer(mean, mean)
     covariance = covariance.to(weight)
-    columns = [slice(units.units[u].start, units.units[u].stop) for u in ids]
+    columns = [slice(unit.start, unit.stop) for unit in units]
     rows = []
     for g in columns:
         spread = weight[:, g] @ covariance[g]  # [d, W]
@@ -252,7 +232,7 @@ def pearson_scores(products: Tensor) -> np.ndarray:
 
 
 def swap_search(products: Tensor, scores: np.ndarray, count: int) -> np.ndarray:
-    """Which `count` groups of a layer go: the lowest scores, improved by swaps.
+    """Choose the `count` groups of a layer that go: the lowest scores, improved by swaps.
 
     Args:
         products: [G, G, d] of `group_products`.
@@ -334,7 +314,7 @@ def _squares(values: Tensor) -> Tensor:
 
 @contextmanager
 def watching(architecture: Architecture, layers: Sequence[int]) -> Iterator[dict[int, LayerSums]]:
-    """Sums of these layers, which grow while the model runs inside the block."""
+    """Collect sums of these layers while the model runs inside the block."""
     sums = {layer: LayerSums() for layer in layers}
     present = set(present_blocks(architecture))
     with ExitStack() as stack:
@@ -362,7 +342,7 @@ def ffn_scores(architecture: Architecture, layer: int, sums: LayerSums, tokens: 
     if not bool(torch.isfinite(covariance).all()):
         raise NumericalError(
             f"the FFN of layer {layer} writes NaN or infinite values. Half precision may overflow: "
-            "try bfloat16 or float32."
+            "load the model in bfloat16 or float32."
         )
     values, vectors = torch.linalg.eigh(covariance)
     level = values.abs().mean()

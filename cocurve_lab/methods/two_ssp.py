@@ -11,24 +11,24 @@ blocks go, and FFN width makes up the rest, the same share of every layer.
 Units: an FFN group scores sqrt(sum of s_j^2) over its channels (published: single channels). Stage
 2 takes all attention units of a layer together.
 
-Budget: if N_attn blocks cost more than the ratio asks for, fewer go. Only where no FFN group is
-left (or none may be pruned) do later blocks follow, the last one perhaps in part. `as_published`
-counts instead: round(p n) FFN groups of each layer, p the share still missing, which misses the
-ratio; it raises where the published code gives up.
+Budget: if N_attn blocks cost more than the ratio asks for, fewer go. Later blocks follow only where
+no FFN group is left (or none may be pruned); the last one may go in part. `as_published` counts
+instead: round(p n) FFN groups of each layer, p the share still missing. This misses the ratio, and
+raises where the published code gives up.
 
 Selection only: the method repairs nothing.
 
 Differences: the sequence is the calibration's first row. The published stage 2 runs on the model
-that stage 1 has narrowed, hence anew for each ratio; here it runs on the dense FFN, once for all
-ratios, unless `narrowed_at` names the ratio to narrow for. Guards other than the kinds do not bind,
-as published: a layer cap would forbid stage 2.
+that stage 1 has narrowed, hence again for each ratio. Here it runs once for all ratios, on the
+dense FFN, unless `narrowed_at` names the ratio to narrow for. Guards other than the kinds do not
+bind, as published: a layer cap would forbid stage 2.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -36,65 +36,61 @@ from tqdm.auto import tqdm
 from ..calibration import CalibrationSet
 from ..errors import InfeasibleError, InputError
 from ..measuring.risk import measure_plans
-from ..models.architectures import describe
 from ..models.runtime import require_measurable
-from ..models.units import UnitSet, require_units
-from ..solver.guards import Guards
+from ..models.units import UnitSet
+from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
-from .base import Evidence, Method
-from .filling import blocks, take_counts, take_in_order, uniform_order
-from .inputs import Block, collect_statistics, present_blocks, provenance_of
+from .base import Arrays, Evidence, Scored, Subject
+from .filling import Block, blocks, take_counts, take_in_order, uniform_order
+from .inputs import collect_statistics, present_blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class TwoSsp(Method):
+class TwoSsp(Scored):
     """2SSP; formula, units, budget and differences are in the module's docstring.
 
     Attributes:
         alpha: > 0; larger removes more attention blocks.
         narrowed_at: measure stage 2 without the FFN groups that go at this ratio; None: dense FFN.
-        as_published: round FFN counts per layer; may miss the ratio on either side.
+        as_published: round FFN counts per layer; the plan may miss the ratio on either side.
     """
-
-    name: ClassVar[str] = "2ssp"
-    title: ClassVar[str] = "2SSP"
-    honours_guards: ClassVar[bool] = False
 
     alpha: float = 1.5
     narrowed_at: float | None = None
     as_published: bool = False
 
+    name = "2ssp"
+    title = "2SSP"
+    honours_guards = False
+
     def __post_init__(self) -> None:
         if not 0 < self.alpha < math.inf:
-            raise InputError(f"alpha is {self.alpha}; it is finite and above 0 (published: 1.5).")
+            raise InputError(
+                f"alpha is {self.alpha}. Give a finite number above 0 (published: 1.5)."
+            )
         if self.narrowed_at is not None:
             require_ratio(self.narrowed_at)
 
-    def measure(
-        self,
-        model: PreTrainedModel,
-        units: UnitSet,
-        calibration: CalibrationSet,
-        *,
-        seed: int = 0,
-        progress: bool = True,
-    ) -> Evidence:
-        """FFN norms and the order of attention blocks; see `Method.measure`. `seed` has no effect.
+    def scores(self, subject: Subject) -> Arrays:
+        """Score FFN groups by their norms, and find the order in which attention blocks go.
 
         "scores" [M]: FFN groups their norm, attention units the step at which their block goes;
         "removal_order" [blocks] int64, layers; "nll" [blocks] of the row after each removal, nats
         per token. L blocks take L (L + 1) / 2 passes over one row.
         """
-        require_units(model, units)
+        model, units, calibration = subject.model, subject.units, subject.calibration
         require_measurable(model, calibration.input_ids)
         scores = np.zeros(len(units))
-        only = [block for block in present_blocks(describe(model)) if block[1] == "ffn"]
         found = collect_statistics(
-            model, calibration, only=only, progress=progress, title="FFN inputs"
+            model,
+            calibration,
+            only=[block for block in present_blocks(subject.architecture) if block[1] == "ffn"],
+            progress=subject.progress,
+            title="FFN inputs",
         )
         for index, unit in enumerate(units):
             if unit.kind == "ffn":
@@ -102,24 +98,19 @@ class TwoSsp(Method):
                 scores[index] = np.sqrt((norms**2).sum())
         narrowed = self._narrowed(units, scores)
         row = CalibrationSet(calibration.input_ids[:1], source="one sequence")
-        layers, nll = removal_order(model, units, row, narrowed, progress)
+        layers, nll = removal_order(model, units, row, narrowed, subject.progress)
         for step, layer in enumerate(layers):
             scores[_attention(units, layer)] = step
-        arrays = {
+        return {
             "scores": scores,
             "removal_order": np.array(layers, dtype=np.int64),
             "nll": np.array(nll, dtype=np.float64),
         }
-        return Evidence(self.name, units, arrays, provenance_of(self, model, calibration))
 
     def select(
-        self,
-        evidence: Evidence,
-        units: UnitSet,
-        ratio: float,
-        guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+        self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """N_attn blocks, then FFN width evenly; of the guards only kinds bind.
+        """Take N_attn blocks, then FFN width evenly; of the guards only kinds bind.
 
         Raises:
             InfeasibleError: `as_published` and the two stages cannot make up the ratio; else, the
@@ -135,8 +126,11 @@ class TwoSsp(Method):
             return take_counts(units, evidence.scores, counts, ratio, kinds)
         whole = [_attention(units, layer) for layer in order]
         running = np.cumsum([units.costs[ids].sum() for ids in whole[:count]])
+        # a block is large: of N_attn only those that fit in the budget go, and FFN width makes up
+        # the rest, which overshoots by less than one FFN group
         count = int((running <= _budget(units, ratio)).sum())
         ffn = _ffn_order(units, evidence.scores)
+        # the blocks after `count` are reached only where all FFN together does not fill the budget
         turns = [*_joined(whole[:count]), *ffn, *_joined(whole[count:])]
         # N_attn grows with the ratio, so plans of smaller ratios are not prefixes of larger ones
         return replace(take_in_order(units, turns, ratio, kinds), ordered=False)
@@ -145,9 +139,10 @@ class TwoSsp(Method):
         """FFN units that stage 1 removes at `narrowed_at`, for attention blocks of mean cost."""
         if self.narrowed_at is None:
             return []
-        count = num_attention_blocks(units, self.narrowed_at, Guards(), self.alpha)
+        count = num_attention_blocks(units, self.narrowed_at, FREE, self.alpha)
         attention = units.costs[units.kinds == "attention"].sum()
         layers = len(set(units.layers[units.kinds == "attention"].tolist()))
+        # stage 2 says which blocks go but needs the narrowed FFN first, so they count at mean cost
         missing = _budget(units, self.narrowed_at) - count * attention / max(layers, 1)
         order = _ffn_order(units, scores)
         before = np.cumsum([0, *units.costs[order]])[:-1]  # FFN cost gone when a unit's turn comes
@@ -161,7 +156,7 @@ def removal_order(
     narrowed: list[int],
     progress: bool,
 ) -> tuple[list[int], list[float]]:
-    """Layers in the order in which their attention goes, and the nll after each.
+    """Remove whole attention blocks greedily: their layers in order, and the nll after each.
 
     Args:
         model: the dense model.
@@ -169,6 +164,9 @@ def removal_order(
         row: one row, every position scored; perplexity is exp of the mean nll.
         narrowed: FFN units that are gone already.
         progress: show a progress bar.
+
+    Returns:
+        Layers, and the nll of the row after each removal in nats per token.
     """
     left = sorted({unit.layer for unit in units if unit.kind == "attention"})
     order: list[int] = []
@@ -222,15 +220,14 @@ def published_counts(
             stalled_ratio=attention / units.total_cost,
         )
     counts: dict[Block, int] = {}
-    for ids in blocks(units):
-        unit = units.units[ids[0]]
-        share = missing / ffn if unit.kind == "ffn" and ffn else float(unit.layer in gone)
-        counts[unit.layer, unit.kind] = round(share * len(ids))
+    for (layer, kind), ids in blocks(units).items():
+        share = missing / ffn if kind == "ffn" and ffn else float(layer in gone)
+        counts[layer, kind] = round(share * len(ids))
     return counts
 
 
 def _budget(units: UnitSet, ratio: float) -> float:
-    """Cost the ratio asks for, with a hair more so that exact sums fit in it."""
+    """The cost the ratio asks for, with a hair more so that rounding cannot exclude exact sums."""
     return ratio * units.total_cost * (1 + 1e-12)
 
 

@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.methods import inputs as statistics
+from cocurve_lab.methods import inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.solver.guards import Guards
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text
 
@@ -164,7 +165,7 @@ def test_provenance_names_what_was_measured(name: str) -> None:
     evidence = measured(name, "llama", "gqa")
     model = dense("llama", "gqa")
     assert evidence.method == name
-    assert evidence.provenance["model_fingerprint"] == cl.loading.fingerprint_model(model)
+    assert evidence.provenance["model_fingerprint"] == fingerprint_model(model)
     if name not in NO_TEXT:
         assert evidence.provenance["calibration_fingerprint"] == tiny_text().fingerprint
 
@@ -183,7 +184,7 @@ def test_batch_size_and_row_order_do_not_matter(
     name: str, family: str, heads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, method = measured(name, family, heads), get_method(name)
-    monkeypatch.setattr(statistics, "TOKENS_PER_BATCH", 1)  # one row per forward
+    monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", 1)  # one row per forward
     text = tiny_text()
     order = torch.arange(len(text)) if name in FIRST_ROW else torch.tensor([2, 0, 3, 1])
     shuffled = cl.CalibrationSet(text.input_ids[order], text.scored[order])
@@ -342,4 +343,4 @@ def test_the_standard_random_module_is_not_shadowed() -> None:
 
     assert hasattr(random, "Random")
     assert "cocurve_lab" not in str(random.__file__)
-    assert get_method("random").__class__.__module__ == "cocurve_lab.methods.random"
+    assert get_method("random").__class__.__module__ == "cocurve_lab.methods.random_units"

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError, NumericalError
-from cocurve_lab.methods import inputs as statistics
+from cocurve_lab.methods import inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.methods.filling import uniform_order
-from cocurve_lab.methods.flap import _standardise
+from cocurve_lab.methods.flap import standardised
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
@@ -101,7 +101,7 @@ def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
     ("family", "heads", "metric"),
     [(*case, "wifv") for case in EVERY] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
 )
-def test_flap_standardises_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
+def test_flapstandardiseds_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
     model = tiny_model(family, heads)
     seen = capture(model, tiny_text())
     units, expected = units_by_hand(model), []
@@ -176,7 +176,7 @@ def test_broken_weights_are_named(name: str) -> None:
 @every_model
 def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
     model, text = tiny_model(family, heads), tiny_text(scored=3)
-    found = statistics.collect_statistics(model, text, moments=True, progress=False)
+    found = inputs.collect_statistics(model, text, moments=True, progress=False)
     assert (found.rows, found.tokens) == (4, 96)
     for block, (x, _) in capture(model, text).items():
         flat = x.reshape(-1, x.shape[2])
@@ -192,7 +192,7 @@ def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
 
 
 def test_variance_survives_a_large_mean() -> None:
-    seen = statistics.InputStatistics(1, 4)
+    seen = inputs.InputStatistics(1, 4)
     x = 1e6 + np.array([0.0, 1.0, 2.0, 3.0])
     seen.sums[0, "ffn"] = np.array([x.sum()])
     seen.squares[0, "ffn"] = np.array([(x**2).sum()])
@@ -201,16 +201,16 @@ def test_variance_survives_a_large_mean() -> None:
 
 def test_only_the_blocks_asked_for_are_gathered() -> None:
     only = [(1, "ffn"), (2, "attention")]
-    found = statistics.collect_statistics(
+    found = inputs.collect_statistics(
         tiny_model(), tiny_text(), moments=True, only=only, progress=False
     )
     assert set(found.sums) == set(found.moments) == set(only)
 
 
 def test_rows_per_forward_follow_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "TOKENS_PER_BATCH", 3 * 24)
+    monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", 3 * 24)
     batches: list[int] = []
-    statistics.watch_inputs(
+    inputs.watch_inputs(
         tiny_model(),
         tiny_text(rows=5),
         lambda _, x: batches.append(len(x)),
@@ -227,13 +227,13 @@ def test_an_observer_that_fails_leaves_no_hook() -> None:
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"):
-        statistics.watch_inputs(model, tiny_text(), fail, progress=False)
+        inputs.watch_inputs(model, tiny_text(), fail, progress=False)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1])
 def test_columns_that_do_not_differ_are_alike(value: float) -> None:
-    np.testing.assert_array_equal(_standardise(np.full(42, value)), np.zeros(42))
+    np.testing.assert_array_equal(standardised(np.full(42, value)), np.zeros(42))
 
 
 # Allocation ---------------------------------------------------------------------------------------
@@ -286,6 +286,12 @@ def test_published_counts_under_prune(name: str) -> None:
     assert plan.requested_ratio == 0.2
     assert plan.realized_ratio == pytest.approx(0.175, abs=5e-4)
     assert plan.pruned[:4] == (0, 8, 9, 10)
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "amp"])
+def test_published_counts_need_a_ratio_too(name: str) -> None:
+    with pytest.raises(InputError, match="ratio is nan"):
+        get_method(name, as_published=True).select(planted(name, TWO, SCORES), TWO, float("nan"))
 
 
 @pytest.mark.parametrize(
