@@ -1,7 +1,7 @@
-"""Running code that a model wrote, in a process of its own that can do as little as possible.
+"""Confined runs of code that a model wrote, each in a process that can do as little as possible.
 
-It protects the machine, not the score: a program that inspects its own interpreter could forge the
-word that says the tests were passed. Nothing here is run in this process.
+This protects the machine, not the score: a program that inspects its own interpreter could forge
+the word that says the tests were passed. No program runs in the calling process.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from typing import Any, Literal
 from ..errors import CocurveError, InputError
 
 Status = Literal["passed", "failed", "stopped"]
-
-
 _GRACE = 5.0  # seconds the supervisor may take beyond the program's own
-
-
 _VERDICT_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use.
+    """Limits of one program.
 
     Attributes:
-        seconds: of wall-clock time (and one more of processor time).
-        memory_bytes: of address space.
-        file_bytes: of one file; the folder it runs in is removed afterwards.
-        processes: it may have at one time, itself included.
+        seconds: wall-clock time (and one second more of processor time).
+        memory_bytes: address space.
+        file_bytes: size of one file; the folder it runs in is removed afterwards.
+        processes: processes at one time, itself included.
+
+    Raises:
+        InputError: a limit is not above 0.
     """
 
     seconds: float = 5.0
@@ -50,20 +49,20 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not value > 0:
-                raise InputError(f"{name} is {value}; a program needs more than nothing.")
+                raise InputError(f"{name} is {value}. Give a limit above 0.")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one program ended.
+    """The end of one program.
 
     Attributes:
         status: "passed" if it ran to its last line; "failed" if it raised or left early; "stopped"
             if it was killed (time, memory, a signal).
-        detail: the error, or what stopped it.
-        isolation: what held it: "network" ("namespace", or "sockets refused by Python"), "files"
-            ("landlock", "user nobody", or "refused by Python") and "processes" ("namespace" or
-            "process group").
+        detail: the error, or the reason it was stopped.
+        isolation: the means that confined it: "network" ("namespace", or "sockets refused by
+            Python"), "files" ("landlock", "user nobody", or "refused by Python") and "processes"
+            ("namespace" or "process group").
     """
 
     status: Status
@@ -79,26 +78,29 @@ def run_programs(
     workers: int = 1,
     progress: bool = True,
 ) -> list[Outcome]:
-    """Run Python programs, each in a subprocess of its own, and say which came to their end.
+    """Run Python programs, each in a subprocess of its own, and say which ran to their last line.
 
     A program sees the standard library only, an empty environment, an empty temporary folder, and
-    no network; its output is thrown away. On Linux the kernel enforces this (namespaces, Landlock,
+    no network. Its output is discarded. On Linux the kernel enforces this (namespaces, Landlock,
     resource limits); where it cannot, `Outcome.isolation` says what was used instead.
 
     Args:
         programs: Python source; one passes by running to its last line.
         allow_code_execution: must be True.
-        limits: of time, memory, files and processes.
+        limits: time, memory, files and processes; None takes the defaults of `Limits`.
         workers: programs at one time.
-        progress: show a bar.
+        progress: show a progress bar.
+
+    Returns:
+        One outcome per program, in their order.
 
     Raises:
         InputError: `allow_code_execution` is not True, or the system is Windows.
-        CocurveError: not even a program that does nothing runs here; nothing was scored.
+        CocurveError: not even a program of one import line runs here; nothing was scored.
     """
     require_permission(allow_code_execution)
     if os.name != "posix":
-        raise InputError("programs can be confined on Linux and macOS only; use one of them.")
+        raise InputError("programs can be confined on Linux and macOS only. Use one of them.")
     from tqdm.auto import tqdm
 
     limits = limits or Limits()
@@ -106,7 +108,7 @@ def run_programs(
     if trial.status != "passed":
         raise CocurveError(
             f"a program of one import line {trial.status} in isolation ({trial.detail}), so "
-            "nothing was scored. Is the interpreter readable, and are the limits wide enough?"
+            "nothing was scored. Make the interpreter readable, or widen the limits."
         )
     with ThreadPoolExecutor(workers) as pool:
         running = pool.map(lambda program: _run(program, limits), programs)
@@ -115,12 +117,12 @@ def run_programs(
 
 
 def require_permission(allow_code_execution: bool) -> None:
-    """Raise InputError unless the caller said that code may be run."""
+    """Raise InputError unless the caller allowed code to be run."""
     if allow_code_execution is not True:
         raise InputError(
             "pass@1 runs code that the model wrote, and allow_code_execution is "
             f"{allow_code_execution!r}. Pass allow_code_execution=True to run it in a confined "
-            "subprocess, or leave the code tasks out."
+            "subprocess, or omit the code tasks."
         )
 
 
@@ -141,7 +143,7 @@ def _run(program: str, limits: Limits) -> Outcome:
 
 
 def _supervised(job: dict[str, Any], folder: str, seconds: float) -> tuple[bytes, bool]:
-    """What the worker said, and whether the supervisor itself had to be killed."""
+    """Run the supervisor: the worker's words, and whether the supervisor had to be killed."""
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("sandbox.py"))]
     process = subprocess.Popen(
@@ -189,7 +191,7 @@ def _outcome(verdict: bytes, password: str, stopped: bool, limits: Limits) -> Ou
         try:
             said |= json.loads(line)
         except (ValueError, TypeError):
-            continue  # the program may write to any handle it finds
+            continue  # not ours: the program may write to any handle it finds
     isolation = said.get("ready", {})
     if said.get("password") == password and not stopped:
         return Outcome("passed", "", isolation)

@@ -1,7 +1,8 @@
-"""Size and speed of a dense and a pruned model, measured in turn in one run (App. "Efficiency").
+"""Size, speed and memory of a dense and a pruned model, in one run (appendix "Efficiency").
 
-Times on one machine differ from run to run more than models do, so what is reported is the ratio
-within each repeat. Absolute numbers are there too; on a CPU they say little.
+Times on one machine differ from run to run more than models do. So the two models are timed in
+turn, and the ratio within each repeat is reported. Absolute numbers are there too; on a CPU they
+say little. A verdict in words says whether the pruned model is faster and, if not, why.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EfficiencyOptions:
-    """What is timed.
+    """Options of `measure_efficiency`.
 
     Attributes:
-        batch_sizes: prompts at a time.
-        prompt_tokens: of prefill; None takes the context less `new_tokens`, at most 512.
-        new_tokens: decoded one by one after it.
-        repeats: of each timing, dense and pruned in turn (which goes first alternates).
-        threads: of torch on a CPU; None leaves the number.
-        progress: show a bar.
+        batch_sizes: numbers of prompts in one batch.
+        prompt_tokens: tokens of the prefill; None takes the context less `new_tokens`, at most 512.
+        new_tokens: tokens decoded one by one after the prefill.
+        repeats: repeats of each timing, dense and pruned in turn (which goes first alternates).
+        threads: torch's threads on a CPU; None keeps the present number.
+        progress: show a progress bar.
+
+    Raises:
+        InputError: a number is below 1, or there is no batch size.
     """
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
@@ -52,19 +56,20 @@ class EfficiencyOptions:
         asked = (self.new_tokens, self.repeats, self.prompt_tokens or 1)
         least = min((*self.batch_sizes, *asked))
         if not self.batch_sizes or least < 1:
-            raise InputError(f"{self}: batch sizes, tokens and repeats are all at least 1.")
+            raise InputError(f"{self} has a number below 1. Give at least 1 everywhere.")
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What was measured, as a tidy table.
+    """Measured sizes and speeds of two models, as a tidy table.
 
     Attributes:
         rows: dicts of quantity, batch_size (None where it does not matter), unit, dense, pruned,
-            ratio (pruned over dense) and its lower and upper quartile over repeats, repeats. Speeds
-            are medians in tokens per second; sizes are exact, with ratio = low = high.
-        verdict: one or two plain sentences: is it faster, and if not, why.
-        protocol: one sentence on how it was timed.
+            ratio (pruned over dense), low and high (its lower and upper quartile over repeats),
+            repeats. Speeds are medians in tokens per second; sizes are exact, with
+            ratio = low = high.
+        verdict: whether the pruned model is faster and, if not, why, in one or two sentences.
+        protocol: how it was timed, in one sentence.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -72,7 +77,7 @@ class Efficiency:
     protocol: str
 
     def ratio(self, quantity: str, batch_size: int | None = None) -> float:
-        """Pruned over dense of one row.
+        """Return pruned over dense of one row.
 
         Raises:
             InputError: there is no such row.
@@ -80,7 +85,9 @@ class Efficiency:
         for row in self.rows:
             if (row["quantity"], row["batch_size"]) == (quantity, batch_size):
                 return float(row["ratio"])
-        raise InputError(f"{quantity!r} at batch size {batch_size} was not measured.")
+        raise InputError(
+            f"{quantity!r} at batch size {batch_size} was not measured. Choose a row of `rows`."
+        )
 
     def __repr__(self) -> str:
         lines = [f"{'quantity':<26}{'batch':>6}{'dense':>15}{'pruned':>15}  pruned / dense"]
@@ -99,7 +106,7 @@ class Efficiency:
 def measure_efficiency(
     dense: PreTrainedModel, pruned: PreTrainedModel, options: EfficiencyOptions | None = None
 ) -> Efficiency:
-    """Parameters, bytes, speed and memory of two models (App. "Efficiency").
+    """Measure parameters, bytes, speed and memory of two models (appendix "Efficiency").
 
     Sizes: parameters; bytes of weights; bytes of KV cache per token, read from a filled cache.
     Speed: prompt tokens per second of prefill, and tokens per second of decoding one by one after
@@ -121,8 +128,8 @@ def measure_efficiency(
     kinds = [(model_device(m), embedding_weight(m).dtype) for m in (dense, pruned)]
     if kinds[0] != kinds[1]:
         raise MismatchError(
-            f"the dense model is {kinds[0]}, the pruned one {kinds[1]}. Speeds compare on one "
-            "device with one dtype."
+            f"the dense model is {kinds[0]}, the pruned one {kinds[1]}. Put both on one device, in "
+            "one dtype."
         )
     length = _prompt_length(dense, options)
     rows = [
@@ -154,7 +161,7 @@ def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
     if length + options.new_tokens > context:
         raise InputError(
             f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "
-            f"{context}. Ask for fewer."
+            f"{context}. Set fewer of either."
         )
     return length
 
@@ -166,7 +173,7 @@ def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:
     return torch.randint(vocabulary, (batch, length), generator=generator).to(model_device(model))
 
 
-# Speed ------------------------------------------------------------------------------------------
+# Speed --------------------------------------------------------------------------------------------
 def _timed(
     dense: PreTrainedModel,
     pruned: PreTrainedModel,
@@ -225,7 +232,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-# Size -------------------------------------------------------------------------------------------
+# Size and memory ----------------------------------------------------------------------------------
 def _size(
     quantity: str,
     unit: str,
@@ -268,7 +275,11 @@ def _peak_bytes(model: PreTrainedModel, prompt: Tensor, new_tokens: int) -> int:
 
 @contextmanager
 def most_held(device: torch.device) -> Iterator[list[int]]:
-    """One number: the most bytes allocated at a time inside, beyond what was there before."""
+    """Record the most bytes allocated at a time inside the block, beyond those before it.
+
+    Yields:
+        A list of one number, filled in on leaving.
+    """
     held = [0]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -283,7 +294,7 @@ def most_held(device: torch.device) -> Iterator[list[int]]:
 
 
 class _Allocations(TorchDispatchMode):
-    """Counts the bytes of tensors that operations return, while they live; not their scratch space.
+    """Count the bytes of tensors that operations return, while they live; not their scratch space.
 
     Attributes:
         most: the largest sum so far.
@@ -312,11 +323,16 @@ class _Allocations(TorchDispatchMode):
         self._held -= size
 
 
-FASTER = 1.02  # a median ratio below it is no speed-up worth the word
+# Verdict ------------------------------------------------------------------------------------------
+FASTER = 1.02  # a median ratio below it is no speed-up worth mentioning
 
 
 def speed_verdict(rows: list[dict[str, Any]]) -> str:
-    """Whether it is faster, in words; where it is not, what stands against it."""
+    """Say whether the pruned model is faster and, where it is not, why.
+
+    Args:
+        rows: of `Efficiency`; quantity, batch_size, dense, ratio, low and high are read.
+    """
     parameters = next(row["ratio"] for row in rows if row["quantity"] == "parameters")
     bound = 1 / parameters
     timed = [row for row in rows if row["quantity"] in ("prefill", "decode")]
@@ -336,7 +352,7 @@ def speed_verdict(rows: list[dict[str, Any]]) -> str:
 def _reason(
     slow: list[dict[str, Any]], timed: list[dict[str, Any]], parameters: float, bound: float
 ) -> str:
-    """Why some rows are not faster, from what was measured beside them."""
+    """Give the reason why some rows are not faster, from what was measured beside them."""
     removed = 1 - parameters
     if bound < FASTER:
         return (
@@ -352,10 +368,12 @@ def _reason(
         first, last = single[0], single[-1]
         growth = last["dense"] / first["dense"]
         more = last["batch_size"] / first["batch_size"]
+        # a step that costs about the same for many prompts as for few is not spent on arithmetic,
+        # and arithmetic is all that narrower weights save
         if growth > 0.5 * more:
             return (
                 f"{reason}. A decoding step of {last['batch_size']} prompts takes the dense model "
-                f"{more / growth:.1f}x as long as one of {first['batch_size']}: its time goes into "
+                f"{more / growth:.1f}x as long as one of {first['batch_size']}: the time goes into "
                 "starting operations, not into their width."
             )
     return f"{reason}; narrower ones need not fill the processor as well."

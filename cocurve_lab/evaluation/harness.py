@@ -1,13 +1,14 @@
-"""Driving lm_eval: a model object and task files in, its scores read out."""
+"""The call of lm_eval on a model object and task files, and the scores read from its results."""
 
 from __future__ import annotations
 
 import copy
 import io
 import logging
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,15 +21,12 @@ from .task_files import TaskFile, write_task_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from .tasks import TaskOptions
-
-
 _SEED = 1234  # of few-shot examples, the harness's own default
 
 
 @dataclass
 class Scores:
-    """What has been measured so far, task by task."""
+    """Scores measured so far, task by task."""
 
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
@@ -45,25 +43,41 @@ def run_harness(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tasks: list[TaskFile],
-    folder: str,
+    *,
     length: int,
     limit: int | None,
-    options: TaskOptions,
+    batch_size: int,
+    progress: bool,
 ) -> Any:
-    """The harness's own results, samples included."""
+    """Run tasks by lm_eval, greedily and in eval mode; the model comes out as it went in.
+
+    Args:
+        model, tokenizer: the model object; a copy of the tokenizer is used.
+        tasks: written into a temporary folder for the harness.
+        length: tokens of a prompt with its reply.
+        limit: only so many samples of each task, from its start; None runs all.
+        batch_size: prompts per forward.
+        progress: show the harness's bars.
+
+    Returns:
+        The harness's own results, samples included.
+
+    Raises:
+        InputError: a task of the harness needs the hub and cannot reach it.
+    """
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    write_task_files([_fitting(task, length) for task in tasks], folder)
     own = any(not task.config for task in tasks)
-    quiet = nullcontext() if options.progress else redirect_stderr(io.StringIO())
     with (
+        tempfile.TemporaryDirectory(prefix="cocurve_tasks_") as folder,
         _calm_logging(),
-        quiet,
+        nullcontext() if progress else redirect_stderr(io.StringIO()),
         measuring(model, torch.get_num_threads()),
         _plain_generation(model),
     ):
+        write_task_files([_fitting(task, length) for task in tasks], folder)
         manager = TaskManager(include_path=folder, include_defaults=own)
         try:
             loaded: Any = manager.load([task.name for task in tasks])
@@ -79,7 +93,7 @@ def run_harness(
             pretrained=model,
             tokenizer=copy.deepcopy(tokenizer),
             backend="causal",
-            batch_size=options.batch_size,
+            batch_size=batch_size,
             max_length=length,
         )
         # evaluate, not simple_evaluate: that one seeds the caller's generators and asks git and pip
@@ -87,12 +101,12 @@ def run_harness(
 
 
 def _fitting(task: TaskFile, length: int) -> TaskFile:
-    """The task with replies of at most half the context, or nothing would be left for prompts."""
+    """Limit a task's replies to half the context, or nothing would be left for prompts."""
     if not _is_shortened(task, length):
         return task
     asked = task.config["generation_kwargs"]
     shorter = task.config | {"generation_kwargs": asked | {"max_gen_toks": length // 2}}
-    return TaskFile(task.name, shorter, task.records, task.average, task.program)
+    return replace(task, config=shorter)
 
 
 def _is_shortened(task: TaskFile, length: int) -> bool:
@@ -102,7 +116,7 @@ def _is_shortened(task: TaskFile, length: int) -> bool:
 
 @contextmanager
 def _plain_generation(model: Any) -> Iterator[None]:
-    """Greedy decoding without what a checkpoint adds (lengths, repetition penalties)."""
+    """Decode greedily, without a checkpoint's own lengths and repetition penalties."""
     from transformers import GenerationConfig
 
     before = model.generation_config
@@ -118,7 +132,7 @@ def _plain_generation(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _calm_logging() -> Iterator[None]:
-    """Errors only: the harness warns that a model object was given, which is the point here."""
+    """Log errors only: the harness warns about model objects, and one is given on purpose."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -129,12 +143,13 @@ def _calm_logging() -> Iterator[None]:
 
 
 def require_harness() -> None:
+    """Raise InputError unless lm_eval is installed."""
     try:
         import lm_eval  # noqa: F401
     except ImportError:
         raise InputError(
-            "tasks need the lm-evaluation-harness. Run `pip install -c constraints.txt "
-            "'cocurve-lab[eval]'`."
+            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install -c "
+            "constraints.txt 'cocurve-lab[eval]'`."
         ) from None
 
 
@@ -145,7 +160,7 @@ def collect(
     length: int,
     found: Scores,
 ) -> None:
-    """Metrics, errors and counts of the tasks asked for; of a group (MMLU) the whole."""
+    """Read metrics, errors and counts of the tasks into `found`; of a group (MMLU) the whole."""
     shots, cut = {}, {}
     for task in tasks:
         scores = results["results"][task.name]

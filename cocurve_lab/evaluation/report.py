@@ -1,4 +1,4 @@
-"""What an evaluation found: task -> metric -> value, with how it was measured."""
+"""The report of an evaluation: task -> metric -> value, with the settings that gave them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class EvaluationReport:
     """Scores of one model on one suite.
 
     Attributes:
-        suite: "demo", "paper" or "local".
+        suite: its name, "demo", "paper" or "local".
         values: task -> metric -> value. Accuracies and matches lie in [0, 1]; perplexities do not.
         errors: task -> metric -> standard error over samples; None where the harness gives none.
         samples: task -> number of scored samples (for perplexity: tokens).
         averaged: task -> the metric of it that enters `average`; fixed per suite, before any run.
-        settings: limit, batch size, context, few-shot counts, protocols, truncated prompts, how
-            code was isolated.
+        settings: limit, batch size, context, few-shot counts, protocols, truncated prompts, and
+            the isolation of executed code.
         versions: of lm_eval, torch, transformers, and of each task where the harness states one.
     """
 
@@ -43,7 +43,7 @@ class EvaluationReport:
             InputError: the report has no such task.
         """
         if task not in self.values:
-            raise InputError(f"there is no task {task!r} here; there are {', '.join(self.values)}.")
+            raise InputError(f"there is no task {task!r}; there are {', '.join(self.values)}.")
         return self.values[task]
 
     @property
@@ -65,15 +65,17 @@ class EvaluationReport:
         return math.sqrt(sum(error**2 for error in known)) / len(known)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One flat dict per task and metric: suite, task, metric, value, standard_error, samples,
-        averaged."""
+        """List one flat dict per task and metric.
+
+        Columns: suite, task, metric, value, value_error (its standard error), samples, averaged.
+        """
         return [
             {
                 "suite": self.suite,
                 "task": task,
                 "metric": metric,
                 "value": value,
-                "standard_error": self.errors.get(task, {}).get(metric),
+                "value_error": self.errors.get(task, {}).get(metric),
                 "samples": self.samples.get(task),
                 "averaged": self.averaged.get(task) == metric,
             }
@@ -82,7 +84,7 @@ class EvaluationReport:
         ]
 
     def to_json(self) -> str:
-        """The whole report as JSON text."""
+        """Write the whole report as JSON text."""
         return json.dumps({"format": FORMAT, "version": VERSION} | asdict(self), indent=1)
 
     @classmethod
@@ -100,14 +102,14 @@ class EvaluationReport:
             return cls(**content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(
-                f"this is no evaluation report of ours ({type(error).__name__}: {error}). Evaluate "
+                f"the text is not an evaluation report ({type(error).__name__}: {error}). Evaluate "
                 "again, or read it with the release that wrote it."
             ) from None
 
     def __repr__(self) -> str:
         lines = [f"EvaluationReport, suite {self.suite!r} (* enters the average)"]
         for row in self.rows():
-            error, samples = row["standard_error"], row["samples"]
+            error, samples = row["value_error"], row["samples"]
             spread = "" if error is None else f" ± {error:.4f}"
             count = "" if samples is None else f"  n = {samples}"
             star = "*" if row["averaged"] else " "

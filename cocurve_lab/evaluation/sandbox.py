@@ -1,4 +1,4 @@
-"""Run by `code_execution` as a script of its own, never imported: one untrusted program, shut in.
+"""One untrusted program, confined. A script that `code_execution` runs; it is never imported.
 
 Standard library only. The first process supervises: it gives up the network and, where the system
 allows, the view of other processes, then forks a worker. The worker gives up files, memory, time
@@ -18,21 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-NEW_USER, NEW_NETWORK, NEW_PROCESSES = 0x10000000, 0x40000000, 0x20000000
-
-
+NEW_USER, NEW_NETWORK, NEW_PROCESSES = 0x10000000, 0x40000000, 0x20000000  # unshare
 NOBODY = 65534
-
-
 KEEP_CAPS, SET_NO_NEW_PRIVILEGES, SET_SUBREAPER = 8, 38, 36  # prctl
-
-
 READ_ANYTHING = 2  # CAP_DAC_READ_SEARCH
-
-
-LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
-
-
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # numbers of the system calls
 EXECUTE, READ_FILE, READ_FOLDER = 1, 4, 8  # file rights of Landlock
 
 

@@ -1,4 +1,4 @@
-"""The suites: what is asked, how, and which metric of each task enters the average.
+"""The suites demo and paper: their tasks, and the metric of each that enters the average.
 
 Averaged metrics are fixed here, before any run. For the paper's fourteen they follow its appendix
 "Evaluation Protocol", paragraph "Per-task metric": acc_norm for HellaSwag, ARC-challenge,
@@ -10,11 +10,11 @@ acc_norm are both in the report wherever the harness has both.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from ..calibration import read_documents
+from ..calibration import read_documents, stream_hub
 from ..errors import InputError
 from ..models.loading import demo_folder
 from .task_files import (
@@ -28,8 +28,6 @@ from .task_files import (
 )
 
 DEMO_ENDS = (".", "\n")  # a reply of the embedded model ends at its first full stop or line end
-
-
 _DEMO_TOKENS = 16  # more than any of its answers needs
 
 
@@ -38,8 +36,8 @@ class HubText:
     """A split of text for perplexity, read from the hub.
 
     Attributes:
-        name: in the report.
-        dataset, subset, split, field: where it is.
+        name: its name in the report.
+        dataset, subset, split, field: its place on the hub.
         documents: only so many from the start; None takes all.
     """
 
@@ -51,13 +49,11 @@ class HubText:
     documents: int | None = None
 
     def read(self) -> list[str]:
-        """The documents.
+        """Read the documents.
 
         Raises:
             InputError: the hub cannot be reached, or the dataset is not there.
         """
-        from ..calibration import stream_hub
-
         stream: Iterator[str] = stream_hub(
             self.dataset, name=self.subset, split=self.split, field_name=self.field
         )
@@ -70,6 +66,7 @@ PAPER_TEXTS = (
     HubText("ptb", "ptb-text-only/ptb_text_only", None, "test", "sentence"),
     HubText("c4", "allenai/c4", "en", "validation", "text", 1100),
 )
+
 # The harness's own tasks with its own prompts, splits and shots: all zero-shot except GSM8K, for
 # which the paper gives no number of examples (the harness's 5).
 PAPER_HARNESS = {
@@ -83,20 +80,16 @@ PAPER_HARNESS = {
     "mmlu": None,
     "gsm8k": None,
 }
-
-
 PAPER_CODE = ("humaneval", "mbpp")
-
-
 PAPER_NAMES = (*(text.name for text in PAPER_TEXTS), *PAPER_HARNESS, *PAPER_CODE)
 
 
 def demo_tasks() -> list[TaskFile]:
-    """The five families of the embedded model, from data/prompts, and its test texts.
+    """Make the tasks of the embedded model: five families of prompts, and its test texts.
 
-    Each family by exact match of the greedy reply up to its first "." or line end, as in the
-    model's card; FAMILY_choice, for the families with choices, by likelihood; "texts"
-    by the likelihood of whole test documents. The average is that of the five exact matches.
+    Each family is scored by exact match of the greedy reply up to its first "." or line end, as in
+    the model's card. FAMILY_choice, for families with choices, is scored by likelihood, and "texts"
+    by the likelihood of whole test documents. The average is over the five exact matches.
 
     Raises:
         InputError: the data folder is not there (a partial checkout).
@@ -118,10 +111,10 @@ def demo_tasks() -> list[TaskFile]:
         ]
         if offered:
             chosen = multiple_choice(f"{file.stem}_choice", offered)
-            choices.append(TaskFile(chosen.name, chosen.config, chosen.records))
+            choices.append(replace(chosen, average=None))
     if not tasks:
         raise InputError(
-            f"there are no prompts in {data / 'prompts'}. Clone the repository whole, or write "
+            f"there are no prompts in {data / 'prompts'}. Clone the whole repository, or write "
             "them again with `python data/world.py`."
         )
     texts = [{"text": text} for text in read_documents(data / "texts" / "test.jsonl")]
@@ -129,24 +122,25 @@ def demo_tasks() -> list[TaskFile]:
 
 
 def paper_tasks(names: tuple[str, ...]) -> list[TaskFile]:
-    """The tasks of the paper among `names`, except perplexity; code is read from the hub."""
+    """Make the paper's tasks among `names`, except perplexity; code is read from the hub.
+
+    Raises:
+        InputError: `datasets` is not installed, or the hub cannot be reached.
+    """
     tasks = [
         TaskFile(name, {}, average=metric)
         for name, metric in PAPER_HARNESS.items()
         if name in names
     ]
+    # the paper's average is over the seven commonsense tasks, so code does not enter it
     if "humaneval" in names:
-        tasks.append(humaneval(_hub_rows("openai/openai_humaneval", None, "test")))
+        rows = _hub_rows("openai/openai_humaneval", None, "test")
+        tasks.append(replace(humaneval(rows), average=None))
     if "mbpp" in names:
         source = "google-research-datasets/mbpp"
         rows = [row for part in ("prompt", "test") for row in _hub_rows(source, "full", part)]
-        tasks.append(mbpp(rows))
-    # the paper's average is over the seven commonsense tasks
-    return [TaskFile(t.name, t.config, t.records, _paper_average(t.name), t.program) for t in tasks]
-
-
-def _paper_average(name: str) -> str | None:
-    return PAPER_HARNESS.get(name)
+        tasks.append(replace(mbpp(rows), average=None))
+    return tasks
 
 
 def _hub_rows(dataset: str, subset: str | None, split: str) -> list[dict[str, Any]]:
@@ -154,7 +148,7 @@ def _hub_rows(dataset: str, subset: str | None, split: str) -> list[dict[str, An
         from datasets import load_dataset
     except ImportError:
         raise InputError(
-            f"reading {dataset} needs the `datasets` package. Run `pip install cocurve-lab[eval]`."
+            f"{dataset} needs the `datasets` package. Run `pip install 'cocurve-lab[eval]'`."
         ) from None
     try:
         return [dict(row) for row in load_dataset(dataset, subset, split=split)]
@@ -163,7 +157,7 @@ def _hub_rows(dataset: str, subset: str | None, split: str) -> list[dict[str, An
 
 
 def unreachable(what: str, error: Exception) -> InputError:
-    """The error of a suite that needs the hub and cannot reach it."""
+    """Make the error of a suite that needs the hub and cannot reach it."""
     return InputError(
         f"{what} cannot be read from the hub ({type(error).__name__}: {error!s:.200}). The paper "
         'suite needs it: go online once, or evaluate files you have with suite="local".'

@@ -1,4 +1,8 @@
-"""A task as the files the harness reads: a YAML beside a JSONL of records."""
+"""A task as the files the harness reads: a YAML beside a JSONL of records.
+
+One builder per kind of task makes a `TaskFile`; `write_task_files` writes it; `local_tasks` makes
+tasks of a user's own JSONL files.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,6 @@ from ..errors import InputError
 from ..storage import write_atomically
 
 Record = dict[str, Any]
-
-
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source
 
 
@@ -25,12 +27,15 @@ class TaskFile:
     """One task for the harness.
 
     Attributes:
-        name: of the task, in the report and for the harness.
-        config: the harness's settings for it; empty for a task the harness has itself.
-        records: the samples, written beside the settings; empty for a task the harness has itself.
+        name: the task's name in the report and for the harness.
+        config: the harness's settings for it; empty for one of the harness's own tasks.
+        records: the samples, written beside the settings; empty for one of the harness's own tasks.
         average: the metric that enters the suite's average; None where it does not.
-        program: for code, what is executed for a record and a reply; it replaces the harness's
-            metric by pass@1.
+        program: for code, makes the program to execute from a record and a reply; pass@1 then
+            replaces the harness's metric.
+
+    Raises:
+        InputError: the name has characters other than letters, digits, _, - and dots.
     """
 
     name: str
@@ -41,11 +46,12 @@ class TaskFile:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
-            raise InputError(f"a task is named {self.name!r}; use letters, digits, _, - and dots.")
+            raise InputError(f"a task is named {self.name!r}. Use letters, digits, _, - and dots.")
 
 
+# Kinds of tasks -----------------------------------------------------------------------------------
 def multiple_choice(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Records with query, choices and gold: which choice is likeliest after the query.
+    """Make a task of records with query, choices and gold: the likeliest choice after the query.
 
     acc compares log-likelihoods, acc_norm those divided by the choice's length in bytes.
     """
@@ -61,7 +67,10 @@ def multiple_choice(name: str, records: Iterable[Record], delimiter: str = " ") 
 
 
 def schema(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Records with context_options, continuation and gold: after which context it is likeliest."""
+    """Make a task of records with context_options, continuation and gold.
+
+    acc is the share of continuations that are likeliest after the right context.
+    """
     config = {
         "output_type": "multiple_choice",
         "doc_to_text": "gold",
@@ -74,7 +83,10 @@ def schema(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFi
 
 
 def cloze(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Records with context and continuation: acc is the share that greedy decoding would write."""
+    """Make a task of records with context and continuation.
+
+    acc is the share of continuations that greedy decoding would write.
+    """
     config = {
         "output_type": "loglikelihood",
         "doc_to_text": "context",
@@ -89,7 +101,10 @@ def cloze(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFil
 def generation(
     name: str, records: Iterable[Record], until: Sequence[str], max_new_tokens: int
 ) -> TaskFile:
-    """Records with prompt and answer: the greedy reply, stripped, is the answer exactly."""
+    """Make a task of records with prompt and answer.
+
+    exact_match is the share of greedy replies that, stripped, are the answer exactly.
+    """
     config = _generate(until, max_new_tokens) | {
         "doc_to_target": "answer",
         "filter_list": [
@@ -112,13 +127,16 @@ def code(
     until: Sequence[str],
     max_new_tokens: int,
 ) -> TaskFile:
-    """Records with prompt: greedy replies become programs; pass@1 is the share that runs."""
+    """Make a task of records with prompt, whose greedy replies become programs.
+
+    pass@1 is the share of programs that run to their end.
+    """
     config = _generate(until, max_new_tokens) | {"doc_to_target": ""}
     return TaskFile(name, config, tuple(records), "pass@1", program)
 
 
 def rolling_text(name: str, records: Iterable[Record]) -> TaskFile:
-    """Records with text: likelihood of whole documents, per word and per byte."""
+    """Make a task of records with text: the likelihood of whole documents, per word and byte."""
     config = {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
@@ -135,159 +153,12 @@ def rolling_text(name: str, records: Iterable[Record]) -> TaskFile:
     return TaskFile(name, config, tuple(records))
 
 
-def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write tasks as the harness reads them; `lm_eval --include_path FOLDER --tasks NAME` runs one.
-
-    Code tasks are not scored there: the harness would execute code without our confinement.
-
-    Args:
-        tasks: as `demo_tasks()` or `local_tasks(files)` make them.
-        folder: gets NAME.yaml and NAME.jsonl per task; paths in the YAML are absolute.
-
-    Returns:
-        The YAML files.
-    """
-    written = []
-    folder = Path(folder).resolve()
-    for task in tasks:
-        if not task.config:
-            continue  # the harness has it
-        data = folder / f"{task.name}.jsonl"
-        lines = (json.dumps(record, ensure_ascii=False) for record in task.records)
-        write_atomically(data, ("\n".join(lines) + "\n").encode())
-        source = {
-            "task": task.name,
-            "dataset_path": "json",
-            # its cache lies beside it, so nothing is left in the user's own
-            "dataset_kwargs": {
-                "data_files": {"test": str(data)},
-                "cache_dir": str(folder / "cache"),
-            },
-            "test_split": "test",
-            "num_fewshot": 0,
-            "metadata": {"version": 1.0},
-        }
-        path = folder / f"{task.name}.yaml"
-        # JSON is YAML; ASCII escapes of characters beyond 16 bits are not
-        content = json.dumps(source | task.config, indent=1, ensure_ascii=False)
-        write_atomically(path, content.encode())
-        written.append(path)
-    return written
-
-
-def _generate(until: Sequence[str], max_new_tokens: int) -> Record:
-    return {
-        "output_type": "generate_until",
-        "doc_to_text": "prompt",
-        "target_delimiter": "",
-        "generation_kwargs": {
-            "until": list(until),
-            "do_sample": False,
-            "max_gen_toks": max_new_tokens,
-        },
-        "metric_list": _means("exact_match"),
-    }
-
-
-def _means(*metrics: str) -> list[Record]:
-    return [
-        {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics
-    ]
-
-
-# kind -> the fields a record must have, with their types; the first kind that fits is taken
-_FIELDS: dict[str, dict[str, type]] = {
-    "multiple_choice": {"query": str, "choices": list, "gold": int},
-    "schema": {"context_options": list, "continuation": str, "gold": int},
-    "cloze": {"context": str, "continuation": str},
-    "generation": {"prompt": str, "answer": str},
-    "humaneval": {"prompt": str, "test": str, "entry_point": str},
-    "mbpp": {"text": str, "code": str, "test_list": list, "task_id": int},
-}
-
-
 _HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-
-
 _SHOTS, _TESTED = (2, 3, 4), range(11, 511)  # task ids of MBPP: its prompt and its test split
 
 
-@dataclass(frozen=True)
-class LocalTask:
-    """A JSONL file (also .gz) and how it is asked.
-
-    Kinds, told by the fields of the first record unless given: "multiple_choice" (query, choices,
-    gold), "schema" (context_options, continuation, gold), "cloze" (context, continuation),
-    "generation" (prompt, answer), "humaneval" (prompt, test, entry_point), "mbpp" (text, code,
-    test_list, task_id; asked with tasks 2, 3 and 4 as examples, scored on 11 to 510).
-
-    Attributes:
-        path: the file.
-        name: in the report; None takes the file's.
-        kind: see above.
-        suffix: put after a query or prompt, such as "\\nAnswer:".
-        until: where a generated reply ends; code has its own.
-        max_new_tokens: of a generated reply; code has its own.
-    """
-
-    path: str | os.PathLike[str]
-    name: str | None = None
-    kind: str | None = None
-    suffix: str = ""
-    until: tuple[str, ...] = ("\n",)
-    max_new_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in _FIELDS:
-            raise InputError(f"kind is {self.kind!r}; there are {', '.join(_FIELDS)}.")
-        if not self.until or self.max_new_tokens < 1:
-            raise InputError("a reply needs at least one token and one string that ends it.")
-
-
-def local_tasks(files: Iterable[LocalTask | str | os.PathLike[str]]) -> list[TaskFile]:
-    """Tasks of some files; a folder stands for its .jsonl and .jsonl.gz files.
-
-    Raises:
-        InputError: no file, an unreadable one, a record of another kind, or two of one name.
-    """
-    found: list[TaskFile] = []
-    for entry in files:
-        given = entry if isinstance(entry, LocalTask) else LocalTask(entry)
-        path = Path(given.path)
-        if path.is_dir():
-            inside = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
-            found += [_task(LocalTask(file)) for file in inside]
-        else:
-            found.append(_task(given))
-    names = [task.name for task in found]
-    if not names:
-        raise InputError("there is no JSONL file to evaluate on. Give files, or a folder of them.")
-    if len(set(names)) < len(names):
-        raise InputError(f"two tasks have one name among {', '.join(names)}. Give LocalTask names.")
-    return found
-
-
-def _task(given: LocalTask) -> TaskFile:
-    path = Path(given.path)
-    name = given.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
-    rows = read_records(path)
-    kind = given.kind or _kind_of(rows[0], path)
-    for number, row in enumerate(rows, start=1):
-        _check(row, kind, f"{path}, record {number}")
-    if kind == "multiple_choice":
-        return multiple_choice(name, [_with_suffix(row, "query", given) for row in rows])
-    if kind == "schema":
-        return schema(name, [_only(row, kind) for row in rows])
-    if kind == "cloze":
-        return cloze(name, [_with_suffix(row, "context", given) for row in rows])
-    if kind == "generation":
-        asked = [_with_suffix(row, "prompt", given) for row in rows]
-        return generation(name, asked, given.until, given.max_new_tokens)
-    return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
-
-
 def humaneval(rows: Iterable[Record], name: str = "humaneval") -> TaskFile:
-    """pass@1 of HumanEval, zero-shot, with the stops and length of the harness's own task."""
+    """Make HumanEval, zero-shot, with the stops and length of the harness's own task (pass@1)."""
     kept = [_only(row, "humaneval") for row in rows]
 
     def program(record: Record, reply: str) -> str:
@@ -298,7 +169,7 @@ def humaneval(rows: Iterable[Record], name: str = "humaneval") -> TaskFile:
 
 
 def mbpp(rows: Iterable[Record], name: str = "mbpp") -> TaskFile:
-    """pass@1 of MBPP with three examples between [BEGIN] and [DONE] (App. "Evaluation Protocol").
+    """Make MBPP with three examples between [BEGIN] and [DONE] (appendix "Evaluation Protocol").
 
     Raises:
         InputError: the examples (tasks 2, 3, 4) or the test split (11 to 510) are not in the rows.
@@ -331,8 +202,163 @@ def _ask_mbpp(row: Record) -> str:
     )
 
 
+def _generate(until: Sequence[str], max_new_tokens: int) -> Record:
+    return {
+        "output_type": "generate_until",
+        "doc_to_text": "prompt",
+        "target_delimiter": "",
+        "generation_kwargs": {
+            "until": list(until),
+            "do_sample": False,
+            "max_gen_toks": max_new_tokens,
+        },
+        "metric_list": _means("exact_match"),
+    }
+
+
+def _means(*metrics: str) -> list[Record]:
+    return [
+        {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics
+    ]
+
+
+# Files for the harness ----------------------------------------------------------------------------
+def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> list[Path]:
+    """Write tasks as the harness reads them; `lm_eval --include_path FOLDER --tasks NAME` runs one.
+
+    Code tasks are not scored there: the harness would execute code without our confinement.
+
+    Args:
+        tasks: as `demo_tasks()` or `local_tasks(files)` make them.
+        folder: gets NAME.yaml and NAME.jsonl per task; paths in the YAML are absolute.
+
+    Returns:
+        The YAML files.
+    """
+    written = []
+    folder = Path(folder).resolve()
+    for task in tasks:
+        if not task.config:
+            continue  # one of the harness's own
+        data = folder / f"{task.name}.jsonl"
+        lines = (json.dumps(record, ensure_ascii=False) for record in task.records)
+        write_atomically(data, ("\n".join(lines) + "\n").encode())
+        source = {
+            "task": task.name,
+            "dataset_path": "json",
+            # its cache lies beside it, so nothing is left in the user's own
+            "dataset_kwargs": {
+                "data_files": {"test": str(data)},
+                "cache_dir": str(folder / "cache"),
+            },
+            "test_split": "test",
+            "num_fewshot": 0,
+            "metadata": {"version": 1.0},
+        }
+        path = folder / f"{task.name}.yaml"
+        # JSON is YAML; ASCII escapes of characters beyond 16 bits are not
+        content = json.dumps(source | task.config, indent=1, ensure_ascii=False)
+        write_atomically(path, content.encode())
+        written.append(path)
+    return written
+
+
+# Local files --------------------------------------------------------------------------------------
+# kind -> the fields a record must have, with their types; the first kind that fits is taken
+_FIELDS: dict[str, dict[str, type]] = {
+    "multiple_choice": {"query": str, "choices": list, "gold": int},
+    "schema": {"context_options": list, "continuation": str, "gold": int},
+    "cloze": {"context": str, "continuation": str},
+    "generation": {"prompt": str, "answer": str},
+    "humaneval": {"prompt": str, "test": str, "entry_point": str},
+    "mbpp": {"text": str, "code": str, "test_list": list, "task_id": int},
+}
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """A JSONL file (also .gz), and the way its records become questions.
+
+    Kinds, told by the fields of the first record unless given: "multiple_choice" (query, choices,
+    gold), "schema" (context_options, continuation, gold), "cloze" (context, continuation),
+    "generation" (prompt, answer), "humaneval" (prompt, test, entry_point), "mbpp" (text, code,
+    test_list, task_id; asked with tasks 2, 3 and 4 as examples, scored on 11 to 510).
+
+    Attributes:
+        path: the file.
+        name: the task's name in the report; None takes the file's.
+        kind: one of the kinds above; None tells it by the first record.
+        suffix: text put after a query or prompt, such as "\\nAnswer:".
+        until: strings that end a generated reply; code has its own.
+        max_new_tokens: largest length of a generated reply; code has its own.
+
+    Raises:
+        InputError: the kind is unknown, or a reply could not end.
+    """
+
+    path: str | os.PathLike[str]
+    name: str | None = None
+    kind: str | None = None
+    suffix: str = ""
+    until: tuple[str, ...] = ("\n",)
+    max_new_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in _FIELDS:
+            raise InputError(f"kind is {self.kind!r}. Choose one of {', '.join(_FIELDS)}.")
+        if not self.until or self.max_new_tokens < 1:
+            raise InputError(
+                f"until is {self.until!r} and max_new_tokens {self.max_new_tokens}. Give at least "
+                "one string that ends a reply, and at least one token."
+            )
+
+
+def local_tasks(files: Iterable[LocalTask | str | os.PathLike[str]]) -> list[TaskFile]:
+    """Make tasks of some files; a folder stands for its .jsonl and .jsonl.gz files.
+
+    Raises:
+        InputError: no file, an unreadable one, a record of another kind, or two of one name.
+    """
+    found: list[TaskFile] = []
+    for entry in files:
+        given = entry if isinstance(entry, LocalTask) else LocalTask(entry)
+        path = Path(given.path)
+        if path.is_dir():
+            inside = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
+            found += [_task(LocalTask(file)) for file in inside]
+        else:
+            found.append(_task(given))
+    names = [task.name for task in found]
+    if not names:
+        raise InputError("there is no JSONL file to evaluate on. Give files, or a folder of them.")
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"two tasks have one name among {', '.join(names)}. Pass LocalTasks with names."
+        )
+    return found
+
+
+def _task(given: LocalTask) -> TaskFile:
+    path = Path(given.path)
+    name = given.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
+    rows = read_records(path)
+    kind = given.kind or _kind_of(rows[0], path)
+    for number, row in enumerate(rows, start=1):
+        _check(row, kind, f"{path}, record {number}")
+    if kind == "multiple_choice":
+        return multiple_choice(name, [_with_suffix(row, "query", given) for row in rows])
+    if kind == "schema":
+        return schema(name, [_only(row, kind) for row in rows])
+    if kind == "cloze":
+        return cloze(name, [_with_suffix(row, "context", given) for row in rows])
+    if kind == "generation":
+        asked = [_with_suffix(row, "prompt", given) for row in rows]
+        return generation(name, asked, given.until, given.max_new_tokens)
+    return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
+
+
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """The JSON objects of a .jsonl or .jsonl.gz file.
+    """Read the JSON objects of a .jsonl or .jsonl.gz file.
 
     Raises:
         InputError: no such file, no record in it, or a line that is no JSON object.
@@ -364,7 +390,10 @@ def _kind_of(row: Record, path: Path) -> str:
         if fields.keys() <= row.keys():
             return kind
     known = "; ".join(f"{kind}: {', '.join(fields)}" for kind, fields in _FIELDS.items())
-    raise InputError(f"{path} has fields {', '.join(row)}, of no known kind. Known are {known}.")
+    raise InputError(
+        f"{path} has fields {', '.join(row)}, which are of no known kind. Use the fields of one: "
+        f"{known}."
+    )
 
 
 def _check(row: Record, kind: str, where: str) -> None:
@@ -372,14 +401,16 @@ def _check(row: Record, kind: str, where: str) -> None:
         value: Any = row.get(field)
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise InputError(
-                f"{where}: {field} is {value!r:.60}; {kind} needs a {wanted.__name__}."
+                f"{where}: {field} is {value!r:.60}; {kind} needs a {wanted.__name__}. Correct it."
             )
     options = row.get("choices" if kind == "multiple_choice" else "context_options")
     if kind in ("multiple_choice", "schema"):
         if not all(isinstance(option, str) and option for option in options or [""]):
-            raise InputError(f"{where}: a choice is empty or no text; give strings.")
+            raise InputError(f"{where}: a choice is empty or no text. Give strings.")
         if not 0 <= row["gold"] < len(options or []):
-            raise InputError(f"{where}: gold is {row['gold']}, of {len(options or [])} choices.")
+            raise InputError(
+                f"{where}: gold is {row['gold']}, of {len(options or [])} choices. Count from 0."
+            )
 
 
 def _only(row: Record, kind: str) -> Record:

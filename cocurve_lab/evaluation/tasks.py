@@ -1,9 +1,8 @@
-"""Tasks, run by the lm-evaluation-harness on a model object: dense, ablated or pruned."""
+"""A suite of tasks on a model object, dense, ablated or pruned, by the lm-evaluation-harness."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,24 +20,24 @@ from .task_files import LocalTask, TaskFile, local_tasks
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 SUITES = ("demo", "paper", "local")
-
-
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What is run and how.
+    """Options of `evaluate_tasks`.
 
     Attributes:
         tasks: names of the suite's tasks to run; None runs all.
-        files: of suite "local": JSONL files, folders of them, or `LocalTask`s.
+        files: for suite "local": JSONL files, folders of them, or `LocalTask`s.
         batch_size: prompts per forward.
         max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
-        limits: of each executed program.
+        limits: time, memory, files and processes of each executed program.
         progress: show the harness's bars.
+
+    Raises:
+        InputError: batch_size is below 1, or files is one path instead of a list.
     """
 
     tasks: Sequence[str] | None = None
@@ -50,9 +49,9 @@ class TaskOptions:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give 1 or more prompts.")
+            raise InputError(f"batch_size is {self.batch_size}. Give at least one prompt.")
         if isinstance(self.files, (str, os.PathLike)):
-            raise InputError(f"files is {str(self.files)!r}; give a list: files=[...].")
+            raise InputError(f"files is {str(self.files)!r}, one path; give a list: files=[...].")
 
 
 def evaluate_tasks(
@@ -63,19 +62,20 @@ def evaluate_tasks(
     allow_code_execution: bool = False,
     options: TaskOptions | None = None,
 ) -> EvaluationReport:
-    """Scores of a model on a suite of tasks, by the real harness (lm_eval).
+    """Score a model on a suite of tasks, by the real harness (lm_eval).
 
     Args:
         model: the object itself; a pruned model too.
         tokenizer: its tokenizer (a copy is used: the harness changes padding).
         suite: "demo", the five families of the embedded model; "paper", the paper's fourteen
             benchmarks, from the hub; "local", the files in `options.files`.
-        limit: only so many samples of each task (documents of each text), from its start.
+        limit: only so many samples of each task (documents of each text), from its start; None
+            takes all.
         allow_code_execution: True lets generated programs run, confined, for pass@1.
         options: a choice of tasks, files, batch size, limits, progress.
 
     Returns:
-        Every metric the harness gives, which of them is averaged, and how all was run.
+        Every metric the harness gives, which of them are averaged, and the settings of the run.
 
     Raises:
         InputError: an unknown suite or task; lm_eval is not installed; code tasks without
@@ -83,9 +83,9 @@ def evaluate_tasks(
     """
     options = options or TaskOptions()
     if suite not in SUITES:
-        raise InputError(f"the suite is {suite!r}; there are {', '.join(SUITES)}.")
+        raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
     if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}; evaluate at least one sample of each task.")
+        raise InputError(f"limit is {limit}. Evaluate at least one sample of each task.")
     require_harness()
     names = _names(suite, options)
     if suite == "paper" and set(names) & set(PAPER_CODE):
@@ -95,13 +95,20 @@ def evaluate_tasks(
         require_permission(allow_code_execution)
     found = Scores()
     length = _max_length(model, options)
-    if suite == "paper":  # first: a hub that cannot be reached is known before hours of tasks
+    if suite == "paper":  # first, so that an unreachable hub is known before hours of tasks
         _measure_texts(model, tokenizer, names, limit, options, found)
     if tasks:
-        with tempfile.TemporaryDirectory(prefix="cocurve_tasks_") as folder:
-            results = run_harness(model, tokenizer, tasks, folder, length, limit, options)
+        results = run_harness(
+            model,
+            tokenizer,
+            tasks,
+            length=length,
+            limit=limit,
+            batch_size=options.batch_size,
+            progress=options.progress,
+        )
         collect(results, tasks, tokenizer, length, found)
-        _execute_code(results, tasks, allow_code_execution, options, found)
+        execute_code(results, tasks, allow_code_execution, options, found)
     return EvaluationReport(
         suite=suite,
         values=found.values,
@@ -116,7 +123,7 @@ def evaluate_tasks(
 
 
 def _names(suite: str, options: TaskOptions) -> tuple[str, ...]:
-    """The paper's names asked for; of the other suites names are known once the tasks are read."""
+    """Names asked for: the paper's are known at once, those of other suites once tasks are read."""
     return PAPER_NAMES if suite == "paper" and options.tasks is None else tuple(options.tasks or ())
 
 
@@ -125,7 +132,7 @@ def _tasks(suite: str, names: tuple[str, ...], options: TaskOptions) -> list[Tas
         _require_known(names, PAPER_NAMES)
         return paper_tasks(names)
     if suite == "local" and not options.files:
-        raise InputError('suite "local" needs files: options=TaskOptions(files=[...]).')
+        raise InputError('suite "local" needs files. Give options=TaskOptions(files=[...]).')
     tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
     _require_known(names, [task.name for task in tasks])
     return [task for task in tasks if options.tasks is None or task.name in names]
@@ -143,19 +150,31 @@ def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
         return int(min(own, _LONGEST))
     if not 2 <= options.max_length <= own:
         raise InputError(
-            f"max_length is {options.max_length}; the model's context is {own} tokens."
+            f"max_length is {options.max_length}, and the model's context is {own} tokens. Give "
+            f"2 to {own}."
         )
     return options.max_length
 
 
-def _execute_code(
+def execute_code(
     results: Mapping[str, Any],
     tasks: list[TaskFile],
     allow_code_execution: bool,
     options: TaskOptions,
     found: Scores,
 ) -> None:
-    """pass@1 of the code tasks in place of the harness's metric."""
+    """Replace the harness's metric of the code tasks in `found` by pass@1.
+
+    Args:
+        results: of `run_harness`; replies are read from its samples.
+        tasks: those without `program` are passed over.
+        allow_code_execution: must be True where there is a code task.
+        options: limits and progress.
+        found: gets the scores, their errors over programs, and a note on the isolation.
+
+    Raises:
+        InputError, CocurveError: as for `run_programs`.
+    """
     for task in tasks:
         if task.program is None:
             continue
@@ -186,7 +205,7 @@ def _measure_texts(
     options: TaskOptions,
     found: Scores,
 ) -> None:
-    """The paper's three perplexities: context 2048, stride 512."""
+    """Measure the paper's three perplexities: context 2048, stride 512."""
     for source in PAPER_TEXTS:
         if source.name not in names:
             continue
@@ -195,7 +214,8 @@ def _measure_texts(
             model, tokenizer, text, options=PerplexityOptions(progress=options.progress)
         )
         error = result.standard_error
-        spread = None if error is None else error * result.value  # of exp, to first order
+        # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
+        spread = None if error is None else error * result.value
         found.add(source.name, {"perplexity": result.value}, {"perplexity": spread})
         found.samples[source.name] = result.tokens
         found.notes.append(f"{source.name}: {result.protocol}")

@@ -29,7 +29,7 @@ def test_average_and_rows() -> None:
         ("a", "acc_norm", True),
         ("b", "exact_match", True),
     ]
-    assert rows[1]["standard_error"] == 0.3
+    assert rows[1]["value_error"] == 0.3
     assert rows[2]["samples"] == 8
     assert REPORT["a"]["acc"] == 0.5
     with pytest.raises(InputError, match="there are a, b"):

@@ -199,7 +199,7 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     samples = [{"doc_id": n, "resps": [[reply]]} for n, reply in reversed(list(enumerate(replies)))]
     scores = Scores()
     results, options = {"samples": {"humaneval": samples}}, TaskOptions(progress=False)
-    tasks._execute_code(results, [task], True, options, scores)
+    tasks.execute_code(results, [task], True, options, scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
     assert "network" in scores.notes[0]
