@@ -1,7 +1,7 @@
-"""The bake-off: methods at one budget, one search of guards, one text, one set of questions.
+"""The bake-off: methods at one budget, with one search of guards, on one text and its questions.
 
 Every cell (method, ratio, search, calibration) is kept in the folder as soon as it is done, so a
-killed run goes on; a method that fails leaves its reason in its own cells.
+killed run resumes. A method that fails leaves its reason in its own cells.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from ...measuring.answers import answer_accuracy
 from ...measuring.choosing import RELEASE_GUARDS
 from ...measuring.generation import Question
 from ...measuring.plan_memory import plans_file
-from ...measuring.racing import guards_text
 from ...measuring.risk import measure_plans, model_risk
 from ...methods.base import Evidence, Method
 from ...methods.cocurve import CoCurve
 from ...methods.registry import get_method
 from ...models.identity import fingerprint_model, model_dtype
 from ...models.units import UnitSet, enumerate_units, units_like
-from ...solver.guards import Guards
+from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...storage import fingerprint
 from ...tables import Row, cached_table
@@ -41,15 +40,13 @@ from .comparison import COMPARABLE, Comparison
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 log = logging.getLogger(__name__)
-
 
 NO_SEARCH, SEARCHED = "none", "searched"
 
 # no guards; the release's cap; the first layer kept; both ends kept; cap and first layer; release
 GUARDS = (
-    Guards(),
+    FREE,
     Guards(layer_cap_factor=1.5),
     Guards(protect_first=1),
     Guards(protect_first=1, protect_last=1),
@@ -59,7 +56,7 @@ GUARDS = (
 
 
 class Judges(NamedTuple):
-    """What plans are judged on: rows to search guards on, other rows and questions to report on."""
+    """Text that judges plans: rows to search guards on, other rows and questions to report on."""
 
     held_out: CalibrationSet
     test: CalibrationSet
@@ -68,15 +65,16 @@ class Judges(NamedTuple):
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """How the bake-off is run.
+    """Options of `compare`.
 
     Attributes:
-        folder: where evidence, measurements and cells are kept; None keeps nothing.
-        guards: the grid every method's guards are searched in, by its own held-out KL at lambda
-            and options of its own; empty: no search.
+        folder: keeps evidence, measurements and cells; None keeps nothing.
+        guards: the grid in which every method's guards are searched, by its own held-out KL at its
+            own lambda and options; empty: no search.
         ffn_groups: FFN groups per layer.
         progress: show progress bars.
-        curvatures: where H of CoCurve and its controls is looked for and kept; None: `folder`.
+        curvatures: folder in which H of CoCurve and its controls is looked for and kept; None:
+            `folder`.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -93,11 +91,11 @@ def compare(
     ratios: Sequence[float],
     calibrations: CalibrationSet | Sequence[CalibrationSet],
     judges: Judges,
-    options: CompareOptions = CompareOptions(),
+    options: CompareOptions | None = None,
 ) -> Comparison:
     """Measure every method at every ratio on every calibration, without guards and with the best.
 
-    A plan runs as a mask on the dense model; where a method repairs weights the repaired model
+    A plan runs as a mask on the dense model. Where a method repairs weights, the repaired model
     itself is measured.
 
     Args:
@@ -107,7 +105,7 @@ def compare(
         ratios: shares of removable cost, [0, 1).
         calibrations: one calibration set, or several (other seeds): each is a repetition.
         judges: text and questions that no method saw.
-        options: folder, guards and progress.
+        options: folder, guards and progress; None keeps nothing and searches `GUARDS`.
 
     Returns:
         A Comparison with one row per cell, and one for the dense model.
@@ -116,15 +114,19 @@ def compare(
         InputError: no method, no ratio, two methods of one label, an unknown name.
         MismatchError: a judge shares rows with a calibration.
     """
+    options = options or CompareOptions()
     named = _named(methods)
     repeats = [calibrations] if isinstance(calibrations, CalibrationSet) else list(calibrations)
     if not named or not ratios or not repeats:
-        raise InputError("compare needs at least one method, one ratio and one calibration set.")
+        raise InputError(
+            f"compare got {len(named)} methods, {len(ratios)} ratios and {len(repeats)} "
+            "calibration sets. Give at least one method, one ratio and one calibration set."
+        )
     for calibration in repeats:
         judges.held_out.require_disjoint(calibration)
         judges.test.require_disjoint(calibration)
     judges.held_out.require_disjoint(judges.test)
-    bench = _Bench(model, tokenizer, enumerate_units(model, options.ffn_groups), judges, options)
+    bench = Bench(model, enumerate_units(model, options.ffn_groups), judges, options, tokenizer)
     rows = [bench.dense()]
     cells = len(repeats) * len(named) * len(ratios)
     with tqdm(total=cells, desc="bake-off", unit="cell", disable=not options.progress) as bar:
@@ -141,33 +143,43 @@ def _named(methods: Sequence[str | Method] | Mapping[str, Method]) -> dict[str, 
     made = [get_method(method) if isinstance(method, str) else method for method in methods]
     named = {method.title: method for method in made}
     if len(named) < len(made):
-        raise InputError("two methods have one title. Give a mapping from label to method.")
+        titles = ", ".join(method.title for method in made)
+        raise InputError(f"two methods have one title among {titles}. Give {{label: Method}}.")
     return named
 
 
 @dataclass
-class _Bench:
-    """Everything a cell is measured with."""
+class Bench:
+    """The model and judges of a bake-off, which measure its cells.
+
+    Attributes:
+        model: the dense model.
+        units: its units, of which all methods choose.
+        judges: text and questions.
+        options: folder, guards and progress.
+        tokenizer: of the model; None where no questions are asked.
+        curvatures: H by calibration and support, once for CoCurve and its controls.
+    """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     units: UnitSet
     judges: Judges
     options: CompareOptions
+    tokenizer: PreTrainedTokenizerBase | None = None
     curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
 
     @cached_property
     def model_mark(self) -> str:
-        """The model's fingerprint: it stays as it is, and reading an 8B takes seconds."""
+        """The model's fingerprint, read once, because reading an 8B takes seconds."""
         return fingerprint_model(self.model)
 
     @cached_property
     def search_file(self) -> Path | None:
-        """Where plans measured on the held-out rows are kept."""
+        """The file that keeps plans measured on the held-out rows; None keeps nothing."""
         return plans_file(self.options.folder, self.model, self.judges.held_out)
 
     def dense(self) -> Row:
-        """The row of the model itself."""
+        """Measure the row of the dense model itself."""
 
         def compute() -> list[Row]:
             empty = Selection.from_pruned(self.units, [])
@@ -185,7 +197,19 @@ class _Bench:
         repeat: int,
         bar: Any,
     ) -> list[Row]:
-        """The cells of one method on one calibration; what goes wrong is written into them."""
+        """Measure the cells of one method on one calibration; errors are written into them.
+
+        Args:
+            label: the method's name in the table.
+            method: any pruning method.
+            ratios: shares of removable cost, [0, 1).
+            calibration: the text the method sees.
+            repeat: number of the calibration, and the seed of methods that draw.
+            bar: a tqdm bar, updated once per ratio.
+
+        Raises:
+            KeyboardInterrupt: the run was stopped; finished cells are kept.
+        """
         rows = []
         searches = [NO_SEARCH]
         if method.honours_guards and self.options.guards:
@@ -196,7 +220,7 @@ class _Bench:
                 cell = _cell(label, search, repeat, ratio)
                 try:
                     if evidence is None:
-                        evidence = self._evidence(method, calibration, repeat)
+                        evidence = self.evidence(method, calibration, repeat)
                     rows.append(self._row(cell, method, evidence, ratio, search))
                 except KeyboardInterrupt:
                     raise
@@ -207,23 +231,34 @@ class _Bench:
         return rows
 
     def _row(self, cell: Row, method: Method, evidence: Evidence, ratio: float, search: str) -> Row:
-        """One measured cell, read from the folder if it is there."""
+        """Measure one cell, or read it from the folder."""
 
         def compute() -> list[Row]:
             try:
-                plan = self._plan(method, evidence, ratio, search)
-            except InfeasibleError as error:  # a fact about the method, worth keeping
+                plan = self.plan(method, evidence, ratio, search)
+            # a fact about the method, worth keeping; other errors are not, and are tried again
+            except InfeasibleError as error:
                 return [cell | {"failed": str(error)}]
             measured = self._measure(plan, method if method.repairs else None, evidence)
             return [cell | _plan_columns(plan) | measured]
 
         settings = self._settings(method.name, asdict(method), evidence.provenance, ratio, search)  # type: ignore[call-overload]
         found = cached_table(self.options.folder, "cell", settings, compute)[0]
-        # kept under what was measured: another label or calibration may have asked for it
+        # the file is named by what was measured, so another label or calibration may have made it
         return found | {name: cell[name] for name in ("method", "calibration")}
 
-    def _plan(self, method: Method, evidence: Evidence, ratio: float, search: str) -> Selection:
-        """The method's plan: without guards, or with those of lowest KL on the held-out rows."""
+    def plan(self, method: Method, evidence: Evidence, ratio: float, search: str) -> Selection:
+        """Select a method's plan: without guards, or with those of lowest KL on held-out rows.
+
+        Args:
+            method: the method.
+            evidence: its evidence, from `evidence`.
+            ratio: share of removable cost, [0, 1).
+            search: `NO_SEARCH` or `SEARCHED`.
+
+        Raises:
+            InfeasibleError: the method does not reach the ratio, under any guards of the grid.
+        """
         if search == NO_SEARCH:
             return method.select(evidence, self.units, ratio)
         plans, failures = [], []
@@ -239,8 +274,16 @@ class _Bench:
         )
         return plans[int(table.mean.argmin())]
 
-    def _evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
-        """Measured once per method and calibration; one H serves CoCurve and its controls."""
+    def evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
+        """Measure a method's evidence once per calibration, or read it from the folder.
+
+        One H serves CoCurve and its controls.
+
+        Args:
+            method: the method.
+            calibration: the text it sees.
+            repeat: number of the calibration, and the seed of methods that draw.
+        """
         show, folder = self.options.progress, self.options.folder
         place = self.options.curvatures or folder
         if isinstance(method, CoCurve) and place is not None:
@@ -269,7 +312,7 @@ class _Bench:
     def _measure(
         self, plan: Selection, repairer: Method | None = None, evidence: Evidence | None = None
     ) -> Row:
-        """KL, perplexity and exact match of a plan, or of the model a method repaired."""
+        """Measure KL, perplexity and right answers of a plan, or of the model a method repaired."""
         model, tested = self.model, plan
         if repairer is not None and evidence is not None:
             model = repairer.repair(self.model, plan, evidence)
@@ -283,6 +326,7 @@ class _Bench:
             "perplexity": float(table.perplexity[0]),
         }
         if self.judges.questions:
+            assert self.tokenizer is not None  # compare gives one
             answers = answer_accuracy(
                 model, self.tokenizer, [tested], self.judges.questions, progress=False
             )
@@ -315,7 +359,7 @@ def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:
 
 def _plan_columns(plan: Selection) -> Row:
     return {
-        "guards": guards_text(plan.guards),
+        "guards": str(plan.guards),
         "realized_ratio": plan.realized_ratio,
         "params_removed_fraction": plan.params_removed_fraction,
         "comparable": abs(plan.realized_ratio - plan.requested_ratio) <= COMPARABLE,

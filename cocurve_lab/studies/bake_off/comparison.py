@@ -1,4 +1,4 @@
-"""The table a bake-off leaves: every cell, and the same in the paper's form."""
+"""The table of a bake-off: every cell, and the paper's form of it."""
 
 from __future__ import annotations
 
@@ -17,40 +17,43 @@ from ...errors import InputError
 from ...storage import write_atomically
 from ...tables import Row, Table, pick
 
-COMPARABLE = 0.012  # rows are compared within this share of realised from requested ratio
-
-
+OURS = "CoCurve"  # its label in the table
+COMPARABLE = 0.012  # largest distance of realised from requested ratio at which rows are ranked
 LOWER_IS_BETTER = ("kl", "perplexity")
-
-
 DAGGER = "†"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Cells of a bake-off; made by `compare`.
+    """Cells of a bake-off, as `compare` makes them.
 
     Attributes:
-        rows: one dict per cell (method, ratio, search, calibration), the dense model's first.
-            KL in nats per token; `failed` says why a cell has no numbers, else it is empty.
+        rows: one dict per cell (method, search, calibration, requested_ratio), the dense model's
+            first. `kl` and its standard error over rows `kl_error` are in nats per token;
+            `accuracy <family>` are shares of right answers; `failed` says why a cell has no
+            numbers, else it is empty.
     """
 
     rows: Table
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The measured columns there are: kl, perplexity, then accuracies."""
+        """The measured columns: kl, perplexity, then accuracies."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         accuracies = [name for name in names if name.startswith("accuracy ")]
         return tuple([name for name in ("kl", "perplexity") if name in names] + accuracies)
 
     def summary(self, ratio: float, search: str = "none") -> Table:
-        """One row per method at a ratio: mean and spread over calibrations, and its rank.
+        """Summarise each method at a ratio: mean and spread over calibrations, and its rank.
 
-        `<metric>` is the mean over calibrations, `<metric>_spread` their standard deviation (None
-        with one); `<metric>_rank` is 1 for the best of the rows that are compared: those whose
-        realised ratio is within 1.2 points of the requested one in every calibration. The others
-        carry a dagger. Methods that ignore guards stand in both searches as they are.
+        `<metric>` is the mean over calibrations and `<metric>_spread` their standard deviation
+        (None with one). `<metric>_rank` is 1 for the best of the ranked rows, those whose realised
+        ratio is within 1.2 points of the requested one in every calibration. The others carry a
+        dagger. Methods that ignore guards have the same row in both searches.
+
+        Args:
+            ratio: a requested ratio of the table.
+            search: "none" or "searched".
         """
         rows: Table = []
         for method in dict.fromkeys(row["method"] for row in self.rows if row["search"] != "dense"):
@@ -80,20 +83,20 @@ class Comparison:
         return row
 
     def dense(self) -> Row:
-        """The row of the dense model.
+        """Return the row of the dense model.
 
         Raises:
             InputError: the table has none.
         """
         found = pick(self.rows, search="dense")
         if not found:
-            raise InputError("this table has no row of the dense model.")
+            raise InputError("this table has no row of the dense model. Run `compare` for one.")
         return found[0]
 
-    # Files --------------------------------------------------------------------------------------
+    # Files ----------------------------------------------------------------------------------------
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Every cell as CSV; returns the path."""
+        """Write every cell as CSV, and return the path."""
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns, restval="")
@@ -103,7 +106,7 @@ class Comparison:
         return Path(path)
 
     def to_html(self, ratio: float, search: str = "none") -> str:
-        """The paper's form at a ratio: best bold, second underlined, under-pruned with a dagger."""
+        """Format a ratio as the paper does: best bold, second underlined, under-pruned a dagger."""
         metrics = self.metrics
         named = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
         heads = ["method", "removed", *named, *(["guards"] * (search != "none"))]
@@ -122,9 +125,9 @@ class Comparison:
                 cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
             lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
         note = (
-            f"Best bold, second underlined. {DAGGER} realised ratio more than {COMPARABLE:.1%} "
-            "from the requested, not ranked. KL in nats per token; columns after perplexity are "
-            "shares of right answers; ± is the spread over calibrations."
+            f"Best bold, second underlined. {DAGGER} not ranked: the realised ratio is more than "
+            f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
+            "perplexity are shares of right answers; ± is the standard deviation over calibrations."
         )
         return "\n".join([*lines, "</table>", f"<p>{html.escape(note)}</p>"])
 
@@ -162,7 +165,7 @@ def _shown(row: Row, metric: str) -> str:
 
 
 def merged(parts: Sequence[Comparison]) -> Comparison:
-    """Cells of several runs in one table; the dense row once."""
+    """Join the cells of several runs in one table, with the first run's dense row."""
     rows = [row for part in parts for row in part.rows if row["search"] != "dense"]
     dense = [part.dense() for part in parts[:1]]
     return Comparison([*dense, *rows])

@@ -1,4 +1,4 @@
-"""What the paper says of the bake-off, beside what the cells show. Verdicts by two errors."""
+"""The paper's claims about the bake-off beside the cells; verdicts need two standard errors."""
 
 from __future__ import annotations
 
@@ -7,22 +7,15 @@ from functools import partial
 
 from ...solver.selection import Selection
 from ...tables import Row, Table, pick, plus_minus
-from ..findings import Finding, Verdict, every, within
-from .comparison import Comparison
+from ..findings import ABOVE, Finding, Verdict, every, judged, percent
+from .comparison import OURS, Comparison
 from .speeds import speed_summary
 
 MAIN = 'table "Main comparison", 20 %'
-
-
 RECOVERY = 'table "Recovery-enabled bake-off"'
-
-
 BAND = 'table "Inference efficiency"'
 
-
-OURS, SECOND = "CoCurve", "LLM-Pruner"
-
-
+SECOND = "LLM-Pruner"
 BASELINES = (
     *("Random", "Magnitude", "Wanda-sp", "FLAP", "AMP"),
     *("LLM-Pruner", "SlimGPT", "SlimLLM", "2SSP"),
@@ -30,14 +23,14 @@ BASELINES = (
 
 
 def lead_finding(table: Table, leader: str = OURS) -> Finding:
-    """Does a method have the lowest perplexity of the paper's ten? From `paired_table` against it.
+    """Judge whether a method has the lowest perplexity of the paper's ten.
 
     It agrees if every other one is worse by more than two paired errors, and does not if one is
     clearly better (`every`).
 
     Args:
-        table: of `paired_table(reference=leader)`; rows outside the paper's ten are not asked.
-        leader: the reference; LLM-Pruner is asked about the nine baselines alone.
+        table: of `paired_table(reference=leader)`; rows outside the paper's ten do not count.
+        leader: the reference; LLM-Pruner is compared with the nine baselines alone.
     """
     rivals = [name for name in BASELINES if name != leader]
     rows = [row for row in table if row["method"] in rivals]
@@ -68,13 +61,12 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
 def _behind(row: Row, factor: float = 2.0) -> Verdict:
     """Whether a plan is worse than the reference; None within so many errors."""
     value, error = row["nll_behind"], row["nll_behind_error"]
-    if not math.isfinite(error):
-        return None
-    return within(value, error, 0.0, math.inf, factor) if (value or error) else None
+    # 0 ± 0 is the reference's own plan again, neither better nor worse
+    return judged(value, error, *ABOVE, factor) if value or error else None
 
 
 def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Finding:
-    """Does CoCurve answer most questions? Errors are those of `questions` right or wrong each."""
+    """Judge whether CoCurve answers most questions, by the binomial errors of the shares."""
     rows = [r for r in comparison.summary(ratio, "searched") if r.get("accuracy all") is not None]
     own = pick(rows, method=OURS)
     others = [row for row in rows if row["method"] in BASELINES]
@@ -83,47 +75,47 @@ def accuracy_finding(comparison: Comparison, ratio: float, questions: int) -> Fi
         best = max(others, key=lambda row: float(row["accuracy all"]))
         shares = [float(row["accuracy all"]) for row in (own[0], best)]
         error = math.sqrt(sum(s * (1 - s) / questions for s in shares))
-        # rather than 0, where all answers are right: one more question might be wrong
+        # where all answers are right the formula gives 0, but one more question might be wrong
         error = max(error, 1 / questions)
-        verdict = within(shares[0] - shares[1], error, 0.0, math.inf)
+        verdict = judged(shares[0] - shares[1], error, *ABOVE)
         ours = (
-            f"{OURS} {shares[0]:.0%}, best of the others {best['method']} {shares[1]:.0%} of "
-            f"{questions} questions right; difference {plus_minus(shares[0] - shares[1], error)}"
+            f"{OURS} {percent(shares[0])}, best of the others {best['method']} "
+            f"{percent(shares[1])} of {questions} questions right; difference "
+            f"{plus_minus(shares[0] - shares[1], error)}"
         )
     claim = f"{OURS} has the best average accuracy (.610, {SECOND} .586)"
     return Finding("capabilities", claim, MAIN, ours, verdict)
 
 
 def attention_finding(plan: Selection | None) -> Finding:
-    """Does 2SSP spend its whole ratio on FFN width at 20 %?"""
+    """Judge whether 2SSP spends its whole ratio on FFN width at 20 %."""
     claim = "at 20 % 2SSP prunes no attention"
     where = 'section "Main results"'
     if plan is None:
-        return Finding("why", claim, where, "2SSP reached no plan", None)
+        return Finding("why", claim, where, "2SSP found no plan", None)
     pruned = plan.indicator & (plan.units.kinds == "attention")
     ours = f"{int(pruned.sum())} of the {len(plan)} pruned units are attention"
     return Finding("why", claim, where, ours, not pruned.any())
 
 
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:
-    """Is CoCurve's selection alone better than SlimGPT with its weights refitted?
+    """Judge whether CoCurve's selection alone is better than SlimGPT with its weights refitted.
 
-    Cells hold no row-by-row differences, so the errors of both add up: a cautious verdict.
+    Cells hold no row-by-row differences, so the errors of both add up and the verdict is cautious.
     """
     rows = {row["method"]: row for row in comparison.rows if _is(row, ratio, "searched")}
     claim = f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)"
     if not {OURS, repaired} <= set(rows):
-        return Finding("recovery", claim, RECOVERY, f"no cells of both at {ratio:.0%}", None)
+        return Finding("recovery", claim, RECOVERY, f"no cells of both at {percent(ratio)}", None)
     own, other = rows[OURS], rows[repaired]
     gap = other["kl"] - own["kl"]
     errors = [row["kl_error"] for row in (own, other)]
     error = math.hypot(*errors) if None not in errors else math.inf
     ours = (
-        f"at {ratio:.0%} {OURS} has KL {plus_minus(own['kl'], own['kl_error'])}, {repaired} "
+        f"at {percent(ratio)} {OURS} has KL {plus_minus(own['kl'], own['kl_error'])}, {repaired} "
         f"{plus_minus(other['kl'], other['kl_error'])}"
     )
-    verdict = within(gap, error, 0.0, math.inf) if math.isfinite(error) else None
-    return Finding("recovery", claim, RECOVERY, ours, verdict)
+    return Finding("recovery", claim, RECOVERY, ours, judged(gap, error, *ABOVE))
 
 
 def _is(row: Row, ratio: float, search: str) -> bool:
@@ -132,10 +124,10 @@ def _is(row: Row, ratio: float, search: str) -> bool:
 
 
 def speed_finding(speeds: Table) -> Finding:
-    """Is speed at one budget the same for every method? From `speed_table`.
+    """Judge whether speed at one budget is the same for every method, from `speed_table`.
 
-    It agrees if plans differ by more than repeats of one plan (`speed_summary`) in no quantity, and
-    does not if they do in more than half; between the two a busy machine may have done it.
+    The paper is right if plans differ by more than repeats of one plan (`speed_summary`) in no
+    quantity, and wrong if they do in more than half. In between, a busy machine may be the cause.
     """
     rows = speed_summary(speeds)
     keys = dict.fromkeys((row["requested_ratio"], row["quantity"]) for row in rows)
@@ -143,7 +135,7 @@ def speed_finding(speeds: Table) -> Finding:
     for ratio, quantity in keys:
         mine = pick(rows, requested_ratio=ratio, quantity=quantity)
         low, high = min(row["lowest"] for row in mine), max(row["highest"] for row in mine)
-        parts.append(f"{quantity} {low:.2f}x to {high:.2f}x at {ratio:.0%}")
+        parts.append(f"{quantity} {low:.2f}x to {high:.2f}x at {percent(ratio)}")
     compared = [row for row in rows if row["plans"] > 1]
     apart = sum(row["apart"] for row in compared)
     return Finding(

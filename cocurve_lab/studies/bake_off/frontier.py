@@ -1,4 +1,4 @@
-"""Behind the cells of a bake-off: the plans themselves, how sure their order is, their text."""
+"""The plans behind the cells of a bake-off: errors of their order, and their texts side by side."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...calibration import CalibrationSet
 from ...errors import InfeasibleError, InputError
@@ -21,21 +21,19 @@ from ...methods.slimllm import SlimLlm
 from ...models.units import enumerate_units
 from ...solver.selection import Selection
 from ...tables import Row, Table
-from .compare import NO_SEARCH, SEARCHED, CompareOptions, Judges, _Bench
+from .compare import NO_SEARCH, SEARCHED, Bench, CompareOptions, Judges
 from .comparison import Comparison
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
 log = logging.getLogger(__name__)
-
 
 _LONG = 80  # characters of a prompt that a table still shows whole
 
 
 def all_methods(top_r: int = 256) -> dict[str, Method]:
-    """Label -> Method: all of `method_names()`, and four that explain or repair.
+    """Make all of `method_names()`, and four more that explain or repair, by label.
 
     "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
     takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
@@ -57,16 +55,16 @@ def all_methods(top_r: int = 256) -> dict[str, Method]:
 def leaders(
     comparison: Comparison, ratio: float, count: int, search: str = "searched", metric: str = "kl"
 ) -> list[str]:
-    """Labels of the methods of best rank at a ratio, best first; under-pruned ones have no rank."""
+    """Name the methods of best rank at a ratio, best first; those off the ratio have no rank."""
     rows = [row for row in comparison.summary(ratio, search) if row[f"{metric}_rank"] is not None]
     ranked = sorted(rows, key=lambda row: int(row[f"{metric}_rank"]))
     return [str(row["method"]) for row in ranked[:count]]
 
 
 def guards_table(comparison: Comparison, ratios: Sequence[float], methods: Sequence[str]) -> Table:
-    """KL and perplexity of some methods without guards and with their own best ones, for reading.
+    """Table KL and perplexity of some methods without guards and with their own best ones.
 
-    A method that failed at a ratio keeps its row, with the reason in the place of the guards; one
+    A method that failed at a ratio keeps its row, with the reason in place of the guards. One
     without cells has no row.
     """
     rows: Table = []
@@ -93,12 +91,12 @@ def chosen_plans(
     ratio: float,
     calibration: CalibrationSet,
     judges: Judges,
-    options: CompareOptions = CompareOptions(),  # noqa: B008  (frozen, so sharing is safe)
+    options: CompareOptions | None = None,
 ) -> dict[str, Selection]:
-    """The plans that `compare` measured, with the guards each method found best.
+    """Select the plans that `compare` measured, with the guards each method found best.
 
     With the folder of that run in the options, evidence and held-out KL are read from it. Methods
-    that repair weights are left out (their model is more than its plan), and so are those that do
+    that repair weights are omitted (their model is more than its plan), and so are those that do
     not reach the ratio.
 
     Args:
@@ -106,7 +104,7 @@ def chosen_plans(
         methods: label -> Method, as given to `compare`.
         ratio: share of removable cost, [0, 1).
         calibration: the first calibration of that run.
-        judges, options: of that run; options without guards give the plans without guards.
+        judges, options: of that run; empty `options.guards` give the plans without guards.
 
     Returns:
         label -> Selection, in the order of `methods`.
@@ -114,17 +112,17 @@ def chosen_plans(
     Raises:
         InputError: the ratio is out of range.
     """
-    tokenizer: Any = None  # asks questions, which choosing does not
+    options = options or CompareOptions()
     units = enumerate_units(model, options.ffn_groups)
-    bench = _Bench(model, tokenizer, units, judges, replace(options, progress=False))
+    bench = Bench(model, units, judges, replace(options, progress=False))
     plans = {}
     for label, method in methods.items():
         if method.repairs:
             continue
         search = SEARCHED if method.honours_guards and options.guards else NO_SEARCH
         try:
-            evidence = bench._evidence(method, calibration, 0)
-            plans[label] = bench._plan(method, evidence, ratio, search)
+            evidence = bench.evidence(method, calibration, 0)
+            plans[label] = bench.plan(method, evidence, ratio, search)
         except InfeasibleError as error:
             log.warning("%s has no plan at %.0f %%: %s", label, 100 * ratio, error)
     return plans
@@ -137,10 +135,10 @@ def paired_table(
     text: CalibrationSet,
     folder: str | os.PathLike[str] | None = None,
 ) -> Table:
-    """Every plan against one of them on the same rows of text.
+    """Compare every plan with one of them on the same rows of text.
 
-    Text that is hard for one plan is hard for all, so a difference row by row is far surer than the
-    two perplexities it comes from.
+    Text that is hard for one plan is hard for all, so a difference taken row by row has a far
+    smaller error than the two perplexities it comes from.
 
     Args:
         model: the dense model.
@@ -158,7 +156,7 @@ def paired_table(
         InputError: the reference is not among the plans.
     """
     if reference not in plans:
-        raise InputError(f"there is no plan of {reference!r}. Choose of {', '.join(plans)}.")
+        raise InputError(f"there is no plan of {reference!r}. Choose one of {', '.join(plans)}.")
     names = list(plans)
     path = plans_file(folder, model, text)
     table = measure_plans(model, list(plans.values()), text, checkpoint=path, progress=False)
@@ -190,13 +188,16 @@ def side_by_side(
     prompts: Sequence[str],
     max_new_tokens: int = 24,
 ) -> Table:
-    """Each prompt (of a long one, the end) with its greedy continuations: dense, and by each plan.
+    """Continue each prompt greedily, by the dense model and by each plan.
 
     Args:
         model, tokenizer: the dense model.
-        plans: label -> plan; its label becomes a column.
-        prompts: texts to continue.
-        max_new_tokens: at most.
+        plans: label -> plan; each label becomes a column.
+        prompts: texts to continue; of a long one the table shows the end.
+        max_new_tokens: largest length of a continuation.
+
+    Returns:
+        A row per prompt: prompt, dense, and one column per plan.
 
     Raises:
         InputError: an empty prompt, or one that leaves no room in the context.

@@ -12,36 +12,27 @@ from ...figures import finish, graph_objects
 from ...measuring.answers import wilson
 from ...solver.selection import Selection
 from ...tables import Row, Table, pick
-from .comparison import Comparison
+from .comparison import OURS, Comparison
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-
-OURS = "CoCurve"
+GREY = "#808080"
 # Okabe and Ito's set without its yellow, which is faint on white; our own method has the first
-HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#808080")
-
-
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", GREY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
-
-
 DASHES = ("solid", "dash", "dot")
-
-
 PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
-
-
 TITLES = {"none": "without guards", "searched": "each with its own best guards"}
 
 
 def plot_perplexity(
     comparison: Comparison, search: str = "searched", methods: Sequence[str] | None = None
 ) -> Figure:
-    """Perplexity (log axis) against the share removed, a line per method; the dense model dotted.
+    """Draw perplexity (log axis) against the share removed: a line per method, dense dotted.
 
-    Error bars are the spread over calibrations, where there are several. Under-pruned cells are
-    drawn at the ratio they realised. Failed cells are left out.
+    Error bars are the standard deviation over calibrations, where there are several. Every cell is
+    drawn at the ratio it realised; failed cells are omitted.
 
     Args:
         comparison: of `compare`.
@@ -53,7 +44,7 @@ def plot_perplexity(
     """
     go = graph_objects()
     figure, dense = go.Figure(), comparison.dense()["perplexity"]
-    for name, style in _styles(comparison, methods).items():
+    for name, style in styles(comparison, methods).items():
         rows = [row for row in _rows(comparison, search, [name]) if row["perplexity"] is not None]
         if not rows:
             continue
@@ -69,7 +60,7 @@ def plot_perplexity(
             hovertemplate=f"{name}<br>%{{x:.1%}} removed<br>perplexity %{{y:.3f}}<extra></extra>",
         )
     ends = [end(x for trace in figure.data for x in trace.x) for end in (min, max)]
-    line = {"color": "#808080", "dash": "dot"}
+    line = {"color": GREY, "dash": "dot"}
     figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=line)
     figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".0%")
     _perplexity_axis(figure)
@@ -84,13 +75,13 @@ def plot_capabilities(
     methods: Sequence[str] | None = None,
     search: str = "searched",
 ) -> Figure:
-    """Share of right answers by family, a bar per method, the dense model as a line over each.
+    """Draw the share of right answers by family: a bar per method, the dense model as a line.
 
     Args:
         comparison: of `compare` with questions.
         ratio: one of its ratios.
-        questions: of each family; error bars are the 95 % Wilson interval, the mean of several
-            calibrations counting as one.
+        questions: number asked of each family; error bars are the 95 % Wilson interval, which
+            takes the mean of several calibrations as one run.
         methods: labels to draw; None draws all.
         search: "none" or "searched".
 
@@ -101,12 +92,12 @@ def plot_capabilities(
     families = [name for name in comparison.metrics if name.startswith("accuracy ")]
     families = [name for name in families if name != "accuracy all"]
     if not families:
-        raise InputError("this bake-off asked no questions. Give Judges some, or skip the picture.")
+        raise InputError("this bake-off asked no questions. Give Judges some, or omit the picture.")
     labels = [name.removeprefix("accuracy ") for name in families]
     figure, dense = go.Figure(), comparison.dense()
-    styles = _styles(comparison, methods)
-    rows = {row["method"]: row for row in _rows(comparison, search, list(styles), ratio)}
-    for number, (name, style) in enumerate(styles.items()):
+    looks = styles(comparison, methods)
+    rows = {row["method"]: row for row in _rows(comparison, search, list(looks), ratio)}
+    for number, (name, style) in enumerate(looks.items()):
         row = rows.get(name)
         if row is None or row[families[0]] is None:
             continue
@@ -124,18 +115,18 @@ def plot_capabilities(
     for place, family in enumerate(families):
         ends_x = {"x0": place - 0.45, "x1": place + 0.45}
         figure.add_shape(
-            type="line", y0=dense[family], y1=dense[family], line={"color": "#808080"}, **ends_x
+            type="line", y0=dense[family], y1=dense[family], line={"color": GREY}, **ends_x
         )
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
-    title = f"Right answers by family, {ratio:.0%} removed; grey lines: dense"
+    title = f"Right answers by family, {ratio:.0%} removed (grey lines: dense model)"
     return _legend_right(finish(figure, title, height=460))
 
 
 def plot_guards(comparison: Comparison, ratio: float) -> Figure:
-    """KL of every method without guards (open) and with its own best ones (filled), log axis.
+    """Draw KL of every method without guards (open) and with its own best ones (filled), log axis.
 
-    Methods are sorted by the better of the two, best on top. A method that ignores guards has one
-    filled point.
+    Methods are sorted by KL with their own guards, best on top. A method that ignores guards has
+    one filled point.
     """
     go = graph_objects()
     cells = {s: {r["method"]: r for r in _rows(comparison, s, None, ratio)} for s in TITLES}
@@ -150,10 +141,10 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
             mode="lines",
             showlegend=False,
             hoverinfo="skip",
-            line={"color": "#808080", "width": 1},
+            line={"color": GREY, "width": 1},
         )
-    looks = {"none": ("diamond-open", "#D55E00"), "searched": ("circle", "#0072B2")}
-    for search, (symbol, color) in looks.items():
+    marks = {"none": ("diamond-open", HUES[1]), "searched": ("circle", HUES[0])}
+    for search, (symbol, color) in marks.items():
         figure.add_scatter(
             x=[cells[search][name]["kl"] for name in names],
             y=names,
@@ -165,12 +156,12 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
         )
     figure.update_xaxes(title_text="KL on test text, nats per token", type="log", dtick="D1")
     figure.update_yaxes(categoryorder="array", categoryarray=names, automargin=True)
-    title = f"What guards do for each method, {ratio:.0%} removed"
+    title = f"Effect of guards on each method, {ratio:.0%} removed"
     return finish(figure, title, height=140 + 24 * len(names))
 
 
 def plot_layers(plans: Mapping[str, Selection]) -> Figure:
-    """Share of each layer's removable parameters that each plan removes: methods by layers.
+    """Draw the share of each layer's removable parameters that each plan removes, as a heatmap.
 
     Args:
         plans: label -> plan, of one model.
@@ -179,7 +170,7 @@ def plot_layers(plans: Mapping[str, Selection]) -> Figure:
         InputError: no plan.
     """
     if not plans:
-        raise InputError("there is no plan to draw. Give at least one.")
+        raise InputError("there is no plan to draw. Give at least one plan.")
     go = graph_objects()
     names, first = list(plans), next(iter(plans.values()))
     values = np.array([layer_shares(plan) for plan in plans.values()])
@@ -201,12 +192,12 @@ def plot_layers(plans: Mapping[str, Selection]) -> Figure:
     )
     figure.update_xaxes(title_text="layer", type="category")
     figure.update_yaxes(autorange="reversed", automargin=True)
-    title = f"Where each plan takes its {first.requested_ratio:.0%}"
+    title = f"Share of each layer removed by each plan, {first.requested_ratio:.0%} in all"
     return finish(figure, title, height=140 + 26 * len(names))
 
 
 def layer_shares(plan: Selection) -> np.ndarray:
-    """Share of each layer's removable parameters a plan removes [layers], float64."""
+    """Share of each layer's removable parameters that a plan removes [layers], float64."""
     units = plan.units
     count = units.num_layers
     total = np.bincount(units.layers, units.costs, minlength=count)
@@ -222,26 +213,26 @@ def plot_frontier(
     batch_size: int = 1,
     search: str = "searched",
 ) -> Figure:
-    """Perplexity against speed relative to the dense model; a point per plan, quartiles as bars.
+    """Draw perplexity against speed relative to the dense model: a point per plan, quartile bars.
 
-    Better is to the right and down. The symbol is the method, a line joins its ratios.
+    Better is to the right and down. Each symbol is a method, and a line joins its ratios.
 
     Args:
         comparison: of `compare`, for the perplexity.
         speeds: of `speed_table`, several ratios one after another.
-        quantity, batch_size: which speed.
-        search: of the plans timed.
+        quantity, batch_size: the speed to draw.
+        search: the search of the plans timed, "none" or "searched".
 
     Raises:
         InputError: that speed was not measured.
     """
     timed = pick(speeds, quantity=quantity, batch_size=batch_size)
     if not timed:
-        raise InputError(f"{quantity!r} at batch size {batch_size} was not timed.")
+        raise InputError(f"{quantity!r} at batch size {batch_size} was not timed. Choose another.")
     go = graph_objects()
     figure, dense = go.Figure(), comparison.dense()["perplexity"]
-    styles = _styles(comparison, list(dict.fromkeys(row["method"] for row in timed)))
-    for name, style in styles.items():
+    looks = styles(comparison, list(dict.fromkeys(row["method"] for row in timed)))
+    for name, style in looks.items():
         mine, perplexities = pick(timed, method=name), []
         for row in mine:
             (cell,) = _rows(comparison, search, [name], row["requested_ratio"])
@@ -262,46 +253,50 @@ def plot_frontier(
             marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
             hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
         )
-    marker = {"symbol": "cross", "size": 12, "color": "#808080"}
+    marker = {"symbol": "cross", "size": 12, "color": GREY}
     figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)
-    title = "Quality against speed: right and down is better"
+    title = "Perplexity against speed (right and down is better)"
     return _legend_right(finish(figure, title, height=480))
 
 
-# Parts ------------------------------------------------------------------------------------------
+# Shared parts -------------------------------------------------------------------------------------
 def _rows(
     comparison: Comparison, search: str, names: Sequence[str] | None, ratio: float | None = None
 ) -> Table:
-    """Summary rows of some methods at one ratio, or at all in rising order."""
+    """Summary rows of some methods at one ratio, or at all ratios in rising order."""
     known = {row["requested_ratio"] for row in comparison.rows if row["search"] != "dense"}
     ratios = sorted(known) if ratio is None else [ratio]
     rows: list[Row] = [row for r in ratios for row in comparison.summary(r, search)]
     return [row for row in rows if names is None or row["method"] in names]
 
 
-def _styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Color, symbol and dash of each label; our own method looks the same in every picture."""
+def styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Choose color, symbol, dash and width of each label; CoCurve's are the same in every picture.
+
+    Raises:
+        InputError: an unknown label.
+    """
     known = dict.fromkeys(row["method"] for row in comparison.rows if row["search"] != "dense")
     unknown = [name for name in methods or () if name not in known]
     if unknown:
-        raise InputError(f"no cells of {unknown[0]!r}. Choose of {', '.join(known)}.")
+        raise InputError(f"no cells of {unknown[0]!r}. Choose one of {', '.join(known)}.")
     names = list(known if methods is None else methods)
-    styles = {OURS: {"color": HUES[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
+    looks = {OURS: {"color": HUES[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
     others, hues, symbols = [n for n in names if n != OURS], HUES[1:], SYMBOLS[1:]
     for number, name in enumerate(others):
-        styles[name] = {
+        looks[name] = {
             "color": hues[number % len(hues)],
             "symbol": symbols[number % len(symbols)],
             "dash": DASHES[(number // len(hues)) % len(DASHES)],
             "width": 1.5,
         }
-    return {name: styles[name] for name in names}
+    return {name: looks[name] for name in names}
 
 
 def _perplexity_axis(figure: Any) -> None:
-    """A log axis whose ticks are perplexities one reads, also where it spans less than a decade."""
+    """Make a log axis with round perplexities as ticks, also where it spans under a decade."""
     values = np.concatenate([np.asarray(trace.y, dtype=float) for trace in figure.data])
     low, high = float(values.min()), float(values.max())
     if high / low < 3:
@@ -316,7 +311,7 @@ def _perplexity_axis(figure: Any) -> None:
 
 
 def _legend_right(figure: Any) -> Figure:
-    """Many names: a column beside the picture."""
+    """Put the legend in a column beside the picture, where many names fit."""
     side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
     figure.update_layout(legend=side)
     return figure

@@ -27,14 +27,14 @@ def speed_table(
     options: EfficiencyOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Table:
-    """Size and speed of each plan's pruned model, each timed in turn with the dense one.
+    """Measure size and speed of each plan's pruned model, timed in turn with the dense one.
 
     Args:
         model: the dense model.
         plans: label -> plan.
         options: batch sizes, lengths, repeats.
-        cache: folder that keeps the table. Times belong to the machine and its load on that day:
-            delete the table to take them again.
+        cache: folder that keeps the table; None keeps nothing. Times belong to the machine and its
+            load on that day: delete the table to take them again.
 
     Returns:
         The rows of `Efficiency` with method, requested_ratio, realized_ratio and the pair's
@@ -67,14 +67,14 @@ def speed_table(
 
 
 def speed_summary(table: Table) -> Table:
-    """One row per ratio, quantity and batch size: do plans of one budget differ in speed?
+    """Summarise whether plans of one budget differ in speed, by ratio, quantity and batch size.
 
-    `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model,
-    `spread` the median width of a plan's own quartile range: what repeating the same timing changes
-    in one plan. `apart` says whether plans differ by more: the fastest and the slowest are further
-    from each other than both their quartile ranges are wide, put end to end. (Ranges that just
-    miss each other say little: of many plans, two do so by chance.) `faster` counts plans whose
-    lower quartile is above 1.
+    `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model.
+    `spread` is the median width of a plan's own quartile range, the change from repeating one
+    timing. `apart` says whether plans differ by more: the fastest and the slowest are further from
+    each other than the sum of the widths of their quartile ranges. (Ranges that just miss each
+    other say little: of many plans, two do so by chance.) `faster` counts plans whose lower
+    quartile is above 1.
     """
     timed = [row for row in table if row["quantity"] in ("prefill", "decode")]
     keys = dict.fromkeys((r["requested_ratio"], r["quantity"], r["batch_size"]) for r in timed)
@@ -102,7 +102,7 @@ def _width(row: Row) -> float:
 
 
 def speed_sentence(row: Row) -> str:
-    """A row of `speed_summary` in words."""
+    """Say a row of `speed_summary` in words."""
     lead = (
         f"{row['requested_ratio']:.0%} removed, {row['quantity']} at batch {row['batch_size']}: "
         f"{row['lowest']:.2f}x to {row['highest']:.2f}x dense, {row['faster']} of {row['plans']} "

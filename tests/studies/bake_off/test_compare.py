@@ -14,15 +14,16 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.measuring.choosing import RELEASE_GUARDS
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
 from cocurve_lab.methods.random_units import Random
+from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.studies.bake_off import compare as bench
-from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
+from cocurve_lab.studies.bake_off.compare import Bench, CompareOptions, Judges, compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
 from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
@@ -101,7 +102,7 @@ def test_a_killed_run_goes_on(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = {"one": CoCurve(top_r=16), "two": Magnitude(), "three": Random()}
-    real, calls = bench._Bench._plan, []
+    real, calls = Bench.plan, []
 
     def counted(self: Any, *arguments: Any) -> Selection:
         calls.append(arguments[0].name)
@@ -109,13 +110,13 @@ def test_a_killed_run_goes_on(
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    monkeypatch.setattr(bench._Bench, "_plan", counted)
+    monkeypatch.setattr(Bench, "plan", counted)
     with pytest.raises(KeyboardInterrupt):
         setting.run(methods, tmp_path)
     first = setting.run(methods, tmp_path)
     # six finished cells are read, and magnitude's are the same on the second calibration
     assert len(calls) == 7 + (3 * 2 * 2 * 2 - 6 - 4)
-    monkeypatch.setattr(bench._Bench, "_plan", None)
+    monkeypatch.setattr(Bench, "plan", None)
     monkeypatch.setattr(Magnitude, "measure", None)
     again = setting.run(methods, tmp_path)
     assert again.rows == first.rows
@@ -127,9 +128,9 @@ def test_the_model_is_read_once_for_all_cells(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[PreTrainedModel] = []
-    original = bench.fingerprint_model
     monkeypatch.setattr(
-        bench, "fingerprint_model", lambda model: seen.append(model) or original(model)
+        "cocurve_lab.studies.bake_off.compare.fingerprint_model",
+        lambda model: seen.append(model) or fingerprint_model(model),
     )
     setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)
     assert seen == [setting.model]
@@ -213,6 +214,18 @@ def test_methods_without_guards_stand_in_both_searches() -> None:
     result = Comparison([cell("A", 0.2), cell("A", 0.1, search="searched"), cell("2SSP", 0.15)])
     assert [row["kl"] for row in result.summary(0.2, "searched")] == [0.1, 0.15]
     assert [row["kl"] for row in result.summary(0.2)] == [0.2, 0.15]
+
+
+def test_guards_of_the_grid_say_themselves() -> None:
+    assert [str(guards) for guards in CompareOptions().guards] == [
+        "cap none protect 0/0",
+        "cap 1.5x protect 0/0",
+        "cap none protect 1/0",
+        "cap none protect 1/1",
+        "cap 1.5x protect 1/0",
+        str(RELEASE_GUARDS),
+    ]
+    assert str(Guards(layer_cap=0.5, kinds=("ffn",))) == "cap 0.5 protect 0/0"
 
 
 def test_csv_holds_every_cell(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.bake_off import findings as findings_bake_off
-from cocurve_lab.studies.bake_off import frontier, pictures, speeds
+from cocurve_lab.studies.bake_off import findings, frontier, pictures, speeds
 from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
 from cocurve_lab.tables import pick
@@ -65,7 +64,7 @@ def test_perplexity_has_a_line_per_method_on_a_log_axis() -> None:
 
 def test_seventeen_methods_look_different() -> None:
     rows = [DENSE, *(cell(f"m{n}", 0.1) for n in range(17))]
-    styles = pictures._styles(Comparison(rows), None)
+    styles = pictures.styles(Comparison(rows), None)
     assert len({(s["color"], s["symbol"]) for s in styles.values()}) == 17
 
 
@@ -266,20 +265,20 @@ def behind(method: str, value: float, error: float, perplexity: float = 3.0) -> 
 )
 def test_a_lead_needs_two_errors(value: float, expected: bool | None) -> None:
     table = [behind("CoCurve", 0, 0), behind("Wanda-sp", 0.2, 0.01), behind("FLAP", value, 0.02)]
-    found = findings_bake_off.lead_finding([*table, behind("FFN only", -9, 0.01)])  # not a rival
+    found = findings.lead_finding([*table, behind("FFN only", -9, 0.01)])  # not a rival
     assert found.agrees is expected
     assert "FLAP" in found.ours
-    assert findings_bake_off.lead_finding(table[:1]).agrees is None
-    assert findings_bake_off.lead_finding([table[0], behind("FLAP", 0.1, np.nan)]).agrees is None
+    assert findings.lead_finding(table[:1]).agrees is None
+    assert findings.lead_finding([table[0], behind("FLAP", 0.1, np.nan)]).agrees is None
 
 
 def test_other_findings_follow_their_tables() -> None:
-    find = findings_bake_off.accuracy_finding
+    find = findings.accuracy_finding
     better, worse = ({"accuracy all": share} for share in (0.99, 0.5))
     assert find(planted(**better), 0.4, 2000).agrees is True
     assert find(planted(**worse), 0.4, 2000).agrees is False
     assert find(planted(**better), 0.4, 20).agrees is None
-    recover = findings_bake_off.recovery_finding
+    recover = findings.recovery_finding
     assert recover(planted(), 0.4, "SlimLLM").agrees is True
     assert recover(planted(kl=0.9), 0.4, "SlimLLM").agrees is False
     assert recover(planted(kl=0.06, kl_error=0.1), 0.4, "SlimLLM").agrees is None
@@ -287,12 +286,12 @@ def test_other_findings_follow_their_tables() -> None:
     units = make_units()
     for unit, expected in (("L0.ffn[0]", True), ("L0.attention[0]", False)):
         plan = cl.Selection.from_pruned(units, [units.index(unit)])
-        assert findings_bake_off.attention_finding(plan).agrees is expected
-    assert findings_bake_off.attention_finding(None).agrees is None
+        assert findings.attention_finding(plan).agrees is expected
+    assert findings.attention_finding(None).agrees is None
     close = [timing("A", 1.2, 0.05), timing("B", 1.25, 0.05)]
-    assert findings_bake_off.speed_finding(close).agrees is True
+    assert findings.speed_finding(close).agrees is True
     torn = [*close, timing("C", 0.9, 0.01)]
-    assert findings_bake_off.speed_finding(torn).agrees is False
+    assert findings.speed_finding(torn).agrees is False
     calm = [row | {"batch_size": 8} for row in close]
-    assert findings_bake_off.speed_finding([*torn, *calm]).agrees is None  # half of the timings
-    assert findings_bake_off.speed_finding(close[:1]).agrees is None
+    assert findings.speed_finding([*torn, *calm]).agrees is None  # half of the timings
+    assert findings.speed_finding(close[:1]).agrees is None
