@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InputError
-from ...figures import finish, graph_objects
+from ...figures import DASHES, GUIDE, PALETTE, SYMBOLS, finish, graph_objects
 from ...measuring.answers import wilson
 from ...solver.selection import Selection
 from ...tables import Row, Table, pick
@@ -17,11 +17,6 @@ from .comparison import OURS, Comparison
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GREY = "#808080"
-# Okabe and Ito's set without its yellow, which is faint on white; our own method has the first
-HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", GREY)
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
-DASHES = ("solid", "dash", "dot")
 PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
 TITLES = {"none": "without guards", "searched": "each with its own best guards"}
 
@@ -60,7 +55,7 @@ def plot_perplexity(
             hovertemplate=f"{name}<br>%{{x:.1%}} removed<br>perplexity %{{y:.3f}}<extra></extra>",
         )
     ends = [end(x for trace in figure.data for x in trace.x) for end in (min, max)]
-    line = {"color": GREY, "dash": "dot"}
+    line = GUIDE
     figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=line)
     figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".0%")
     _perplexity_axis(figure)
@@ -115,7 +110,11 @@ def plot_capabilities(
     for place, family in enumerate(families):
         ends_x = {"x0": place - 0.45, "x1": place + 0.45}
         figure.add_shape(
-            type="line", y0=dense[family], y1=dense[family], line={"color": GREY}, **ends_x
+            type="line",
+            y0=dense[family],
+            y1=dense[family],
+            line={"color": GUIDE["color"]},
+            **ends_x,
         )
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
     title = f"Right answers by family, {ratio:.0%} removed (grey lines: dense model)"
@@ -141,9 +140,9 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
             mode="lines",
             showlegend=False,
             hoverinfo="skip",
-            line={"color": GREY, "width": 1},
+            line={"color": GUIDE["color"], "width": 1},
         )
-    marks = {"none": ("diamond-open", HUES[1]), "searched": ("circle", HUES[0])}
+    marks = {"none": ("diamond-open", PALETTE[1]), "searched": ("circle", PALETTE[0])}
     for search, (symbol, color) in marks.items():
         figure.add_scatter(
             x=[cells[search][name]["kl"] for name in names],
@@ -253,7 +252,7 @@ def plot_frontier(
             marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
             hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
         )
-    marker = {"symbol": "cross", "size": 12, "color": GREY}
+    marker = {"symbol": "cross", "size": 12, "color": GUIDE["color"]}
     figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)
@@ -283,8 +282,8 @@ def styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, d
     if unknown:
         raise InputError(f"no cells of {unknown[0]!r}. Choose one of {', '.join(known)}.")
     names = list(known if methods is None else methods)
-    looks = {OURS: {"color": HUES[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
-    others, hues, symbols = [n for n in names if n != OURS], HUES[1:], SYMBOLS[1:]
+    looks = {OURS: {"color": PALETTE[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
+    others, hues, symbols = [n for n in names if n != OURS], PALETTE[1:], SYMBOLS[1:]
     for number, name in enumerate(others):
         looks[name] = {
             "color": hues[number % len(hues)],
