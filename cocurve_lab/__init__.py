@@ -120,6 +120,7 @@ _ALSO = {
     "reachable_ratio": "solver.guards",
     "Gate": "solver.interaction",
     "LambdaPath": "solver.interaction",
+    "longest": "solver.greedy",
     "plain_greedy": "solver.variants",
     "solve_variant": "solver.variants",
     "structure_table": "solver.variants",

@@ -86,6 +86,10 @@ class Curvature:
         """Whether H is from random probes: infinitesimal and noisy, to look at while H is built."""
         return self.provenance.get("method") == "probe"
 
+    def note(self, view: str = "instrument") -> str:
+        """What a preview of H is worth, to show beside it; empty on any other H: `preview_note`."""
+        return preview_note(self, view)
+
     # Statistics ---------------------------------------------------------------------------------
 
     @cached_property

@@ -193,6 +193,30 @@ class Greedy:
         return self.rules.out_of_reach(f"{fact}. {remedy}", most, stalled)
 
 
+def longest(
+    curvature: Curvature, guards: Guards, upto: float, interaction_strength: float = 1.0
+) -> Selection:
+    """The longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
+
+    Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
+    result is the plan of its own ratio (`Selection.prefix`). Unlike `solve_greedy`, this does not
+    raise InfeasibleError: `realized_ratio` says how far it came.
+
+    Args:
+        curvature: H [M, M].
+        guards: where units may go; a `layer_cap_factor` counts from `upto`.
+        upto: share of removable cost at which to stop, [0, 1).
+        interaction_strength: lambda, at least 0.
+
+    Raises:
+        InputError: ratio or lambda out of range.
+    """
+    require_strength(interaction_strength)
+    greedy = Greedy(curvature, upto, guards)
+    greedy.run(interaction_strength)
+    return greedy.selection(interaction_strength)
+
+
 @dataclass
 class _Former:
     """The steps that a resumed run replaces, until it has removed the same set again."""

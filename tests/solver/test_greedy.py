@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.models.units import Unit, UnitSet
+from cocurve_lab.solver.greedy import longest
 from cocurve_lab.solver.guards import Guards, reachable_ratio
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
@@ -478,6 +479,20 @@ def test_a_cap_that_moves_with_the_ratio_is_not_met_by_asking_for_less() -> None
             solve_greedy(curvature, ratio, guards=guards)
         assert caught.value.stalled_ratio is None
         assert "Ask for" not in str(caught.value)
+
+
+@pytest.mark.parametrize("guards", [Guards(), Guards(layer_cap=0.5), Guards(protect_first=1)])
+def test_the_longest_run_holds_every_plan_and_ends_where_greedy_stalls(guards: Guards) -> None:
+    curvature = random_curvature(SMALL, seed=3)
+    run = longest(curvature, guards, 0.8, interaction_strength=0.7)
+    for ratio in (0.0, 0.2, 0.4):
+        plan = solve_greedy(curvature, ratio, 0.7, guards)
+        assert run.prefix(ratio).pruned == plan.pruned
+    if run.realized_ratio < 0.8:
+        with pytest.raises(InfeasibleError):
+            solve_greedy(curvature, 0.8, 0.7, guards)
+    with pytest.raises(InputError, match="interaction_strength"):
+        longest(curvature, guards, 0.8, interaction_strength=-1.0)
 
 
 # Bad input ----------------------------------------------------------------------------------------

@@ -72,12 +72,13 @@ def opened() -> Iterator[list[Any]]:
 def test_the_note_has_the_numbers_of_a_preview_and_the_next_step() -> None:
     for view in ("instrument", "picture"):
         note = preview_note(PREVIEW, view)
+        assert PREVIEW.note(view) == note
         assert all(fact in note for fact in FACTS)
         assert note.endswith(f"Build H by ablations and make the {view} again.")
 
 
 def test_an_h_from_ablations_has_no_note() -> None:
-    assert preview_note(REAL) == ""
+    assert REAL.note() == preview_note(REAL) == ""
     assert preview_note(REAL.with_provenance(method="infinitesimal", probes=64)) == ""
 
 
