@@ -1,4 +1,4 @@
-"""The session: its worker keeps the newest job, its lock keeps the model to one at a time."""
+"""The session: its mailbox keeps the newest job, its lock keeps the model to one at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import Measured, Session
-from cocurve_widgets.session import CancelToken, Worker
+from cocurve_widgets.session import CancelToken, Mailbox
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -23,19 +23,19 @@ def fail(error: Exception) -> None:
 
 
 def test_only_the_newest_waiting_job_of_a_kind_runs() -> None:
-    worker, gate, ran = Worker(), threading.Event(), []
-    worker.submit("other", lambda token: gate.wait(10) and None, fail)
+    mailbox, gate, ran = Mailbox(), threading.Event(), []
+    mailbox.submit("other", lambda token: gate.wait(10) and None, fail)
     for number in range(50):
-        worker.submit("slider", lambda token, n=number: ran.append(n), fail)
-    assert worker.busy("slider")
+        mailbox.submit("slider", lambda token, n=number: ran.append(n), fail)
+    assert mailbox.busy("slider")
     gate.set()
-    assert worker.join(10)
+    assert mailbox.join(10)
     assert ran == [49]
-    assert not worker.busy("slider")
+    assert not mailbox.busy("slider")
 
 
 def test_a_running_job_is_asked_to_stop_by_a_newer_one() -> None:
-    worker, started, seen = Worker(), threading.Event(), []
+    mailbox, started, seen = Mailbox(), threading.Event(), []
 
     def slow(token: CancelToken) -> None:
         started.set()
@@ -45,34 +45,34 @@ def test_a_running_job_is_asked_to_stop_by_a_newer_one() -> None:
         token.check()
         seen.append("never")
 
-    worker.submit("measure", slow, fail)
+    mailbox.submit("measure", slow, fail)
     assert started.wait(10)
-    worker.submit("measure", lambda token: seen.append("new"), fail)
-    assert worker.join(10)
+    mailbox.submit("measure", lambda token: seen.append("new"), fail)
+    assert mailbox.join(10)
     assert seen == ["stopped", "new"]
 
 
 def test_cancelling_drops_what_waits() -> None:
-    worker, gate, ran = Worker(), threading.Event(), []
-    worker.submit("a", lambda token: gate.wait(10) and None, fail)
-    token = worker.submit("b", lambda token: ran.append(1), fail)
-    worker.cancel("b")
+    mailbox, gate, ran = Mailbox(), threading.Event(), []
+    mailbox.submit("a", lambda token: gate.wait(10) and None, fail)
+    token = mailbox.submit("b", lambda token: ran.append(1), fail)
+    mailbox.cancel("b")
     gate.set()
-    assert worker.join(10)
+    assert mailbox.join(10)
     assert token.cancelled
     assert not ran
 
 
-def test_errors_reach_the_one_who_asked_and_the_worker_lives_on() -> None:
-    worker, errors, ran = Worker(), [], []
+def test_errors_reach_the_one_who_asked_and_the_mailbox_lives_on() -> None:
+    mailbox, errors, ran = Mailbox(), [], []
 
     def broken(token: CancelToken) -> None:
         raise ValueError("no")
 
-    worker.submit("a", broken, errors.append)
-    assert worker.join(10)
-    worker.submit("a", lambda token: ran.append(1), fail)
-    assert worker.join(10)
+    mailbox.submit("a", broken, errors.append)
+    assert mailbox.join(10)
+    mailbox.submit("a", lambda token: ran.append(1), fail)
+    assert mailbox.join(10)
     assert [str(error) for error in errors] == ["no"]
     assert ran == [1]
 

@@ -1,6 +1,19 @@
-"""Instruments for notebooks: pruning plans, bridges, measured risk and text, live.
+"""Instruments for notebooks: live pruning plans, bridges, measured risk, and text.
 
-Names are imported on first use, so that one instrument does not need what another one draws with.
+Names are imported on first use, so that one instrument does not need the plotting package of
+another.
+
+    session.py              the plan, unit and measured plans that instruments share; their thread
+    instrument.py           the base of all instruments: errors, linking, files
+    packing.py              H as the browser receives it
+    lambda_explorer.py      drag lambda and see the plan change (notebook 02)
+    bridge_explorer.py      the graph of H and its bridge units (03)
+    fidelity_scatter.py     predicted against measured KL (04); with fidelity_figure, _controls,
+                            _points (rows and names) and _measuring (on the thread)
+    generation_compare.py   dense and pruned text side by side (05)
+    build_monitor.py        progress of a build (01)
+    export.py               the explorers in one HTML file
+    front/                  the same in JavaScript
 """
 
 from __future__ import annotations
@@ -15,6 +28,7 @@ _HOMES = {
     "FidelityScatter": "fidelity_scatter",
     "GenerationCompare": "generation_compare",
     "Measured": "session",
+    "MeasuredPlan": "session",
     "Session": "session",
     "export_html": "export",
 }

@@ -1,4 +1,4 @@
-"""What the instruments of one curvature share: plan, chosen unit, measured plans, one worker."""
+"""The session: the plan, chosen unit, measured plans and thread that instruments share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 from traitlets import HasTraits, Instance, Int, Tuple
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 
 class Cancelled(CocurveError):
-    """A job of the worker was asked to stop."""
+    """Raised inside a job that was asked to stop."""
 
 
 class CancelToken:
-    """Tells a running job to stop; the job looks at it where it can stop."""
+    """A request to stop, which a running job checks wherever it can stop."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def cancel(self) -> None:
+        """Ask the job to stop."""
         self._event.set()
 
     @property
     def cancelled(self) -> bool:
+        """Whether the job was asked to stop."""
         return self._event.is_set()
 
     def check(self) -> None:
@@ -40,11 +42,16 @@ class CancelToken:
             raise Cancelled("stopped on request.")
 
 
-Job = Callable[[CancelToken], None]
+class Letter(NamedTuple):
+    """A job in the mailbox: what to run, how to stop it, and who hears of its error."""
+
+    job: Callable[[CancelToken], None]
+    token: CancelToken
+    failed: Callable[[Exception], None]
 
 
-class Worker:
-    """One thread for slow work, with a mailbox that keeps only the newest job of each kind.
+class Mailbox:
+    """One thread for slow work; of each kind of job it keeps only the newest.
 
     The thread lives as long as there is work, so an idle session holds no thread and can be
     garbage-collected.
@@ -52,19 +59,29 @@ class Worker:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._waiting: dict[str, tuple[Job, CancelToken, Callable[[Exception], None]]] = {}
+        self._waiting: dict[str, Letter] = {}
         self._running: tuple[str, CancelToken] | None = None
         self._thread: threading.Thread | None = None
 
-    def submit(self, kind: str, job: Job, failed: Callable[[Exception], None]) -> CancelToken:
-        """Run `job(token)` after what is running; replaces and cancels jobs of the same kind.
+    def submit(
+        self,
+        kind: str,
+        job: Callable[[CancelToken], None],
+        failed: Callable[[Exception], None],
+    ) -> CancelToken:
+        """Run `job(token)` after the running job; replace and cancel earlier jobs of its kind.
 
-        `failed` gets whatever the job raises, except Cancelled.
+        Args:
+            kind: name of the kind; a newer job of a kind makes an older one pointless.
+            job: called on the thread with its token.
+            failed: called with whatever the job raises, except Cancelled.
         """
         token = CancelToken()
         with self._lock:
+            # A dragged slider asks 60 times a second and only its last place counts. Were they
+            # queued, the instrument would go on solving long after the hand has stopped.
             self.cancel(kind)
-            self._waiting[kind] = (job, token, failed)
+            self._waiting[kind] = Letter(job, token, failed)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="cocurve", daemon=True)
                 self._thread.start()
@@ -75,7 +92,7 @@ class Worker:
         with self._lock:
             dropped = self._waiting.pop(kind, None)
             if dropped is not None:
-                dropped[1].cancel()
+                dropped.token.cancel()
             if self._running is not None and self._running[0] == kind:
                 self._running[1].cancel()
 
@@ -85,7 +102,7 @@ class Worker:
             return kind in self._waiting or (self._running is not None and self._running[0] == kind)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until all work is done; False if that took longer than `timeout` seconds."""
+        """Wait until all work is done; return False after `timeout` seconds."""
         with self._lock:
             return self._lock.wait_for(lambda: self._thread is None, timeout)
 
@@ -93,31 +110,31 @@ class Worker:
         while True:
             with self._lock:
                 self._running = None
-                if not self._waiting:
+                if not self._waiting:  # under the lock: a job submitted now starts a new thread
                     self._thread = None
                     self._lock.notify_all()
                     return
                 kind = next(iter(self._waiting))
-                job, token, failed = self._waiting.pop(kind)
-                self._running = (kind, token)
+                letter = self._waiting.pop(kind)
+                self._running = (kind, letter.token)
             try:
-                job(token)
+                letter.job(letter.token)
             except Cancelled:
                 pass
             except Exception as error:
-                failed(error)
-            del job, failed  # they hold the instrument, which must be free to go
+                letter.failed(error)
+            del letter  # it holds the instrument, which could not be collected while we wait
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPlan:
     """The measured KL of one plan on one text.
 
     Attributes:
         selection: the plan.
         risk: mean KL(teacher || masked) over the text, full vocabulary, nats per token.
-        standard_error: over sequences; NaN with a single one.
-        text: what it was measured on.
+        standard_error: of `risk`, over sequences; NaN with a single one.
+        text: name of the text it was measured on.
     """
 
     selection: Selection
@@ -126,11 +143,14 @@ class Measured:
     text: str
 
 
-class Session(HasTraits):
-    """Binds one curvature, optionally its model, and what its instruments show.
+Measured = MeasuredPlan  # the name that notebooks use
 
-    Instruments on the same curvature share the same session unless given another. Its traits can
-    be observed and linked like any widget's.
+
+class Session(HasTraits):
+    """One curvature, optionally its model, and the plan and unit that its instruments show.
+
+    Instruments on the same curvature share one session unless given another. Its traits can be
+    observed and linked like any widget's.
 
     Args:
         curvature: H [M, M].
@@ -139,9 +159,9 @@ class Session(HasTraits):
     Attributes:
         selection: the plan all views show; None before the first.
         selected_unit: index of the unit all views mark; None for none.
-        measured: every measured plan so far, a tuple of Measured; replaced, never changed.
-        curvature, model, tokenizer: what it was made with; model and tokenizer may be None.
-        worker: the thread for slow work.
+        measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
+        curvature, model, tokenizer: H and its model; model and tokenizer may be None.
+        worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
 
     Raises:
@@ -161,7 +181,7 @@ class Session(HasTraits):
         super().__init__()
         self.curvature, self.tokenizer = curvature, tokenizer
         self.model: PreTrainedModel | None = None
-        self.worker = Worker()
+        self.worker = Mailbox()
         # one for all its instruments: with one each, two that follow each other could deadlock
         self.lock = threading.RLock()
         if model is not None:
@@ -169,7 +189,7 @@ class Session(HasTraits):
 
     @classmethod
     def of(cls, curvature: Curvature) -> Session:
-        """The session of this curvature, made on first use and kept while anybody holds it."""
+        """The session of this curvature, made on first use and kept as long as it is in use."""
         session = _SESSIONS.get(_identity(curvature))
         if session is None:
             session = cls(curvature)
@@ -184,12 +204,12 @@ class Session(HasTraits):
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Session:
-        """The session that an instrument on this curvature joins, with what it was given.
+        """The session that an instrument on this curvature joins.
 
         Args:
             curvature: H [M, M].
-            session: the one to share; None takes the curvature's own.
-            model, tokenizer: join the session; None leaves what it has.
+            session: the session to share; None means the curvature's own.
+            model, tokenizer: added to the session; None keeps what it has.
 
         Raises:
             MismatchError: the session is on another curvature, or the model's units are not the
@@ -198,8 +218,8 @@ class Session(HasTraits):
         session = cls.of(curvature) if session is None else session
         if _identity(session.curvature) != _identity(curvature):
             raise MismatchError(
-                f"the session is on {session.curvature!r}, not on {curvature!r}. Give a session of "
-                "this curvature, or none."
+                f"the session is on {session.curvature!r}, not on {curvature!r}. Pass a session of "
+                "this curvature, or omit session=."
             )
         if model is not None:
             session.attach(model, tokenizer)
@@ -210,7 +230,7 @@ class Session(HasTraits):
     def attach(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
-        """Measure with this model from here on.
+        """Use this model for all measurements from now on.
 
         Raises:
             MismatchError: the model's units are not the curvature's.
@@ -223,17 +243,17 @@ class Session(HasTraits):
         self.tokenizer = tokenizer or self.tokenizer
 
     def require_model(self) -> PreTrainedModel:
-        """The model, or InputError saying how to give one."""
+        """The model; InputError if there is none."""
         if self.model is None:
             raise InputError(
-                "this session has a curvature but no model, so nothing can be measured. Give "
+                "this session has a curvature but no model, so nothing can be measured. Pass "
                 "model=, or call session.attach(model, tokenizer)."
             )
         return self.model
 
     @contextmanager
     def exclusive(self, token: CancelToken | None = None) -> Iterator[PreTrainedModel]:
-        """The model, under its one lock; a cancelled job stops waiting for it.
+        """The model, held under its lock; raise Cancelled if the job is cancelled while it waits.
 
         A build or a measurement in a cell holds the same lock.
         """
@@ -241,6 +261,7 @@ class Session(HasTraits):
 
         model = self.require_model()
         lock = exclusive(model)
+        # a build holds the model for minutes; the short timeout lets Cancel end the wait
         while not lock.acquire(timeout=0.1):
             if token is not None:
                 token.check()
@@ -251,7 +272,7 @@ class Session(HasTraits):
 
     def add_measured(self, *records: Measured) -> None:
         """Add measured plans; a plan measured again on the same text replaces the old record."""
-        with self.lock:  # two workers may add at once
+        with self.lock:  # the mailbox's thread and a cell may add at once
             found = {(r.selection.fingerprint, r.text): r for r in (*self.measured, *records)}
             self.measured = tuple(found.values())
 
@@ -261,7 +282,7 @@ class Session(HasTraits):
 
 
 def _identity(curvature: Curvature) -> tuple[str, bool]:
-    """What two views must agree on to share a session; the fingerprint knows no provenance."""
+    """Key of a curvature's session; the fingerprint does not tell a preview from the real H."""
     return curvature.fingerprint, curvature.is_preview
 
 
