@@ -13,9 +13,9 @@ import cocurve_lab as cl
 from cocurve_widgets import Measured, Session, export_html
 from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
-from cocurve_widgets.packing import as_packed
+from cocurve_widgets.packing import pack_problem
 from helpers.lab import CHROMIUM, NO_BROWSER, Lab
-from helpers.pages import data_of
+from helpers.pages import data_of, matrix_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
 
 SHIPPED = Path(__file__).resolve().parents[2] / "notebooks" / "explore_demo.html"
@@ -32,7 +32,7 @@ def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
     assert "default-src 'none'" in text
     packed = data_of(path)["lambda"]["_problem"]["matrix"]["$bytes"]
     triangle = np.frombuffer(base64.b64decode(packed), "<f4")
-    np.testing.assert_array_equal(triangle, as_packed(curvature)[np.triu_indices(768)])
+    np.testing.assert_array_equal(triangle, curvature.matrix[np.triu_indices(768)].astype("<f4"))
 
 
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
@@ -78,7 +78,7 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
     expect.set_options(timeout=10_000)  # the page draws when it finds the time
     curvature = SMALL if size == "small" else random_curvature(llama_8b_units(), positions=300)
     path = export_html(curvature, tmp_path / "page.html")
-    seen = cl.Curvature(as_packed(curvature), curvature.units)
+    seen = cl.Curvature(matrix_of(pack_problem(curvature)), curvature.units)
     outside: list[str] = []
     errors: list[str] = []
     context = lab.browser.new_context(viewport={"width": 1280, "height": 1000})

@@ -17,7 +17,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_widgets.instrument import front
-from cocurve_widgets.packing import as_packed, pack_problem
+from cocurve_widgets.packing import pack_problem
+from helpers.pages import matrix_of
 from helpers.problems import make_units, random_curvature
 
 HERE = Path(__file__).resolve().parent
@@ -80,9 +81,9 @@ def path(curvature: cl.Curvature, ratio: float, guards: cl.Guards) -> dict | Non
 
 def fixture(curvature: cl.Curvature, strengths: tuple[float, ...]) -> dict[str, Any]:
     packed = pack_problem(curvature)
+    seen = cl.Curvature(matrix_of(packed), curvature.units)  # both solve what was sent
     for name in ("saliency", "connectivity", "matrix"):
         packed[name] = base64.b64encode(packed[name]).decode()
-    seen = cl.Curvature(as_packed(curvature), curvature.units)  # both solve what was sent
     ratios = (0.0, 0.1, 0.2, 0.37, 0.6)
     cases = [case(seen, r, s, g) for r in ratios for s in strengths for g in GUARDS]
     small = len(seen.units) <= 200  # the browser's sweep solves anew at every order

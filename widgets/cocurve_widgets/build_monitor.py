@@ -1,4 +1,4 @@
-"""The build monitor: how far a build is, when it ends, and whether its plans have settled."""
+"""The build monitor: progress of a build, time left, and whether its plans have settled."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from .instrument import front
 if TYPE_CHECKING:
     from cocurve_lab.estimator.build import Build
 
-_PATIENCE = 0.5  # seconds between looks: a look solves three plans
+_PATIENCE = 0.5  # seconds between updates: an update solves two plans
 
 
 class BuildMonitor(anywidget.AnyWidget):
-    """Watches a build: `cl.BuildOptions(on_sequence=BuildMonitor())`.
+    """Progress of a build and the stability of its plans, while it runs.
 
-    H from one half of the groups and H from the other half each give a plan. While the two differ,
-    the calibration is still too small to decide; their overlap is the picture.
+    Use it as `cl.BuildOptions(on_sequence=BuildMonitor())`. It splits the groups of sequences in
+    two halves, builds an H from each, and solves a plan on each. The curve is the overlap of the
+    two plans. While it is low, there is not enough text yet to decide.
 
     Args:
-        ratio: share of removable cost of the plans, [0, 1).
-        interaction_strength: lambda of the plans.
+        ratio: share of removable cost that the plans remove, [0, 1).
+        interaction_strength: lambda of the plans, at least 0.
 
     Attributes:
         done, total: sequences.
         seconds_left: estimate of the time left, seconds.
-        overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either half
-            would prune, the share that both prune.
-        status: the same in a sentence.
+        overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either plan
+            removes, the share that both remove.
+        status: the same as a sentence.
 
     Raises:
         InputError: ratio or lambda out of range.
@@ -48,7 +49,7 @@ class BuildMonitor(anywidget.AnyWidget):
     total = Int(0).tag(sync=True)
     seconds_left = Float(0.0).tag(sync=True)
     overlap: List[Any] = List().tag(sync=True)
-    status = Unicode("Nothing built yet. An H that is found on disk is loaded at once.").tag(
+    status = Unicode("Nothing built yet. If H is found on disk, it is loaded at once.").tag(
         sync=True
     )
     error = Unicode().tag(sync=True)
@@ -61,12 +62,12 @@ class BuildMonitor(anywidget.AnyWidget):
         super().__init__()
 
     def __call__(self, build: Build) -> None:
-        """Take a look; the build calls this after each sequence."""
+        """Update from a build, which calls this after each sequence."""
         total = build.total
         last = build.done == total
         if not last and time.monotonic() - self._looked < _PATIENCE:
             return
-        recent = build.seconds[-8:]
+        recent = build.seconds[-8:]  # of late: batch size and load change while a build runs
         with self.hold_sync():
             self.done, self.total = build.done, total
             self.seconds_left = (total - build.done) * sum(recent) / len(recent)
@@ -81,12 +82,12 @@ class BuildMonitor(anywidget.AnyWidget):
         if self.done < self.total:
             text += f", about {self.seconds_left:.0f} s left"
         if overlap is not None:
-            text += f"; plans from two halves of the text share {overlap:.0%} of their units"
+            text += f"; the plans of the two halves share {overlap:.0%} of their units"
         return text + ("." if self.done == self.total else ". Interrupt the kernel to pause.")
 
 
 def _overlap(build: Build, ratio: float, strength: float) -> float | None:
-    """Shared part of the plans from even and odd groups; None before each half has a sequence."""
+    """Overlap of the plans of even and odd groups; None until each half has a sequence."""
     try:
         halves = [build.so_far(slice(start, None, 2)) for start in (0, 1)]
     except InputError:

@@ -1,4 +1,4 @@
-"""One file to mail to a class: the lambda and bridge explorers without kernel and network."""
+"""The lambda and bridge explorers in one HTML file, to mail to a class: no kernel, no network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODULES = (
     "page.js",
 )
 
-# The policy lets nothing in and nothing out: no request of any kind leaves the page.
+# The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -62,16 +62,16 @@ def export_html(
     title: str | None = None,
     session: Session | None = None,
 ) -> Path:
-    """Write both explorers with H into one HTML file that works offline, without a kernel.
+    """Write both explorers with H into one HTML file, which works offline and without a kernel.
 
-    The greedy solver runs in the page on H as packed: float64 up to 512 units, float32 above
+    The greedy solver runs in the page. H is stored in float64 up to 512 units and in float32 above
     (about 2 MB at M = 768, growing with M squared).
 
     Args:
         curvature: H [M, M].
         path: file to write; an existing one is replaced once the new one is complete.
-        title: heading; by default the model's name. A preview of H is called one behind either.
-        session: measured plans to show under the slider; by default none.
+        title: heading; by default the model's name. "(preview)" is added where H is one.
+        session: its measured plans are shown under the slider; by default there are none.
 
     Returns:
         The path.
@@ -107,12 +107,12 @@ def _about(curvature: Curvature) -> str:
     what = "a preview of H" if curvature.is_preview else "H"
     return (
         f"{len(curvature.units)} units; {what} estimated{text}. Everything here is predicted from "
-        "H; nothing is measured in this page. Solving happens in your browser."
+        "H; nothing is measured in this page. Plans are solved in your browser."
     )
 
 
 def _plain(value: Any) -> Any:
-    """Bytes as {"$bytes": base64}; NaN and infinity, which JSON has not, as null."""
+    """The value for JSON: bytes as {"$bytes": base64}, NaN and infinity as null."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, dict):

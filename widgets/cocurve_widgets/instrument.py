@@ -1,4 +1,4 @@
-"""What every instrument does the same way: keywords, errors, linking, re-running, files."""
+"""The base of all instruments: keywords, errors, linking, re-run cells, code and files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ipywidgets import DOMWidget
 from traitlets import Int, Unicode, default
 
 from cocurve_lab import CocurveError, Curvature, Guards, InputError, Selection, solve_greedy
-from cocurve_lab.curvature.matrix import preview_note
 from cocurve_lab.storage import write_atomically
 
 from .session import Session
@@ -26,10 +25,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def front(*names: str) -> str:
-    """Front-end files as one string: the modules in order, without their imports of each other.
+    """The front-end files as one string: modules in this order, without their mutual imports.
 
-    A string and not a path: widgets whose code is a path are never garbage-collected. No bundler:
-    the files are plain modules that `node --test` imports as they are.
+    A string rather than a path, because widgets whose code is a path are never garbage-collected.
+    There is no bundler: the files are plain modules, which `node --test` imports as they are.
     """
     folder = files("cocurve_widgets") / "front"
     texts = [(folder / name).read_text(encoding="utf-8") for name in names]
@@ -37,9 +36,9 @@ def front(*names: str) -> str:
 
 
 def guarded(method: Method) -> Method:
-    """Run a callback under the session's lock and show its error in the instrument.
+    """Decorate a callback: run it under the session's lock and show its error in the instrument.
 
-    Callbacks arrive on changing threads, and what they raise or print is shown nowhere else.
+    Callbacks arrive on different threads, and a notebook shows nothing of what they raise or print.
     """
 
     @functools.wraps(method)
@@ -55,16 +54,16 @@ def guarded(method: Method) -> Method:
 
 
 class Instrument(DOMWidget):
-    """Base of all instruments; mixed with AnyWidget where we draw, or with a box.
+    """Base class of the instruments, combined with AnyWidget (drawn by us) or with a box.
 
     Attributes:
         selected_unit: index of the marked unit, shared by all views of a session; None for none.
-        status: what is shown, how fresh it is, how long it took, predicted or measured.
-        error: what went wrong last; empty when all is well.
-        preview: what H is worth where it is a preview (`cl.preview_note`), shown at the top; empty
-            on an H from ablations. Read-only.
+        status: one line on what is shown: predicted or measured, how fresh, seconds taken.
+        error: message of the last error; empty if there is none.
+        preview: warning shown at the top where H is a preview (`Curvature.note`); empty on an H
+            from ablations. Read-only.
         session: the Session it belongs to.
-        lock: the session's; held while callbacks change what is shown.
+        lock: the session's lock; held while callbacks change what is shown.
     """
 
     _followed: list[tuple[Callable[..., None], str]] = []  # noqa: RUF012  (replaced in __init__)
@@ -104,7 +103,7 @@ class Instrument(DOMWidget):
 
     @default("preview")
     def _preview_note(self) -> str:
-        return preview_note(self.session.curvature)
+        return self.session.curvature.note()
 
     # Linking ------------------------------------------------------------------------------------
 
@@ -132,14 +131,14 @@ class Instrument(DOMWidget):
     # Errors -------------------------------------------------------------------------------------
 
     def report(self, error: Exception) -> None:
-        """Show an error in the instrument; ours speak for themselves, others name their type."""
+        """Show an error in the instrument; an error that is not ours is shown with its type."""
         ours = isinstance(error, CocurveError)
         self.error = str(error) if ours else f"{type(error).__name__}: {error}"
 
     # Code and files -----------------------------------------------------------------------------
 
     def code(self) -> str:
-        """Python that reproduces what is on the screen."""
+        """The Python code that reproduces what is on the screen."""
         raise NotImplementedError
 
     def table(self) -> list[dict[str, Any]]:
@@ -147,10 +146,10 @@ class Instrument(DOMWidget):
         raise NotImplementedError
 
     def save(self, path: str | Path) -> Path:
-        """Write what is shown: `.csv` the data, `.json` the plan, `.gexf` the graph.
+        """Write the data (`.csv`), the plan (`.json`) or the graph (`.gexf`) to a file.
 
-        An existing file is replaced only when the new one is complete. The picture itself as PNG
-        is a button, because only the browser has drawn it.
+        An existing file is replaced only when the new one is complete. For the picture press the
+        PNG button: only the browser has drawn it.
 
         Raises:
             InputError: another suffix, or no plan yet.
@@ -164,7 +163,7 @@ class Instrument(DOMWidget):
             return to_csv(self.table()).encode()
         if suffix == ".json":
             if self.session.selection is None:
-                raise InputError("there is no plan yet to save. Choose one first.")
+                raise InputError("there is no plan yet. Choose one, then save again.")
             return self.session.selection.to_json().encode()
         if suffix == ".gexf":
             return to_gexf(self._graph())
@@ -182,7 +181,7 @@ class Instrument(DOMWidget):
 
 
 def plan_code(plan: Selection, curvature: Curvature) -> str:
-    """An expression for a plan: how it was solved where solving again gives it, else its units."""
+    """A Python expression for a plan: its solve if that gives it again, otherwise its units."""
     default = Guards()
     changed = {k: v for k, v in vars(plan.guards).items() if v != getattr(default, k)}
     guards = f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
@@ -206,7 +205,7 @@ def _solves_to(plan: Selection, curvature: Curvature, strength: float) -> bool:
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows of equal keys as CSV text."""
+    """Rows with the same keys as CSV text."""
     buffer = io.StringIO()
     if rows:
         writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
@@ -216,20 +215,21 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def to_gexf(graph: Any) -> bytes:
-    """A networkx graph as a GEXF file (Gephi, sigma)."""
+    """A networkx graph as a GEXF file, for Gephi and sigma."""
     import networkx
 
     return "\n".join(networkx.generate_gexf(graph)).encode()
 
 
-# Instruments made by each notebook cell: (cell id, kind) -> (the run that made them, they)
+# Instruments made by each notebook cell: (cell id, kind) -> (the run that made them, instruments)
 _BY_CELL: dict[tuple[str, str], tuple[str, WeakSet[Instrument]]] = {}
 
 
 def _close_earlier_run(instrument: Instrument) -> None:
-    """Close what an earlier run of the same cell showed; its output is gone, its models are not.
+    """Close the instruments of an earlier run of the same cell.
 
-    A model left open stays in the kernel and is sent to the page again at every reload.
+    Their output is gone from the page, but their widget models would stay in the kernel and be
+    sent to the page again at every reload.
     """
     cell, run = _current_cell()
     if not cell:
@@ -245,7 +245,7 @@ def _close_earlier_run(instrument: Instrument) -> None:
 
 
 def _current_cell() -> tuple[str, str]:
-    """Cell id and message id of the running cell; empty outside a notebook."""
+    """Cell id and message id of the running cell; both empty outside a notebook."""
     try:
         from IPython import get_ipython
 

@@ -1,4 +1,4 @@
-"""What the front ends get of a curvature: plain lists and little-endian bytes."""
+"""A curvature as the browser receives it: plain lists and little-endian bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from cocurve_lab import Curvature, Selection
 
-MOST_UNITS = 1200  # above, H stays in the kernel and the kernel solves
-_DOUBLE_UNITS = 512  # up to here doubles are small enough to send
+MOST_UNITS = 1200  # with more units H stays in the kernel, and the kernel solves
+_DOUBLE_UNITS = 512  # up to here H is small enough to send in doubles
 
 
 def pack_problem(curvature: Curvature, most_units: int = MOST_UNITS) -> dict[str, Any]:
-    """A curvature as `unpack` of solver.js reads it.
+    """A curvature as `unpack` of front/solver.js reads it.
 
-    The upper triangle of H goes row by row, float64 up to 512 units, float32 up to `most_units`,
-    and not at all above (a solve needs all of it, and it would be more than 3 MB).
+    The upper triangle of H is sent row by row: float64 up to 512 units, float32 up to `most_units`.
+    Above that `matrix` is empty: a solve needs all of H, which would be more than 3 MB.
     """
     units, size = curvature.units, len(curvature.units)
     matrix = b""
@@ -36,17 +36,14 @@ def pack_problem(curvature: Curvature, most_units: int = MOST_UNITS) -> dict[str
     }
 
 
-def as_packed(curvature: Curvature) -> np.ndarray:
-    """H [M, M] float64 as the front end sees it: rounded to what is sent."""
-    if len(curvature.units) <= _DOUBLE_UNITS:
-        return curvature.matrix.copy()
-    return curvature.matrix.astype(np.float32).astype(np.float64)
-
-
 def curve(run: Selection, most: int = 120) -> dict[str, list[float]]:
-    """Risk against ratio along a removal order: ratio, node and edge part, at most `most` points.
+    """The curve of risk over ratio along a removal order: ratio, node part, edge part.
 
     Greedy under fixed guards is nested, so every prefix is the plan of its own ratio.
+
+    Args:
+        run: a plan with its removal order (`cocurve_lab.solver.greedy.longest`).
+        most: at most so many points; risks in nats per token, 6 digits.
     """
     assert run.node_terms is not None
     assert run.edge_terms is not None
