@@ -1,42 +1,68 @@
-"""The controls of FidelityScatter: core ipywidgets with labels, which the keyboard reaches."""
+"""The controls of FidelityScatter and the HTML around its figure, all core ipywidgets.
+
+Every control has a label and can be reached with the keyboard.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ipywidgets as W
 
-from cocurve_lab import InputError
+from cocurve_lab import Curvature, InputError
+from cocurve_lab.figures import COLORS
 
-from .fidelity_points import METHODS
-from .fidelity_words import points_table, preview_html
-from .instrument import front
-
-if TYPE_CHECKING:
-    from .fidelity_scatter import FidelityScatter
+from .fidelity_points import METHODS, Rows
+from .instrument import Instrument, front, to_csv
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
-HINTS = {
+BUTTONS = {  # label -> tooltip
     "Measure this plan": "the plan that all instruments of this session show",
     "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep",
     "Ratio sweep": "greedy plans at λ, one for each ratio to sweep",
     "Same-budget pool": "26 sets at the ratio: greedy, diagonal, 14 random, 10 swaps",
-    "Cancel": "stop measuring; what is measured stays",
+    "Cancel": "stop measuring; measured plans are kept",
+}
+MOST_ROWS = 300  # of the table in the page; the CSV has all
+COLUMNS = {  # of the table in the page: heading -> key of a row
+    "point": "name",
+    "method": "method",
+    "λ": "interaction_strength",
+    "asked": "requested_ratio",
+    "removed": "realized_ratio",
+    "units": "units",
+    "predicted": "predicted_risk",
+    "measured": "measured_risk",
+    "±": "standard_error",
+    "text": "text",
 }
 
 
 class FidelityControls:
-    """Widgets around the figure; each control is one trait of the instrument.
+    """The widgets around the figure; each input follows one trait of the instrument and sets it.
 
-    What the program writes into a control is told from what a person does by `filling`, which is
-    only read and written under the instrument's lock.
+    Args:
+        owner: the instrument, with the traits that the inputs are named after.
+        actions: the function behind each of BUTTONS.
+        choose: makes the plan of a name the session's; raises InputError on an unknown name.
+        redraw: brings what is shown up to date.
     """
 
-    def __init__(self, owner: FidelityScatter) -> None:
-        self.owner, self.filling = owner, False
+    def __init__(
+        self,
+        owner: Instrument,
+        actions: Mapping[str, Callable[[], Any]],
+        choose: Callable[[str], None],
+        redraw: Callable[[], Any],
+    ) -> None:
+        self.owner, self.redraw = owner, redraw
+        # True while the program writes into a control, so that its callback does not take that for
+        # a person's doing and set the trait again. Read and written under the owner's lock.
+        self.filling = False
         self.ratio = self._field(W.FloatText, "Ratio", "ratio", "130px", step=0.05)
         self.strengths = self._field(W.Text, "λ to sweep", "strengths", "250px")
         self.strength = self._field(
@@ -47,15 +73,15 @@ class FidelityControls:
         self.rows = self._field(W.IntText, "Rows of text (0: all)", "rows", "210px")
         self.unit = self._field(W.Text, "Mark unit", "selected_unit", "220px")
         self.unit.placeholder = "such as L0.ffn[3]"
-        self.buttons = self._buttons()
+        self.buttons = {label: self._button(label, actions[label]) for label in BUTTONS}
         self.boxes = self._method_boxes()
         self.progress = W.IntProgress(description="Progress", layout=W.Layout(width="300px"))
-        self.plan = self._menu("Show plan", owner.choose)
+        self.plan = self._menu("Show plan", choose)
         self.plan.placeholder = "name of a measured plan"
         self.text = self._menu("Text", self._choose_text)
         self.text.placeholder = "all texts"
         self.twin = W.ToggleButton(description="Table and files", layout=W.Layout(width="auto"))
-        self.twin.observe(self._by_user(lambda _: owner.refresh()), "value")
+        self.twin.observe(self._by_user(lambda _: redraw()), "value")
         self.moving, self.caption, self.scores, self.error, self.status = (
             W.HTML() for _ in range(5)
         )
@@ -63,14 +89,14 @@ class FidelityControls:
         owner.observe(self._tell, ["status", "error"])
 
     def around(self, figure: Any) -> list[Any]:
-        """All widgets from top to bottom."""
+        """All widgets, from top to bottom."""
 
         def row(*controls: Any) -> W.HBox:
             return W.HBox(controls, layout=WRAP)
 
         return [
             W.HTML(f"<style>{front('instrument.css')}</style>", layout={"display": "none"}),
-            *([W.HTML(preview_html(note))] if (note := self.owner.preview) else []),
+            *([W.HTML(_preview_html(note))] if (note := self.owner.preview) else []),
             row(self.ratio, self.strengths, self.strength, self.ratios, self.seed, self.rows),
             row(*self.buttons.values()),
             row(self.progress, self.moving),
@@ -87,8 +113,8 @@ class FidelityControls:
 
     # Both ways ----------------------------------------------------------------------------------
 
-    def fill(self, control: Any, **values: Any) -> None:
-        """Write into a control without its callback taking it for a person's doing."""
+    def _fill(self, control: Any, **values: Any) -> None:
+        """Write into a control, marked as the program's doing; equal values are not sent."""
         with self.owner.lock:
             before, self.filling = self.filling, True
             try:
@@ -99,7 +125,7 @@ class FidelityControls:
                 self.filling = before
 
     def _by_user(self, act: Callable[[Any], Any]) -> Callable[[Any], None]:
-        """A callback that acts on a person's doing only and shows what goes wrong.
+        """A callback for a person's input alone, which shows its errors in the instrument.
 
         It does not hold the lock while it acts: it may change the session, and then other
         instruments take their locks.
@@ -118,14 +144,14 @@ class FidelityControls:
         return run
 
     def _field(self, kind: Any, label: str, name: str, width: str, **more: Any) -> Any:
-        """A labelled control that follows a trait of the instrument, and the trait it."""
+        """A labelled input and a trait of the instrument, each following the other."""
         if kind is W.Text:
             more["continuous_update"] = False
         style = {"description_width": "initial"}
         control = kind(description=label, style=style, layout=W.Layout(width=width), **more)
 
         def show(_: Any = None) -> None:
-            self.fill(control, value=self._spelled(name))
+            self._fill(control, value=self._spelled(name))
 
         def read(change: Any) -> None:
             try:
@@ -139,40 +165,31 @@ class FidelityControls:
         return control
 
     def _spelled(self, name: str) -> Any:
-        """A trait as its control shows it."""
+        """A trait as its input shows it."""
         value = getattr(self.owner, name)
         if name == "selected_unit":
-            return "" if value is None else self.owner.curvature.units[value].name
+            return "" if value is None else self.owner.session.curvature.units[value].name
         return ", ".join(f"{v:g}" for v in value) if isinstance(value, list) else value
 
     def _parsed(self, name: str, value: Any) -> Any:
-        """What a person typed, as the trait wants it."""
+        """An input as its trait expects it."""
         if name == "selected_unit":
-            return self.owner.curvature.units.index(value.strip()) if value.strip() else None
+            units = self.owner.session.curvature.units
+            return units.index(value.strip()) if value.strip() else None
         if not isinstance(value, str):
             return value
         try:
             return [float(part) for part in value.replace(",", " ").split()]
         except ValueError:
             raise InputError(
-                f"{value!r} is not a list of numbers. Write them with commas: 0, 0.5, 1."
+                f"{value!r} is not a list of numbers. Separate them with commas: 0, 0.5, 1."
             ) from None
 
-    def _buttons(self) -> dict[str, W.Button]:
-        owner = self.owner
-        actions: list[Callable[[], Any]] = [
-            lambda: owner.measure(owner.require_plan(), wait=False),
-            lambda: owner.measure_lambda_sweep(wait=False),
-            lambda: owner.measure_ratio_sweep(wait=False),
-            lambda: owner.measure_pool(wait=False),
-            owner.cancel,
-        ]
-        buttons = {}
-        for (name, hint), action in zip(HINTS.items(), actions, strict=True):
-            button = W.Button(description=name, tooltip=hint, layout=W.Layout(width="auto"))
-            button.on_click(self._by_user(partial(_call, action)))
-            buttons[name] = button
-        return buttons
+    def _button(self, label: str, action: Callable[[], Any]) -> W.Button:
+        layout = W.Layout(width="auto")
+        button = W.Button(description=label, tooltip=BUTTONS[label], layout=layout)
+        button.on_click(self._by_user(lambda _: action()))
+        return button
 
     def _method_boxes(self) -> dict[str, W.Checkbox]:
         boxes = {}
@@ -183,7 +200,7 @@ class FidelityControls:
 
         def show(_: Any = None) -> None:
             for name, box in boxes.items():
-                self.fill(box, value=name in self.owner.methods)
+                self._fill(box, value=name in self.owner.methods)
 
         self.owner.observe(show, "methods")
         show()
@@ -202,7 +219,7 @@ class FidelityControls:
             try:
                 choose(change.new.strip())
             finally:
-                self.owner.refresh()  # a refused name goes back to the one in force
+                self.redraw()  # a refused name goes back to the one in force
 
         menu.observe(self._by_user(read), "value")
         return menu
@@ -210,7 +227,7 @@ class FidelityControls:
     def _choose_text(self, name: str) -> None:
         known = [*dict.fromkeys(record.text for record in self.owner.session.measured), ""]
         if name not in known:
-            raise InputError(f"nothing was measured on {name!r}. Leave the field empty for all.")
+            raise InputError(f"nothing was measured on {name!r}. Clear the field for all texts.")
         self.owner.text = name
 
     # What the instrument says -------------------------------------------------------------------
@@ -221,23 +238,103 @@ class FidelityControls:
         getattr(self, change.name).value = line and f'<div class="cocurve">{line}</div>'
 
     def show_work(self, reason: str, done: int, total: int, moving: str) -> None:
-        """Progress, and which buttons can be pressed; `reason` says why nothing can be measured."""
+        """Show progress, and disable the buttons that have no effect now.
+
+        Args:
+            reason: why nothing can be measured; empty where it can.
+            done, total: plans of the present work; total is 0 when idle.
+            moving: the same in words.
+        """
         for name, button in self.buttons.items():
             off = total == 0 if name == "Cancel" else bool(reason)
-            self.fill(button, disabled=off)
-        self.fill(self.progress, max=max(total, 1), value=done)
-        self.fill(self.moving, value=escape(reason or moving))
+            self._fill(button, disabled=off)
+        self._fill(self.progress, max=max(total, 1), value=done)
+        self._fill(self.moving, value=escape(reason or moving))
 
     def show_menus(self, plans: list[str], chosen: str, texts: list[str]) -> None:
-        """Names of the measured plans, of the chosen one (or empty), and of the texts."""
-        self.fill(self.plan, options=tuple(plans), value=chosen)
-        self.fill(self.text, options=tuple(texts), value=self.owner.text)
+        """Show the names of the measured plans, the chosen one (or empty), and the texts."""
+        self._fill(self.plan, options=tuple(plans), value=chosen)
+        self._fill(self.text, options=tuple(texts), value=self.owner.text)
 
-    def show_table(self, rows: list[dict[str, Any]], plan: str | None) -> None:
-        """The table twin with the files, while its button is pressed; else nothing, unsent."""
-        text = points_table(rows, plan) if self.twin.value else ""
-        self.fill(self.table, value=text)
+    def show_words(self, scores: dict[str, dict[str, Any]], text: str | None) -> None:
+        """Show the statistics, and the caption for plans measured on this text (None: no text)."""
+        self._fill(self.scores, value=_scores_table(scores))
+        self._fill(self.caption, value=_caption(self.owner.session.curvature, text))
+
+    def show_table(self, rows: Rows, plan: str | None) -> None:
+        """Show the table and files while their button is pressed; otherwise nothing is sent."""
+        text = _points_table(rows, plan) if self.twin.value else ""
+        self._fill(self.table, value=text)
 
 
-def _call(action: Callable[[], Any], _: Any) -> None:
-    action()
+# HTML -------------------------------------------------------------------------------------------
+
+
+def _preview_html(note: str) -> str:
+    """The note of a preview of H, above everything else."""
+    line = f'<p class="cc-preview" style="border-left-color:{COLORS["bridge"]}" role="note">'
+    return f'<div class="cocurve">{line}{escape(note)}</p></div>'
+
+
+def _caption(curvature: Curvature, text: str | None) -> str:
+    """The support and text that predictions and measurements are on."""
+    known = curvature.provenance
+    top_r = known.get("top_r")
+    support = "top-r support (r unknown)" if top_r is None else f"top-{top_r} support"
+    parts = [
+        f"Predicted: on the teacher's {support}, from the calibration text. Measured: over the "
+        f"full vocabulary, on {text or 'the text each point names'}."
+    ]
+    if curvature.single_unit_risk is None:
+        parts.append("This curvature does not hold the KL of single units: no grey points.")
+    else:
+        parts.append(
+            "Grey: each unit alone, ½ H_uu against its KL in the build, both on that support and "
+            "on the calibration text."
+        )
+    if text and "row_fingerprints" not in known:
+        parts.append("H does not record its calibration rows, so overlap cannot be checked.")
+    return f'<div class="cocurve"><p class="cc-muted">{escape(" ".join(parts))}</p></div>'
+
+
+def _scores_table(scores: dict[str, dict[str, Any]]) -> str:
+    heads = ["", "points", "Spearman", "Pearson of logs", "median measured / predicted", "worst"]
+    lines = []
+    for name, score in scores.items():
+        known = score["points"] > 0
+        worst = f"{escape(score['worst'])} ({score['worst_ratio']:.3g} x)" if known else "-"
+        both = [f"{score[key]:.3f}" for key in ("spearman", "pearson_log")]
+        if score["note"]:
+            both = [escape(score["note"]), "-"]
+        median = f"{score['median_ratio']:.3g}" if known else "-"
+        lines.append([escape(name), str(score["points"]), *both, median, worst])
+    return f'<div class="cocurve"><h4>Agreement</h4>{_html(heads, lines)}</div>'
+
+
+def _points_table(rows: Rows, plan: str | None) -> str:
+    """The points, with links to save them and the plan (JSON text; None: no plan)."""
+    files = _download("CSV", "fidelity.csv", "text/csv", to_csv(rows))
+    files += "" if plan is None else _download("JSON", "plan.json", "application/json", plan)
+    shown = [[_cell(row[key]) for key in COLUMNS.values()] for row in rows[:MOST_ROWS]]
+    more = len(rows) - len(shown)
+    note = f"<p>{more} more rows are in the CSV.</p>" if more else ""
+    table = _html(list(COLUMNS), shown) if rows else "<p>no points yet</p>"
+    return f'<div class="cocurve"><p>{files}</p><div class="cc-scroll">{table}</div>{note}</div>'
+
+
+def _html(heads: list[str], lines: list[list[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{c}</td>' for c in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.4g}"
+    return "-" if value is None else escape(str(value))
+
+
+def _download(label: str, name: str, kind: str, content: str) -> str:
+    data = base64.b64encode(content.encode()).decode()
+    link = f'download="{name}" href="data:{kind};base64,{data}" style="text-decoration: underline"'
+    return f"<a {link}>{label}</a> &nbsp; "

@@ -1,7 +1,7 @@
 """The picture of FidelityScatter: a plotly FigureWidget with a fixed number of traces.
 
-Fixed, because restyling is one small message while adding and removing traces is many. The legend
-is made of empty traces: colour says the ratio, the symbol the method and lambda, never one alone.
+The number is fixed because restyling is one small message, while adding and removing traces takes
+many. The legend consists of empty traces: colour is the ratio, the symbol the method and lambda.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
+from cocurve_lab.figures import COLORS
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
 
 from .instrument import front
@@ -22,10 +23,10 @@ GREY = "#808080"
 # Okabe-Ito without black and yellow, which vanish on one of the themes: upper end of ratio, colour
 RATIOS = [
     (0.075, "up to 7.5 %", "#56B4E9"),
-    (0.15, "7.5 to 15 %", "#0072B2"),
+    (0.15, "7.5 to 15 %", COLORS["attention"]),
     (0.25, "15 to 25 %", "#009E73"),
-    (0.35, "25 to 35 %", "#E69F00"),
-    (0.45, "35 to 45 %", "#D55E00"),
+    (0.35, "25 to 35 %", COLORS["ffn"]),
+    (0.45, "35 to 45 %", COLORS["bridge"]),
     (np.inf, "above 45 %", "#CC79A7"),
 ]
 OTHER = "other plan"
@@ -39,18 +40,18 @@ SYMBOLS = {
     OTHER: "star",
 }
 DESCRIPTION = (
-    "Scatter of plans on log axes: predicted risk to the right, measured KL upwards, a dashed line "
-    "where the two are equal. The table below the figure holds the same points."
+    "Scatter of plans on log axes: predicted risk to the right, measured KL upwards. On the dashed "
+    "line the two are equal. The table below the figure holds the same points."
 )
 
 
 def color(ratio: float) -> str:
-    """Colour of a realised ratio."""
+    """The colour of a realised ratio."""
     return next(c for upper, _, c in RATIOS if ratio <= upper)
 
 
 def symbol(method: str, interaction_strength: float | None) -> str:
-    """Marker of a method and its lambda."""
+    """The marker of a method and its lambda."""
     if method == EDGE_AWARE and interaction_strength is not None:
         names = list(SYMBOLS)[1:4]
         return SYMBOLS[names[int(interaction_strength >= 0.1) + int(interaction_strength >= 1)]]
@@ -58,13 +59,13 @@ def symbol(method: str, interaction_strength: float | None) -> str:
 
 
 class QuietFigure(go.FigureWidget):
-    """A FigureWidget that starts at once, can be garbage-collected, has a name, offers no cloud."""
+    """A FigureWidget that starts at once, can be collected, has a name, and offers no upload."""
 
     _esm = front("figure.js", "figure_main.js")
     # a string: widgets that hold code by its path are never garbage-collected
     _plotly = Unicode(str(go.FigureWidget._esm)).tag(sync=True)
     _description = Unicode(DESCRIPTION).tag(sync=True)
-    # what the page reports after every change is 24 kB, which ipywidgets would send back to it
+    # after every change the page reports 24 kB, which ipywidgets would echo back to it
     _js2py_traceDeltas = Dict(allow_none=True).tag(
         sync=True, echo_update=False, **custom_serializers
     )
@@ -84,12 +85,12 @@ class QuietFigure(go.FigureWidget):
 
 
 class FidelityFigure:
-    """The traces of the scatter, and how they follow the points.
+    """The picture of the scatter, which follows the points.
 
     Args:
-        singles: rows of `points` of the units alone.
+        singles: rows of `points` of the single units.
         single_text: their hover texts.
-        preview: what is said of H where it is a preview; empty where it is not.
+        preview: the note of a preview of H; empty on any other.
 
     Attributes:
         widget: the FigureWidget.
@@ -135,7 +136,7 @@ class FidelityFigure:
             self.widget.layout.title.text += "; predictions are from a preview of H"
 
     def on_click(self, plan: Callable[[int], None], single: Callable[[int], None]) -> None:
-        """Call `plan` or `single` with the number of the clicked point."""
+        """Call `plan` or `single` with the index of a clicked point."""
         for trace, handler in ((self.plans, plan), (self.singles, single)):
             trace.on_click(lambda _, points, __, handler=handler: _first(points, handler))
 
@@ -148,20 +149,20 @@ class FidelityFigure:
         rings: list[tuple[float, float]],
         waiting: float | None,
     ) -> None:
-        """Show these plans, rings around these places, and a line at a prediction alone.
+        """Show plans, rings around the chosen points, and a line for a plan not measured yet.
 
         Args:
             points: rows of FidelityScatter.points whose two risks are above 0.
             text: their hover texts.
             show_singles: whether the single units are shown.
-            rings: (predicted, measured) of what is chosen.
-            waiting: predicted risk of the chosen plan where it is not measured; None for no line.
+            rings: (predicted, measured) of the chosen plan and unit.
+            waiting: predicted risk of the chosen plan if it is not measured; None for no line.
         """
         low, high = self._range(points, show_singles, waiting)
         ends = [low, high]
         wait = [] if waiting is None else [(waiting, low), (waiting, high)]
-        # One batch for one set of properties: where a batch gives a trace only some of them, the
-        # page of plotly 7.1 puts the others back to their defaults instead of leaving them.
+        # Each batch sets the same properties on all its traces: where a batch gives a trace only
+        # some of them, the page of plotly 7.1 resets the others to their defaults.
         places = {
             "equal": (ends, ends),
             "band": ([*ends, np.nan, *ends], [2 * low, 2 * high, np.nan, low / 2, high / 2]),
@@ -173,7 +174,7 @@ class FidelityFigure:
             self.singles.visible = show_singles
 
     def _changes(self, part: str, content: Any) -> bool:
-        """Whether this part differs from what the page has; a choice need not resend the plans."""
+        """Whether this part differs from the page's; a click must not resend all plans."""
         if self._sent.get(part) == repr(content):
             return False
         self._sent[part] = repr(content)
@@ -225,7 +226,7 @@ def _finite(error: float) -> float:
 
 
 def _legend() -> list[go.Scatter]:
-    """Empty traces that explain colour and symbol."""
+    """Empty traces that make the legend of colours and symbols."""
     entries = [("ratio", "Removed (colour)", name, shade, "square") for _, name, shade in RATIOS]
     entries += [("method", "Method (symbol)", name, GREY, mark) for name, mark in SYMBOLS.items()]
     return [

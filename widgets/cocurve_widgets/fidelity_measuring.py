@@ -1,4 +1,4 @@
-"""Measuring plans a few at a time: on the session's worker or here, keeping what is done."""
+"""Measuring plans a few at a time, here or on the session's thread; finished plans are kept."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from collections.abc import Callable, Sequence
 from cocurve_lab import CalibrationSet, Selection, measure_plans
 
 from .fidelity_points import text_name
-from .session import Cancelled, CancelToken, Measured, Session
+from .session import Cancelled, CancelToken, MeasuredPlan, Session
 
-CHUNK = 4  # plans between two looks at the cancel token; the model is free in between
+CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
 Waiting = tuple[Selection, CalibrationSet]
 
 
 class Measurer:
-    """Adds measured plans to a session.
+    """Measures plans and adds them to a session.
+
+    Plans asked for while others are measured join the present work, so that one progress bar
+    covers both.
+
+    Args:
+        session: has the model, and receives the results.
+        moved: called whenever there is something new to show.
 
     Attributes:
-        done, total: plans of the present work, less those that were cancelled; 0 when idle.
-        stage: what it is doing, for a status line.
-        took: how long the last finished work took, in words; empty before the first.
+        done, total: plans of the present work, less the cancelled ones; 0 when idle.
+        stage: the present step, for a status line.
+        took: size and time of the last finished work, in words; empty before the first.
     """
 
     def __init__(self, session: Session, moved: Callable[[], None]) -> None:
@@ -30,29 +37,33 @@ class Measurer:
         self._lock = threading.RLock()
         self._todo: deque[Waiting] = deque()
         self._running: list[Waiting] = []  # taken from `_todo`, in the model now
-        self._dropped = 0  # of the present work, by `cancel`
-        self._tokens: list[CancelToken] = []  # of the work that is going on
-        self._job: CancelToken | None = None  # of the job that takes from `_todo`
+        self._dropped = 0  # plans of the present work that `cancel` took out of `_todo`
+        self._tokens: list[CancelToken] = []  # of all work going on: a cell and the thread may both
+        self._job: CancelToken | None = None  # of the job on the thread that takes from `_todo`
         self._began = 0.0
         self.done = self.total = 0
         self.stage = self.took = ""
 
     @property
     def active(self) -> bool:
-        """Whether anything waits or runs; a job dropped by another instrument does neither."""
+        """Whether anything waits or runs.
+
+        The mailbox keeps one "measure" job, so another instrument of the session may have dropped
+        ours before it began; then its token is cancelled and nothing is active.
+        """
         with self._lock:
             return bool(self._tokens) or (self._job is not None and not self._job.cancelled)
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate from the plans done so far; None before the first."""
+        """Estimate of the seconds left from the plans done so far; None before the first."""
         with self._lock:
             if not self.done:
                 return None
             return (time.monotonic() - self._began) / self.done * (self.total - self.done)
 
     def words(self) -> str:
-        """How far it is, for a person; empty when idle."""
+        """Progress as a sentence; empty when idle."""
         with self._lock:
             if not self.total:
                 return ""
@@ -61,7 +72,7 @@ class Measurer:
             return f"{self.done} of {self.total} plans measured{eta} ({self.stage})"
 
     def measure_here(self, plans: Sequence[Selection], held_out: CalibrationSet) -> None:
-        """Measure in this thread; returns when done or cancelled."""
+        """Measure in this thread; return when all are done or cancelled."""
         token = CancelToken()
         self._expect(len(plans))
         self._start(token)
@@ -79,7 +90,13 @@ class Measurer:
         held_out: CalibrationSet,
         failed: Callable[[Exception], None],
     ) -> None:
-        """Hand plans to the worker, after those it already has; `failed` gets what goes wrong."""
+        """Hand plans to the session's thread, behind those it already has.
+
+        Args:
+            plans: those that wait or run already are skipped.
+            held_out: text to measure on.
+            failed: called with the error, should there be one.
+        """
         if not plans:
             return
         with self._lock:
@@ -93,7 +110,7 @@ class Measurer:
         self._moved()
 
     def cancel(self) -> None:
-        """Stop after the plans that are in the model now; they still count."""
+        """Stop after the plans that are in the model now, which still count."""
         with self._lock:
             self.total -= len(self._todo)
             self._dropped += len(self._todo)
@@ -113,13 +130,13 @@ class Measurer:
         finally:
             with self._lock:
                 self._running = []
-                if self._job is token:  # else a newer job owns what waits
+                if self._job is token:  # else a newer job has taken over what waits
                     self._job = None
                     self._todo.clear()
             self._end(token)
 
     def _next(self, token: CancelToken) -> list[Waiting]:
-        """The next plans on one text; none when all are done."""
+        """The next plans, all on one text; empty when all are done."""
         with self._lock:
             token.check()
             chunk: list[Waiting] = []
@@ -129,7 +146,7 @@ class Measurer:
                 chunk.append(self._todo.popleft())
             self._running = chunk
             if not chunk:
-                self._job = None  # plans that come from here on need a new job
+                self._job = None  # decided under the lock: later plans submit a new job
             return chunk
 
     def _measure(
@@ -146,7 +163,7 @@ class Measurer:
         numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
         with self._lock:
             self.done += len(plans)
-        self.session.add_measured(*(Measured(plan, kl, se, text) for plan, kl, se in numbers))
+        self.session.add_measured(*(MeasuredPlan(plan, kl, se, text) for plan, kl, se in numbers))
 
     def _expect(self, plans: int) -> None:
         with self._lock:

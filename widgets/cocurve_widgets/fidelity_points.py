@@ -1,34 +1,35 @@
-"""The points of FidelityScatter as plain rows, what is said about them, and their code."""
+"""The points of FidelityScatter as plain rows: their names, statistics, and the code for them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cocurve_lab import CalibrationSet, Curvature, Selection
+from cocurve_lab import CalibrationSet, Curvature, Guards, Selection, agreement
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
-from cocurve_lab.solver.guards import Guards
 
 from .fidelity_figure import OTHER
 from .instrument import plan_code
-from .session import Measured, Session
+from .session import MeasuredPlan, Session
 
 SINGLE = "single unit"
 METHODS = (EDGE_AWARE, DIAGONAL, SWAP, RANDOM, OTHER, SINGLE)
+ALL_PLANS, SINGLE_UNITS = "all plans", "single units"
+Rows = list[dict[str, Any]]
 
 
 @dataclass
 class Book:
-    """What a session's plans are called, so that a cell run again finds its points named.
+    """The names of a session's plans; kept with the session, so that a re-run cell finds them.
 
     Attributes:
         names: plan fingerprint -> (method, name).
         pools: name of a set measured together -> (Python that measures it, fingerprints).
-        rows: name of a text -> rows of the held-out set it stands for.
+        rows: name of a text -> number of held-out rows it stands for.
     """
 
     names: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -37,10 +38,17 @@ class Book:
 
     @classmethod
     def of(cls, session: Session) -> Book:
+        """The book of a session, made on first use."""
         return _BOOKS.setdefault(session, cls())
 
     def add_pool(self, name: str, code: str, plans: Sequence[tuple[str, Selection]]) -> None:
-        """Remember a set measured together, and number its random sets and swaps."""
+        """Record a set measured together, and number its random sets and swaps.
+
+        Args:
+            name: of the set.
+            code: Python that measures it again.
+            plans: (method, plan) of each.
+        """
         numbers: dict[str, int] = {}
         for method, plan in plans:
             if method in (RANDOM, SWAP):
@@ -50,13 +58,14 @@ class Book:
         self.pools[name] = (code, [plan.fingerprint for _, plan in plans])
 
     def name(self, plan: Selection) -> tuple[str, str]:
-        """Method and name of a plan."""
+        """The method and name of a plan."""
         if plan.fingerprint in self.names:
             return self.names[plan.fingerprint]
         strength = plan.interaction_strength
+        mark = plan.fingerprint[:4]  # tells plans of one name apart
         if strength is None:
-            return OTHER, f"plan of {_units(len(plan))}, {plan.realized_ratio:.3g} ({_mark(plan)})"
-        guarded = "" if plan.guards == Guards() else f", guarded ({_mark(plan)})"
+            return OTHER, f"plan of {_units(len(plan))}, {plan.realized_ratio:.3g} ({mark})"
+        guarded = "" if plan.guards == Guards() else f", guarded ({mark})"
         method = EDGE_AWARE if strength > 0 else DIAGONAL
         return method, f"λ {strength:.4g}, ratio {plan.requested_ratio:.4g}{guarded}"
 
@@ -65,8 +74,11 @@ _BOOKS: WeakKeyDictionary[Session, Book] = WeakKeyDictionary()
 
 
 def text_name(text: CalibrationSet) -> str:
-    """What a held-out set is called in Measured.text."""
+    """The name of a held-out set in `MeasuredPlan.text`."""
     return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
+
+
+# Rows -------------------------------------------------------------------------------------------
 
 
 def predicted_risk(curvature: Curvature, plan: Selection) -> float:
@@ -77,8 +89,8 @@ def predicted_risk(curvature: Curvature, plan: Selection) -> float:
     return curvature.risk(plan.pruned)
 
 
-def plan_row(curvature: Curvature, book: Book, record: Measured) -> dict[str, Any]:
-    """One measured plan as a row of `points`."""
+def plan_row(curvature: Curvature, book: Book, record: MeasuredPlan) -> dict[str, Any]:
+    """One measured plan as a row of `FidelityScatter.points`."""
     plan = record.selection
     method, name = book.name(plan)
     return {
@@ -96,10 +108,10 @@ def plan_row(curvature: Curvature, book: Book, record: Measured) -> dict[str, An
     }
 
 
-def single_rows(curvature: Curvature) -> list[dict[str, Any]]:
-    """The units alone as rows of `points`, in unit order; none where the build did not keep them.
+def single_rows(curvature: Curvature) -> Rows:
+    """The single units as rows of `FidelityScatter.points`; empty if the build did not keep them.
 
-    Both values are on the teacher's top-r support and on the calibration text, unlike a plan's.
+    Both risks are on the teacher's top-r support and on the calibration text, unlike a plan's.
     """
     risks = curvature.single_unit_risk
     if risks is None:
@@ -127,16 +139,15 @@ def single_rows(curvature: Curvature) -> list[dict[str, Any]]:
 
 
 def drawable(row: dict[str, Any]) -> bool:
-    """Whether both risks have a logarithm."""
+    """Whether both risks are above 0, so that log axes can show them."""
     return bool(row["predicted_risk"] > 0 and row["measured_risk"] > 0)
 
 
-def _units(count: int) -> str:
-    return "1 unit" if count == 1 else f"{count} units"
+# Words and numbers ------------------------------------------------------------------------------
 
 
 def hover(row: dict[str, Any]) -> str:
-    """What is shown over a point."""
+    """The hover text of a point, as HTML."""
     error = row["standard_error"]
     spread = "" if math.isnan(error) else f" ± {error:.2g}"
     ratio = row["measured_risk"] / row["predicted_risk"] if row["predicted_risk"] > 0 else math.nan
@@ -150,10 +161,66 @@ def hover(row: dict[str, Any]) -> str:
     return "<br>".join(lines)
 
 
+def summarize(rows: Rows, marks: list[str], book: Book) -> dict[str, dict[str, Any]]:
+    """`agreement` of all plans, of each pool, and of the single units, with the worst point named.
+
+    Args:
+        rows: rows of `FidelityScatter.points`; the single units come last.
+        marks: fingerprint of each plan among them, in order.
+        book: the pools.
+    """
+    groups = {ALL_PLANS: rows[: len(marks)]}
+    for name, (_, members) in book.pools.items():
+        mine = set(members)
+        groups[name] = [row for row, mark in zip(rows, marks, strict=False) if mark in mine]
+    groups[SINGLE_UNITS] = rows[len(marks) :]
+    return {name: _score(group) for name, group in groups.items() if group or name == ALL_PLANS}
+
+
+def _score(rows: Rows) -> dict[str, Any]:
+    found = agreement(
+        [row["predicted_risk"] for row in rows], [row["measured_risk"] for row in rows]
+    )
+    worst = None if found.worst is None else rows[found.worst]["name"]
+    return asdict(found) | {"worst": worst}
+
+
+def status_line(rows: Rows, marks: list[str], plan: str, took: str) -> str:
+    """The status: how many points, those that cannot be drawn, the chosen plan, the time taken.
+
+    Args:
+        rows, marks: as for `summarize`.
+        plan: words about the chosen plan; may be empty.
+        took: words about the last work; may be empty.
+    """
+    units = len(rows) - len(marks)
+    parts = [f"{len(marks)} measured plans and {units} single units shown"]
+    texts = {row["text"] for row in rows[: len(marks)]}
+    if len(texts) > 1:
+        parts.append(f"plans were measured on {len(texts)} texts; choose one under Text to compare")
+    hidden = [row["name"] for row in rows if not drawable(row)]
+    if hidden:
+        some = ", ".join(hidden[:3]) + (", ..." if len(hidden) > 3 else "")
+        verb = "is" if len(hidden) == 1 else "are"
+        parts.append(
+            f"{len(hidden)} of them {verb} not above 0 and cannot be drawn on log axes: {some}"
+        )
+    parts += [plan] if plan else []
+    parts += [f"last: {took}"] if took else []
+    return "; ".join(parts) + "."
+
+
+def _units(count: int) -> str:
+    return "1 unit" if count == 1 else f"{count} units"
+
+
+# Code -------------------------------------------------------------------------------------------
+
+
 def code_for(
-    curvature: Curvature, book: Book, records: Sequence[Measured], controls: dict[str, Any]
+    curvature: Curvature, book: Book, records: Sequence[MeasuredPlan], controls: dict[str, Any]
 ) -> str:
-    """Python that measures these plans again; `curvature`, `model`, `calibration` must exist."""
+    """The Python that measures these plans again; it needs `curvature`, `model`, `calibration`."""
     options = "".join(f", {name}={value!r}" for name, value in controls.items())
     lines = [
         "import cocurve_lab as cl",
@@ -181,8 +248,3 @@ def _measuring(curvature: Curvature, book: Book, plans: list[Selection]) -> list
     return [code for code, _ in pools] + [
         f"f.measure({plan_code(plan, curvature)})" for plan in single
     ]
-
-
-def _mark(plan: Selection) -> str:
-    """A few digits that tell plans of one name apart."""
-    return plan.fingerprint[:4]

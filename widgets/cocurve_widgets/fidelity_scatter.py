@@ -1,15 +1,25 @@
-"""Predicted risk against measured KL, plan by plan, while the worker measures."""
+"""FidelityScatter: the predicted risk of plans against their measured KL, updated as they come."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
-from traitlets import List, Unicode, validate
+from traitlets import Float, Int, List, Unicode, validate
 
-from cocurve_lab import CalibrationSet, Curvature, InputError
+from cocurve_lab import (
+    CalibrationSet,
+    Curvature,
+    InputError,
+    Selection,
+    same_budget_pool,
+    solve_greedy,
+)
+from cocurve_lab.solver.greedy import require_strength
+from cocurve_lab.solver.targets import require_ratio
 
 from .fidelity_controls import FidelityControls
 from .fidelity_figure import FidelityFigure
@@ -18,18 +28,19 @@ from .fidelity_points import (
     METHODS,
     SINGLE,
     Book,
+    Rows,
     code_for,
     drawable,
     hover,
     plan_row,
     predicted_risk,
     single_rows,
+    status_line,
+    summarize,
     text_name,
 )
-from .fidelity_pools import MeasuresPlans
-from .fidelity_words import caption, scores_table, status_line, summarize
-from .instrument import guarded
-from .session import Measured, Session
+from .instrument import Instrument, guarded
+from .session import MeasuredPlan, Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,22 +48,22 @@ if TYPE_CHECKING:
 PAUSE = 0.2  # seconds between redraws at least
 
 
-class FidelityScatter(MeasuresPlans, W.VBox):
+class FidelityScatter(Instrument, W.VBox):
     """Predicted 1/2 s^T H s against measured KL(dense || pruned), both in nats per token.
 
-    The prediction lives on the teacher's top-r support and the calibration text; the measurement is
+    The prediction is on the teacher's top-r support and the calibration text; the measurement is
     over the full vocabulary, on held-out text. Grey points are single units from the build, where
-    both values are on the top-r support. Log axes; a plan whose prediction or measurement is not
-    above 0 (the empty plan) is not drawn but named in the status.
+    both values are on the top-r support. Both axes are logarithmic: a plan whose prediction or
+    measurement is not above 0 (the empty plan) is not drawn but named in the status.
 
-    One per notebook: a plotly FigureWidget sends 5 MB to the page.
+    Open one per notebook: a plotly FigureWidget sends 5 MB to the page.
 
     Args:
         curvature: H [M, M] with its units.
         model: the dense model; None shows what is known and measures nothing.
-        calibration: held-out text to measure on; rows the curvature was built on are refused.
+        calibration: held-out text to measure on; rows that the curvature was built on are refused.
         session: shared with other instruments; by default the curvature's own.
-        tokenizer: kept in the session for other instruments.
+        tokenizer: added to the session, for other instruments.
         **controls: any of the attributes below up to `text`.
 
     Attributes:
@@ -60,18 +71,26 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         interaction_strength: lambda of the ratio sweep and of the pool's greedy set.
         strengths: lambdas of the lambda sweep.
         ratios: ratios of the ratio sweep, each in [0, 1).
-        seed: of the pool's random sets and swaps.
+        seed: seed of the pool's random sets and swaps.
         rows: rows of the held-out text to measure on; 0 means all of them.
-        methods: which methods are shown, of METHODS.
+        methods: the methods shown, of METHODS.
         text: name of the text whose plans are shown; empty for all texts.
-            selected_unit: the unit ringed among the single units.
+        selected_unit: the unit ringed among the single units.
+        book: the names of the plans.
+        measurer: measures them.
 
     Raises:
         InputError: a control that does not exist, or a value out of range.
         MismatchError: the session or the model is not this curvature's, or the text shares a row
-            with what the curvature was built on.
+            with the text the curvature was built on.
     """
 
+    ratio = Float(0.2).tag(sync=True)
+    interaction_strength = Float(1.0).tag(sync=True)
+    strengths: List[float] = List(Float(), [0.0, 0.1, 0.25, 0.5, 1.0]).tag(sync=True)
+    ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
+    seed = Int(0).tag(sync=True)
+    rows = Int(0).tag(sync=True)
     methods: List[str] = List(Unicode(), list(METHODS)).tag(sync=True)
     text = Unicode().tag(sync=True)
 
@@ -94,42 +113,79 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         self.book = Book.of(self.session)
         self.measurer = Measurer(self.session, self._changed)
         self._singles = single_rows(curvature)
-        self._drawn_plans: list[Measured] = []
+        self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
         self.figure = FidelityFigure(
             self._singles, [hover(row) for row in self._singles], preview=self.preview
         )
         self.figure.on_click(self._clicked_plan, self._clicked_unit)
-        self.controls = FidelityControls(self)
+        actions = {
+            "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
+            "Lambda sweep": lambda: self.measure_lambda_sweep(wait=False),
+            "Ratio sweep": lambda: self.measure_ratio_sweep(wait=False),
+            "Same-budget pool": lambda: self.measure_pool(wait=False),
+            "Cancel": self.cancel,
+        }
+        self.controls = FidelityControls(self, actions, self.choose, self.refresh)
         self.children = self.controls.around(self.figure.widget)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
         self.observe(self._changed, ["methods", "text", "rows"])
         self.refresh()
 
+    # Values -------------------------------------------------------------------------------------
+
+    @validate("ratio", "ratios")
+    def _check_ratio(self, proposal: Any) -> Any:
+        name, value = proposal.trait.name, proposal.value
+        for ratio in [value] if name == "ratio" else value:
+            require_ratio(ratio)
+        if not value:
+            raise InputError(f"{name} is {value}, which removes nothing. Set a ratio above 0.")
+        return value
+
+    @validate("interaction_strength", "strengths")
+    def _check_strength(self, proposal: Any) -> Any:
+        value = proposal.value
+        for strength in value if isinstance(value, list) else [value]:
+            require_strength(strength)
+        if value == []:
+            raise InputError("strengths is empty. Set at least one lambda to sweep.")
+        return value
+
+    @validate("rows")
+    def _check_rows(self, proposal: Any) -> Any:
+        most = 0 if self.calibration is None else len(self.calibration)
+        if not 0 <= proposal.value <= most:
+            raise InputError(
+                f"rows is {proposal.value}; the held-out text has {most} rows. Set 0 for all of "
+                f"them, or at most {most}."
+            )
+        return proposal.value
+
     @validate("methods")
     def _check_methods(self, proposal: Any) -> Any:
         unknown = [name for name in proposal.value if name not in METHODS]
         if unknown:
-            raise InputError(f"methods names {unknown[0]!r}; choose from {', '.join(METHODS)}.")
+            raise InputError(f"methods names {unknown[0]!r}. Choose from {', '.join(METHODS)}.")
         return proposal.value
 
     # Points -------------------------------------------------------------------------------------
 
     @property
-    def points(self) -> list[dict[str, Any]]:
-        """What is shown, one dict per point: measured plans, then the units alone.
+    def points(self) -> Rows:
+        """The shown points, one dict each: measured plans, then the single units.
 
         Keys: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
         realized_ratio, units (how many), predicted_risk, measured_risk, standard_error (NaN where
-        unknown) and text (what was measured on). Risks in nats per token. Points that log axes
-        cannot show are in it.
+        unknown) and text (measured on). Risks in nats per token. Includes points that log axes
+        cannot show.
         """
         plans = [plan_row(self.curvature, self.book, record) for record in self._records()]
         return plans + (self._singles if SINGLE in self.methods else [])
 
-    def _records(self) -> list[Measured]:
+    def _records(self) -> list[MeasuredPlan]:
         """The measured plans that pass the filters."""
         return [
             record
@@ -138,12 +194,12 @@ class FidelityScatter(MeasuresPlans, W.VBox):
             and self.book.name(record.selection)[0] in self.methods
         ]
 
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> Rows:
         """The points, as in `points`."""
         return self.points
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """How well predictions agree with measurements, for what is shown.
+        """How well predictions agree with measurements, for the shown points.
 
         Keys: "all plans", each set measured together (sweeps, pools), and "single units" where they
         are known; single units are kept apart because both their values are on the top-r support.
@@ -153,16 +209,159 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         return summarize(self.points, [r.selection.fingerprint for r in records], self.book)
 
     def code(self) -> str:
-        """Python that measures the shown plans again; it expects curvature, model, calibration."""
+        """The Python that measures the shown plans again; needs curvature, model, calibration."""
         names = ("ratio", "interaction_strength", "strengths", "ratios", "seed", "methods")
         defaults = self.trait_defaults()
         changed = {n: getattr(self, n) for n in names if getattr(self, n) != defaults[n]}
         return code_for(self.curvature, self.book, self._records(), changed)
 
+    # Measuring ----------------------------------------------------------------------------------
+
+    def measure(self, selections: Selection | Iterable[Selection], wait: bool = True) -> Rows:
+        """Measure plans and add their points; plans already measured on this text are skipped.
+
+        Args:
+            selections: one plan or several.
+            wait: True measures in this thread (Ctrl-C keeps the finished plans); False hands the
+                plans to the session's thread, as the buttons do.
+
+        Returns:
+            The rows (as in `points`) of those plans that are measured by now, in order.
+
+        Raises:
+            InputError: no model, no held-out text, or an object that is not a plan.
+            MismatchError: a plan is for other units.
+        """
+        plans = [selections] if isinstance(selections, Selection) else list(selections)
+        held_out = self._require_measurable(plans)
+        text = text_name(held_out)
+        self.book.rows[text] = len(held_out)
+        known = self._on(text)
+        fresh: dict[str, Selection] = {}
+        for plan in plans:  # of equal plans the first gives the name
+            if plan.fingerprint not in known:
+                fresh.setdefault(plan.fingerprint, plan)
+        if wait:
+            self.measurer.measure_here(list(fresh.values()), held_out)
+            self.refresh()
+        else:
+            self.measurer.measure_soon(list(fresh.values()), held_out, self.report)
+        known = self._on(text)
+        found = [known[plan.fingerprint] for plan in plans if plan.fingerprint in known]
+        return [plan_row(self.curvature, self.book, record) for record in found]
+
+    def _on(self, text: str) -> dict[str, MeasuredPlan]:
+        """The plans measured on one text, by fingerprint."""
+        return {r.selection.fingerprint: r for r in self.session.measured if r.text == text}
+
+    def _require_measurable(self, plans: list[Selection]) -> CalibrationSet:
+        """The text to measure on; an error if these plans cannot be measured."""
+        if reason := self.reason():
+            raise InputError(reason)
+        for plan in plans:
+            if not isinstance(plan, Selection):
+                raise InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
+            plan.require_units(self.curvature.units)
+        return self._held_out()
+
+    def _held_out(self) -> CalibrationSet:
+        """The first `rows` rows of the held-out text."""
+        assert self.calibration is not None
+        if self.rows in (0, len(self.calibration)):
+            return self.calibration
+        return self.calibration.rows(0, self.rows)
+
+    def measure_lambda_sweep(
+        self,
+        ratio: float | None = None,
+        strengths: Sequence[float] | None = None,
+        wait: bool = True,
+    ) -> Rows:
+        """Measure greedy plans of one ratio at several lambdas, without guards.
+
+        `ratio` and `strengths` default to the attributes; returns and raises as `measure`.
+        """
+        ratio = self.ratio if ratio is None else ratio
+        strengths = list(self.strengths if strengths is None else strengths)
+        plans = [solve_greedy(self.curvature, ratio, strength) for strength in strengths]
+        code = f"f.measure_lambda_sweep({ratio!r}, {strengths!r})"
+        return self._measure_sweep(f"lambda sweep, ratio {ratio:.4g}", code, plans, wait)
+
+    def measure_ratio_sweep(
+        self,
+        interaction_strength: float | None = None,
+        ratios: Sequence[float] | None = None,
+        wait: bool = True,
+    ) -> Rows:
+        """Measure greedy plans of several ratios at one lambda, without guards.
+
+        Arguments default to the attributes; returns and raises as `measure`.
+        """
+        strength = self._strength(interaction_strength)
+        ratios = list(self.ratios if ratios is None else ratios)
+        plans = [solve_greedy(self.curvature, ratio, strength) for ratio in ratios]
+        code = f"f.measure_ratio_sweep({strength!r}, {ratios!r})"
+        return self._measure_sweep(f"ratio sweep, lambda {strength:.4g}", code, plans, wait)
+
+    def measure_pool(
+        self,
+        ratio: float | None = None,
+        seed: int | None = None,
+        interaction_strength: float | None = None,
+        wait: bool = True,
+    ) -> Rows:
+        """Measure the paper's 26 sets of one budget (`cocurve_lab.same_budget_pool`).
+
+        Arguments default to the attributes; returns and raises as `measure`.
+        """
+        ratio = self.ratio if ratio is None else ratio
+        seed = self.seed if seed is None else seed
+        strength = self._strength(interaction_strength)
+        self._require_measurable([])
+        pool = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
+        name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
+        code = f"f.measure_pool({ratio!r}, {seed!r}, {strength!r})"
+        self.book.add_pool(name, code, pool)
+        return self.measure([plan for _, plan in pool], wait)
+
+    def _strength(self, given: float | None) -> float:
+        return float(self.interaction_strength) if given is None else given
+
+    def _measure_sweep(self, name: str, code: str, plans: list[Selection], wait: bool) -> Rows:
+        self._require_measurable(plans)
+        self.book.add_pool(name, code, [("", plan) for plan in plans])
+        return self.measure(plans, wait)
+
+    def cancel(self) -> None:
+        """Stop measuring; measured plans are kept, and so are those in the model now."""
+        self.measurer.cancel()
+
+    def require_plan(self) -> Selection:
+        """The session's plan; InputError if none is chosen."""
+        if self.session.selection is None:
+            raise InputError(
+                "no plan is chosen yet. Set session.selection, click a point, or run a sweep."
+            )
+        return self.session.selection
+
+    def reason(self) -> str:
+        """The reason why nothing can be measured; empty if measuring is possible."""
+        if self.session.model is None:
+            return (
+                "Nothing can be measured: there is a curvature but no model. Pass model=, or call "
+                "session.attach(model, tokenizer)."
+            )
+        if self.calibration is None:
+            return (
+                "Nothing can be measured: there is no held-out text. Pass rows that H was not "
+                "built on: FidelityScatter(curvature, model, calibration)."
+            )
+        return ""
+
     # Choosing -----------------------------------------------------------------------------------
 
     def choose(self, name: str) -> None:
-        """Make the measured plan of this name (as in `points`) the session's; "" chooses nothing.
+        """Make the measured plan of this name (as in `points`) the session's; "" has no effect.
 
         Raises:
             InputError: no measured plan has this name.
@@ -173,9 +372,9 @@ class FidelityScatter(MeasuresPlans, W.VBox):
             if self.book.name(record.selection)[1] == name:
                 self.session.selection = record.selection
                 return
-        raise InputError(f"no measured plan is called {name!r}. Measure it, or pick another.")
+        raise InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
-    # Not under the lock: all other views of the session answer, and take theirs.
+    # A click is handled outside the lock: all other views of the session answer and take theirs.
     def _clicked_plan(self, number: int) -> None:
         try:
             self.session.selection = self._drawn_plans[number].selection
@@ -192,7 +391,7 @@ class FidelityScatter(MeasuresPlans, W.VBox):
 
     @guarded
     def _changed(self, _: Any = None) -> None:
-        """Redraw now, or a little later where the last time was just now."""
+        """Redraw now, or after the rest of PAUSE: measuring would redraw more often than that."""
         if self._timer is not None or not self.children:
             return
         wait = self._drawn_at + PAUSE - time.monotonic()
@@ -206,7 +405,7 @@ class FidelityScatter(MeasuresPlans, W.VBox):
     @guarded
     def _later(self) -> None:
         self._timer = None
-        if self.children:
+        if self.children:  # else closed while the timer ran
             self.refresh()
 
     @guarded
@@ -228,10 +427,8 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         )
         self._refresh_words(records, rows)
 
-    def _chosen(
-        self, shown: list[dict[str, Any]]
-    ) -> tuple[list[tuple[float, float]], float | None]:
-        """Where rings go, and the chosen plan's prediction where it is not measured."""
+    def _chosen(self, shown: Rows) -> tuple[list[tuple[float, float]], float | None]:
+        """Places of the rings, and the chosen plan's prediction if it is not measured."""
         rings, waiting = [], None
         plan, unit = self.session.selection, self.selected_unit
         if plan is not None:
@@ -249,22 +446,18 @@ class FidelityScatter(MeasuresPlans, W.VBox):
             rings += [(row["predicted_risk"], row["measured_risk"])] if drawable(row) else []
         return rings, waiting
 
-    def _refresh_words(self, records: list[Measured], rows: list[dict[str, Any]]) -> None:
+    def _refresh_words(self, records: list[MeasuredPlan], rows: Rows) -> None:
         controls, work, plan = self.controls, self.measurer, self.session.selection
         marks = [record.selection.fingerprint for record in records]
-        scores = summarize(rows, marks, self.book)
         names = list(dict.fromkeys(row["name"] for row in rows[: len(marks)]))
         chosen = "" if plan is None else self.book.name(plan)[1]
         texts = list(dict.fromkeys(record.text for record in self.session.measured))
+        here = None if self.calibration is None else text_name(self._held_out())
         controls.show_work(self.reason(), work.done, work.total, work.words())
         controls.show_menus(names, chosen if chosen in names else "", texts)
-        controls.fill(controls.scores, value=scores_table(scores))
-        controls.fill(controls.caption, value=caption(self.curvature, self._text()))
+        controls.show_words(summarize(rows, marks, self.book), here)
         controls.show_table(rows, None if plan is None else plan.to_json())
         self.status = status_line(rows, marks, self._plan_words(), work.took)
-
-    def _text(self) -> str | None:
-        return None if self.calibration is None else text_name(self._held_out())
 
     def _plan_words(self) -> str:
         """The session's plan, its prediction, and whether it is measured; empty without one."""
@@ -277,9 +470,11 @@ class FidelityScatter(MeasuresPlans, W.VBox):
         predicted = predicted_risk(self.curvature, plan)
         return f"chosen: {self.book.name(plan)[1]}, predicted {predicted:.3g} nats ({how})"
 
+    # Closing ------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        """Stop measuring, leave the session, and close all its widgets."""
-        if "controls" in vars(self):  # else its making was refused half-way
+        """Stop measuring, leave the session, and close all widgets."""
+        if "controls" in vars(self):  # else the constructor failed half-way
             self._leave()
         super().close()
 
@@ -299,7 +494,7 @@ class FidelityScatter(MeasuresPlans, W.VBox):
 
 
 def _close(widget: W.Widget) -> None:
-    """Close a widget and what belongs to it: layouts and styles are models of their own."""
+    """Close a widget and its children, layout and style, which are models of their own."""
     parts = (*getattr(widget, "children", ()), getattr(widget, "layout", None))
     for part in (*parts, getattr(widget, "style", None)):
         if isinstance(part, W.Widget):
