@@ -1,61 +1,115 @@
-"""Dense and pruned text side by side, written in lockstep, and the KL at every token of a text."""
+"""GenerationCompare: dense and pruned text side by side, and the KL at every token of a text."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anywidget
 from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
-from cocurve_lab import CocurveError, Curvature, InputError, Selection, solve_greedy
-from cocurve_lab.measuring.generation import GrowingText, Question, token_pieces
-from cocurve_lab.measuring.lockstep import Sampling, encode_prompt, forced_kl, generate_lockstep
-
-from .generation_run import (
-    SIDES,
-    Request,
-    Written,
-    menu_questions,
-    plain_tokens,
-    plan_words,
-    same_plan,
+from cocurve_lab import (
+    CocurveError,
+    Curvature,
+    InputError,
+    Question,
+    Sampling,
+    Selection,
+    demo_questions,
+    first_divergence,
+    forced_kl,
+    generate_lockstep,
+    solve_greedy,
+    token_pieces,
 )
+from cocurve_lab.measuring.generation import GrowingText
+from cocurve_lab.measuring.lockstep import encode_prompt
+from cocurve_lab.models.loading import is_demo
+
 from .instrument import Instrument, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BATCH_SECONDS = 0.04  # tokens go to the page in batches of this length
+SIDES = ("dense", "pruned")
+BATCH_SECONDS = 0.04  # between two messages with new tokens
 SETTINGS = ("prompt", "max_new_tokens", "temperature", "seed")
 WRITING = "writing both texts"
 WAITING = "waiting for the model: something else is using it"
-FORCED_TEXTS = {  # how code() and the ribbon's title name them
+FORCED_TEXTS = {  # the text both models read: its code, and its name in the ribbon's title
     "dense": ("[*pair.prompt_ids, *pair.dense_ids]", "the prompt and the dense continuation"),
     "pruned": ("[*pair.prompt_ids, *pair.pruned_ids]", "the prompt and the pruned continuation"),
     "custom": ('tokenizer({!r})["input_ids"]', "your own text"),
 }
 
 
+@dataclass(frozen=True)
+class Request:
+    """The settings of one press of Generate; `number` counts the presses."""
+
+    number: int
+    prompt: str
+    prompt_ids: list[int]
+    selection: Selection
+    sampling: Sampling
+
+
+@dataclass
+class Written:
+    """The result of a request: a growing text per side, and the seconds it took."""
+
+    request: Request
+    texts: dict[str, GrowingText]
+    stopped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def divergence(self) -> int | None:
+        """Index of the first token that differs; None where none does."""
+        return first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling that writes these texts again; a stopped text is shorter than asked for."""
+        if not self.stopped:
+            return self.request.sampling
+        length = max(1, *(len(text.ids) for text in self.texts.values()))
+        return replace(self.request.sampling, max_new_tokens=length)
+
+    def sentence(self) -> str:
+        """The status line."""
+        sampling, place = self.request.sampling, self.divergence
+        how = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+        lengths = ", ".join(f"{side} {len(self.texts[side].ids)} tokens" for side in SIDES)
+        so_far = " so far" if self.stopped else ""
+        same = f"the texts are the same{so_far}"
+        parting = same if place is None else f"they part at token {place + 1}"
+        return (
+            f"{'stopped: ' if self.stopped else ''}{lengths}; "
+            f"{how if sampling.temperature else 'greedy'}; {parting}; "
+            f"written together in {self.seconds:.1f} s"
+        )
+
+
 class GenerationCompare(Instrument, anywidget.AnyWidget):
     """Text before and after pruning, from one prompt, one batch and one seed.
 
     Row 0 of the batch is the dense model, row 1 runs under the plan's mask; no second model is
-    made. Below, KL(dense || pruned) at every token of one named text that both models read.
+    made. The ribbon below shows KL(dense || pruned) at every token of a text that both models read.
 
     Attributes:
-        prompt, max_new_tokens, temperature, seed: what Generate uses; temperature 0 is greedy.
-        selection: the plan, the session's; None for none.
-        choice: index of the chosen menu entry; None for a prompt of one's own.
+        prompt, max_new_tokens, temperature, seed: settings of Generate; temperature 0 is greedy.
+        selection: the session's plan; None for none.
+        choice: index of the chosen menu entry; None for a prompt of your own.
         live: write again whenever the plan changes.
-        forced_text: the text of the ribbon, "dense", "pruned" or "custom" (then `custom_text`).
+        forced_text: the text of the ribbon: "dense", "pruned" or "custom" (then `custom_text`).
         dense_text, pruned_text: the texts, without the prompt.
         divergence: index of the first generated token that differs; None where none does.
         ribbon: a dict per token, {token, kl (nats per token), generated}.
-        stale: what the shown text is of, where that is not what the controls say; else empty.
+        stale: where the controls have changed since the text was written, which of them; else "".
         busy: whether text is being written or waited for.
     """
 
@@ -76,12 +130,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     pruned_text = Unicode().tag(sync=True)
     divergence = Int(None, allow_none=True).tag(sync=True)
     ribbon: List[dict[str, Any]] = List().tag(sync=True)
-    ribbon_text = Unicode().tag(sync=True)  # the name of the text the ribbon is on
+    ribbon_text = Unicode().tag(sync=True)  # name of the ribbon's text
     stale = Unicode().tag(sync=True)
     busy = Bool(False).tag(sync=True)
     menu: List[dict[str, Any]] = List().tag(sync=True)
     tokens: Dict[str, Any] = Dict().tag(sync=True)  # side -> [[id, piece], ...]
-    shown: Dict[str, Any] = Dict().tag(sync=True)  # what the texts are of
+    shown: Dict[str, Any] = Dict().tag(sync=True)  # prompt, plan and answer of the shown texts
 
     def __init__(
         self,
@@ -94,14 +148,14 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         selection: Selection | None = None,
         **controls: Any,
     ) -> None:
-        """Bind to a model.
+        """Open the instrument on a model.
 
         Args:
-            model, tokenizer, curvature: of one model; any of the lab's families, on any device.
+            model, tokenizer, curvature: of one model, of any supported family, on any device.
             session: shared with other instruments; by default the curvature's own.
-            prompts: the menu; None: the embedded model's, where it is that model, else empty.
-            selection: the plan; None: the session's, or where it has none, ratio 0.2 at lambda 1.
-            **controls: first values of the traits.
+            prompts: the menu; by default the embedded model's prompts, empty for other models.
+            selection: the plan; by default the session's, or ratio 0.2 at lambda 1 if it has none.
+            **controls: initial values of the traits.
 
         Raises:
             MismatchError: the session, the model or the plan is not this curvature's.
@@ -177,7 +231,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return next((q for q in self._questions if q.prompt == prompt), None)
 
     def _judge(self) -> None:
-        """Say where the shown text is not what the controls ask for."""
+        """Set `stale`.
+
+        The text stays when plan, prompt or settings change, because writing is slow and the old
+        text is worth comparing. So the page must say that it is no longer of what the controls
+        show.
+        """
         if self._written is None:
             return
         request = self._written.request
@@ -204,7 +263,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     @guarded
     def _on_message(self, _: Any, content: dict[str, Any], __: Any) -> None:
-        for name in SETTINGS:  # sent along: a separate update might arrive after the press
+        for name in SETTINGS:  # sent with the press: a separate update could arrive after it
             if name in content.get("set", {}):
                 setattr(self, name, content["set"][name])
         if content.get("do") == "generate":
@@ -219,12 +278,12 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     def generate(
         self, prompt: str | None = None, max_new_tokens: int | None = None
     ) -> tuple[str, str]:
-        """Write both texts and return them, (dense, pruned); the same as pressing Generate.
+        """Write both texts, as Generate does, and return (dense, pruned).
 
-        Works in the calling thread: interrupting the kernel stops it and keeps what there is.
+        Runs in the calling thread: interrupting the kernel stops it and keeps the text so far.
 
         Args:
-            prompt: sets the trait; None leaves it.
+            prompt: new value of the trait; None keeps it.
             max_new_tokens: likewise.
 
         Raises:
@@ -246,7 +305,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return self.dense_text, self.pruned_text
 
     def start(self) -> None:
-        """Write both texts on the session's worker; the newest request wins."""
+        """Write both texts on the session's thread; a newer request replaces this one."""
         try:
             request = self._begin()
         except Exception as error:
@@ -257,7 +316,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         )
 
     def stop(self) -> None:
-        """Stop within one token and keep what is written."""
+        """Stop within one token and keep the text so far."""
         self._token.cancel()
         self.session.worker.cancel(self._kind)
         if self.busy and self.status == WAITING:
@@ -265,7 +324,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def close(self) -> None:
         """Stop writing, leave the session and the page."""
-        if self._followed:  # a refused keyword leaves nothing to stop
+        if self._followed:  # else the constructor failed: there is nothing to stop
             self._token.cancel()
             self.session.worker.cancel(self._kind)
         super().close()
@@ -284,7 +343,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def _request(self, number: int) -> Request:
         if self.selection is None:
-            raise InputError("there is no plan to compare with. Set selection, or move lambda.")
+            raise InputError("there is no plan to compare with. Set selection.")
         sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
         prompt_ids = encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
         return Request(number, self.prompt, prompt_ids, self.selection, sampling)
@@ -292,7 +351,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.session.tokenizer is None:
-            raise InputError("the session has no tokenizer. Give one with the model.")
+            raise InputError("the session has no tokenizer. Pass tokenizer= with the model.")
         return self.session.tokenizer
 
     def _failed(self, error: Exception) -> None:
@@ -317,13 +376,15 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             if request.number == self._number:
                 self.status, self.busy = "stopped before the first token", False
             raise
-        if request.number == self._number:  # else a newer request has taken over
+        # A newer request may have come while this one wrote; its text must not be overwritten by
+        # ours. One may also come during the ribbon: then it owns `busy`, so we ask again.
+        if request.number == self._number:
             self._publish(written)
             self._measure_ribbon()
             self.busy = self.busy and request.number != self._number
 
     def _stream(self, model: PreTrainedModel, written: Written, token: CancelToken) -> None:
-        """Write token by token, tell the page in batches, stop where asked to."""
+        """Write token by token, send the page batches, and stop between tokens when asked."""
         request, texts = written.request, written.texts
         self.status = WRITING
         started = last = time.monotonic()
@@ -343,7 +404,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         written.seconds = time.monotonic() - started
 
     def _send_new(self, written: Written, sent: list[int]) -> list[int]:
-        """Send the tokens after the first `sent` of each side; returns how many are sent now."""
+        """Send the tokens after the first `sent` of each side; return how many are sent by now."""
         new = {
             s: plain_tokens(written.texts[s], self._tokenizer)[n:]
             for s, n in zip(SIDES, sent, strict=True)
@@ -378,11 +439,11 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     # The ribbon ---------------------------------------------------------------------------------
 
     def _measure_ribbon(self) -> None:
-        """KL at every token of the chosen text, under the plan of the shown texts."""
+        """Measure KL at every token of the chosen text, under the plan of the shown texts."""
         written, kind = self._written, self.forced_text
         plan = self.selection if written is None else written.request.selection
         if plan is None:
-            raise InputError("there is no plan to measure. Set selection, or move lambda.")
+            raise InputError("there is no plan to measure. Set selection.")
         prompt: list[int] = (
             [] if kind == "custom" or written is None else written.request.prompt_ids
         )
@@ -402,7 +463,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.ribbon, self.ribbon_text = ribbon, FORCED_TEXTS[kind][1]
 
     def _names(self, ids: list[int]) -> list[str]:
-        """Texts of tokens; the tokenizer's own name for those without text."""
+        """The texts of tokens; the tokenizer's name for a token without text."""
         pieces = token_pieces(self._tokenizer, [], ids)
         own = self._tokenizer.convert_ids_to_tokens(ids)
         return [piece or name for piece, name in zip(pieces, own, strict=True)]
@@ -410,29 +471,29 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     # Code and files -----------------------------------------------------------------------------
 
     def code(self) -> str:
-        """Python that writes the shown text (or, before the first, the one the controls ask for).
+        """The Python that writes the shown text; before the first, the text the controls ask for.
 
-        It expects `model`, `tokenizer` and `curvature`, as the instrument was given them.
+        It needs `model`, `tokenizer` and `curvature`, those of the instrument.
         """
         written = self._written
         request = self._request(0) if written is None else written.request
         sampling = request.sampling if written is None else written.sampling
+        prompt = request.prompt
         forced = FORCED_TEXTS[self.forced_text][0].format(self.custom_text)
         return "\n".join(
             [
                 "import cocurve_lab as cl",
-                "from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl",
                 "",
                 f"selection = {plan_code(request.selection, self.session.curvature)}",
-                f"sampling = {sampling!r}",
-                f"pair = compare_text(model, tokenizer, {request.prompt!r}, selection, sampling)",
+                f"sampling = cl.{sampling!r}",
+                f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling)",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",
-                f"kl = forced_kl(model, selection, {forced})  # nats per token",
+                f"kl = cl.forced_kl(model, selection, {forced})  # nats per token",
             ]
         )
 
     def table(self) -> list[dict[str, Any]]:
-        """The ribbon: the number, text and KL of every token from the second on."""
+        """The ribbon: position, text and KL (nats) of every token from the second on."""
         return [
             {
                 "position": position,
@@ -442,3 +503,37 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             }
             for position, bar in enumerate(self.ribbon, 2)
         ]
+
+
+def plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
+    """The tokens for the page: [id, text], or [id, "", name] for special ones."""
+    special = set(tokenizer.all_special_ids)
+    return [
+        [token, piece, tokenizer.convert_ids_to_tokens(token)]
+        if token in special
+        else [token, piece]
+        for token, piece in zip(text.ids, text.pieces, strict=True)
+    ]
+
+
+def menu_questions(
+    model: PreTrainedModel, prompts: Sequence[str | Question] | None
+) -> list[Question]:
+    """The prompts given; if none, those of the embedded model where `model` is it."""
+    if prompts is not None:
+        return [p if isinstance(p, Question) else Question("your prompts", p) for p in prompts]
+    source = model.config.name_or_path
+    return demo_questions() if source and is_demo(source) else []
+
+
+def same_plan(left: Selection, right: Selection) -> bool:
+    """Whether two plans over the same units do the same to a model."""
+    return left is right or (set(left.pruned), left.gains) == (set(right.pruned), right.gains)
+
+
+def plan_words(plan: Selection) -> str:
+    """A plan in a few words, for the head of its column."""
+    words = f"{len(plan)} of {len(plan.units)} units off, {plan.realized_ratio:.1%} of their cost"
+    if plan.interaction_strength is not None:
+        words += f", lambda {plan.interaction_strength:g}"
+    return words + (f", {len(plan.gains)} gains" if plan.gains else "")
