@@ -106,9 +106,9 @@ def test_ten_thousand_strongest_edges_and_a_status_that_says_so() -> None:
         ("connectivity_quantile", 2, "connectivity_quantile is 2"),
         ("sign", "up", "sign"),
         ("blocks", ["cross", "mlp"], "blocks holds 'mlp'"),
-        ("brushed", [0, 99], "brushed holds 99; units have the indices 0 to 31"),
+        ("brushed", [0, 99], "brushed holds 99. Use an index from 0 to 31"),
         ("brushed", [-1], "brushed holds -1"),
-        ("selected_unit", 32, "selected_unit is 32; units have the indices 0 to 31"),
+        ("selected_unit", 32, "selected_unit is 32. Use an index from 0 to 31"),
         ("table_of", "nodes", "table_of"),
     ],
 )

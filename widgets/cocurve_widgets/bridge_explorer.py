@@ -1,4 +1,4 @@
-"""BridgeExplorer: the graph of H, saliency against connectivity, what plans do with bridges."""
+"""BridgeExplorer: the graph of H, saliency against connectivity, and the bridges in plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
-READABLE = (3, 1_200)  # edges that pass the default threshold: so many per unit, at most so many
+READABLE = (3, 1_200)  # edges that pass the default threshold: per unit, and at most in all
 RATIO = 0.2  # of the compared plans, until the session has one
 CONTROLS = (
     *("threshold", "sign", "blocks", "ego", "saliency_quantile", "connectivity_quantile"),
@@ -38,16 +38,16 @@ CONTROLS = (
 
 
 class BridgeExplorer(Instrument, anywidget.AnyWidget):
-    """Which units hold on to which, and which of them a diagonal method removes unawares.
+    """The graph of H: strong edges between units, and the bridges that a diagonal method removes.
 
-    A fixed graph (layer across, kind and index down) whose edges are the signed correlations
-    rho_uv; beside it saliency H_uu against connectivity b_u with the bridge region; below it the
-    bridges and what plans do with them. All of it is estimated from H, nothing is measured.
+    Left, a graph with fixed places (layer across, kind and index down) and the signed correlations
+    rho_uv as edges. Right, saliency H_uu against connectivity b_u with the bridge region. Below,
+    the bridges and their fate in each plan. All of it is estimated from H; nothing is measured.
 
     Args:
         curvature: H [M, M], nats per token.
-        session: shares plan and selected unit with other instruments; default: the curvature's.
-        model, tokenizer: join the session; nothing here needs them.
+        session: shared with other instruments; by default the curvature's own.
+        model, tokenizer: added to the session; this instrument does not need them.
         **controls: any of the controls below.
 
     Controls (traits):
@@ -60,8 +60,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             `cl.bridge_units`.
         brushed: indices of the units marked in the plane, ascending.
         selected_unit: index of the chosen unit, shared with the session; None for none.
-        table_of: what `table()`, the table and the CSV hold: "edges" (the shown), "units" or
-            "bridges".
+        table_of: rows of `table()`, the table and the CSV: the shown "edges", "units" or "bridges".
 
     Sent to the page (traits, not to be set):
         nodes: columns of M values: kind, layer, index, name, saliency and connectivity [nats per
@@ -69,13 +68,13 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         edge_ends, edge_correlation: the strongest edges by falling |rho|, at most 10,000, as bytes
             of uint32 [E, 2] and float32 [E]. edge_total counts all pairs with H_uv != 0.
         partners, partner_correlation: the 5 partners of largest |H_uv| of each unit, as bytes of
-            uint32 [M, 5] and float32 [M, 5]; a unit standing for itself means "no more".
-        bridges: indices, thresholds, note and the like of `cl.bridge_units`.
-        plans: the removal orders compared: ratio, diagonal, edge_aware, present, ordered, problem.
+            uint32 [M, 5] and float32 [M, 5]; a unit in its own row means "no more partners".
+        bridges: indices, thresholds and note of `cl.bridge_units`.
+        plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem.
         kernel: whether a kernel answers; False in an exported page.
 
     Raises:
-        InputError: a misspelt control.
+        InputError: an unknown control.
         TraitError: a control outside its range.
         MismatchError: the session or the model is not this curvature's.
     """
@@ -129,7 +128,8 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         if not 0 <= proposal.value <= 1:  # NaN fails too
             what = "|correlation|" if proposal.trait.name == "threshold" else "a quantile"
             raise TraitError(
-                f"{proposal.trait.name} is {proposal.value}; {what} lies in [0, 1]. Set one there."
+                f"{proposal.trait.name} is {proposal.value}; {what} lies in [0, 1]. Set a value "
+                "in that range."
             )
         return float(proposal.value)
 
@@ -156,7 +156,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     def _require_unit(self, unit: Any, where: str) -> None:
         size = len(self.session.curvature.units)
         if not isinstance(unit, (int, np.integer)) or not 0 <= unit < size:
-            raise TraitError(f"{where} {unit!r}; units have the indices 0 to {size - 1}.")
+            raise TraitError(f"{where} {unit!r}. Use an index from 0 to {size - 1}.")
 
     # Bridges and plans --------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
-        """Set `plans` for the session's present plan; the other two follow its ratio and guards."""
+        """Set `plans`: the session's plan, and the two solved at its ratio and under its guards."""
         start = time.perf_counter()
         plan, units = self.session.selection, self.session.curvature.units
         self.error = ""
@@ -219,7 +219,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             try:
                 plan = solve_greedy(self.session.curvature, ratio, strength, guards)
                 orders.append(list(plan.pruned))
-            except CocurveError as error:  # out of reach under these guards: said, not hidden
+            except CocurveError as error:  # out of reach under these guards; the page shows it
                 orders.append(None)
                 problem = str(error)
         return orders[0], orders[1], problem
@@ -248,7 +248,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     # What is shown ------------------------------------------------------------------------------
 
     def _shown(self) -> np.ndarray:
-        """Which of the sent edges pass threshold, sign, blocks and ego view: bool [E]."""
+        """The mask of sent edges that pass threshold, sign, blocks and ego view: bool [E]."""
         u, v = self._ends.T
         shown: np.ndarray = np.abs(self._rho) >= self.threshold
         if self.sign != "both":
@@ -262,7 +262,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         return shown
 
     def table(self) -> list[dict[str, Any]]:
-        """Rows of `table_of`: one per shown edge, per unit, or per listed bridge.
+        """The rows of `table_of`: one per shown edge, unit, or listed bridge.
 
         H_uv, saliency and connectivity are in nats per token.
         """
@@ -311,7 +311,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         return graph
 
     def code(self) -> str:
-        """Python that reproduces what is on the screen; it needs `curvature`."""
+        """The Python that reproduces what is on the screen; it needs `curvature`."""
         defaults = {name: self.traits()[name].default() for name in CONTROLS}
         changed = [
             f"    {name}={getattr(self, name)!r},\n"
@@ -328,14 +328,14 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         )
 
     def _plan_code(self) -> str:
-        """The line that sets the session's plan."""
+        """The line that sets the session's plan; empty without one."""
         plan = self.session.selection
         if plan is None:
             return ""
         return f"explorer.session.selection = {plan_code(plan, self.session.curvature)}\n"
 
     def state(self) -> dict[str, Any]:
-        """All synced values of the instrument, for a page without kernel (`kernel` is False)."""
+        """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
         inherited = set(anywidget.AnyWidget.class_traits(sync=True))
         names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
         fixed = {"kernel": False, "status": f"{self._source()}.", "error": ""}
@@ -348,7 +348,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
 
 def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:
-    """What a removal order does with a unit; None stands for a plan that does not exist."""
+    """The fate of a unit in a removal order, in words; None is a plan that does not exist."""
     if removed is None:
         return "no plan"
     if unit not in removed:
@@ -356,19 +356,20 @@ def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:
     return f"removed at step {removed.index(unit) + 1}" if ordered else "removed"
 
 
-# What the page gets -----------------------------------------------------------------------------
+# Sent to the page -------------------------------------------------------------------------------
 
 
 def _strongest_edges(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
-    """Ends [E, 2] and rho [E] of the strongest edges, |rho| falling; rho rounded as in the page."""
+    """Ends [E, 2] and rho [E] of the strongest edges, by falling |rho|."""
     edges = edge_graph(curvature, top_k=MOST_EDGES).edges(data="correlation")
     rows = sorted(edges, key=lambda edge: (-abs(edge[2]), edge[0], edge[1]))
     ends = np.array([row[:2] for row in rows], np.uint32).reshape(-1, 2)
+    # rounded to what is sent: else threshold and count could differ between page and kernel
     return ends, np.array([row[2] for row in rows], np.float32).astype(np.float64)
 
 
 def _readable_threshold(rho: np.ndarray, size: int) -> float:
-    """The |rho| that about READABLE edges reach, rounded down to 0.001; 0 if there are fewer."""
+    """The |rho| that about READABLE edges reach, rounded down to 0.001; 0 with fewer edges."""
     wanted = min(READABLE[0] * size, READABLE[1])
     return math.floor(1e3 * abs(rho[wanted - 1])) / 1e3 if len(rho) >= wanted else 0.0
 
@@ -402,6 +403,6 @@ def _partners(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
     np.fill_diagonal(strength, 0.0)
     best = np.argsort(-strength, axis=1, kind="stable")[:, :PARTNERS]
     own = np.arange(size)[:, None]
-    order = np.repeat(own, PARTNERS, axis=1)  # itself: no more partners
+    order = np.repeat(own, PARTNERS, axis=1)  # the unit itself: no more partners
     order[:, : best.shape[1]] = np.where(strength[own, best] > 0, best, own)
     return order, curvature.correlation()[own, order]

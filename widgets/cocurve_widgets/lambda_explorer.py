@@ -1,9 +1,10 @@
-"""The lambda explorer: drag the weight of the edges and see the pruning plan change."""
+"""LambdaExplorer: drag the weight of the edges and see the pruning plan change."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -11,6 +12,7 @@ import numpy as np
 from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
 
 from cocurve_lab import (
+    KINDS,
     Curvature,
     Guards,
     InfeasibleError,
@@ -22,9 +24,7 @@ from cocurve_lab import (
     solve_greedy,
 )
 from cocurve_lab.curvature.matrix import TRUSTED_STRENGTH
-from cocurve_lab.models.families import KINDS
-from cocurve_lab.solver.greedy import Greedy
-from cocurve_lab.solver.targets import target_cost
+from cocurve_lab.solver.greedy import longest
 
 from .instrument import Instrument, front, guarded
 from .packing import curve, pack_problem
@@ -46,31 +46,33 @@ CONTROLS = (
 
 
 class LambdaExplorer(Instrument, anywidget.AnyWidget):
-    """Re-solves the pruning plan while lambda, the ratio or a guard is dragged.
+    """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
-    Up to 1,200 units the browser solves at once on H as sent, and the kernel's answer follows and
-    decides; `agrees` says whether the two plans are the same. Above, the kernel solves.
+    Up to 1,200 units the browser solves at once on the H it received. The kernel's answer follows
+    and decides; `agrees` says whether the two plans are the same. With more units the kernel solves
+    alone.
 
     Args:
         curvature: H [M, M].
         session: shared with other instruments; by default the curvature's own.
-        model, tokenizer: optional; they join the session, for instruments that measure.
+        model, tokenizer: optional; added to the session, for instruments that measure.
         **controls: initial values of the traits.
 
     Attributes:
         interaction_strength: lambda in [0, 1].
         ratio: share of removable cost to remove, [0, 0.6].
-        layer_cap: largest share of a layer's cost that may go, (0, 1]; None for no cap.
-        layer_cap_factor: the cap as a multiple of the ratio; None for none.
-        protect_first, protect_last: layers at either end that stay whole.
+        layer_cap: largest share of a layer's cost that may be removed, (0, 1]; None for no cap.
+        layer_cap_factor: the cap as a multiple of the ratio; None for no cap.
+        protect_first, protect_last: number of layers at either end that stay whole.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
-        selection: the plan (a Selection), None while no plan is possible.
-        flips: lambda at which the plan changes, for the present ratio and guards; empty while
-            `flips_stale`.
-        agrees: the browser's plan was the kernel's; None before the first answer.
+        selection: the plan (a Selection); None while no plan is possible.
+        flips: the lambdas at which the plan changes, for the ratio and guards; of an earlier
+            setting while `flips_stale`.
+        flips_stale: whether `flips` is still being computed.
+        agrees: whether the browser's plan was the kernel's; None before the first answer.
 
     Raises:
-        InputError: an unknown keyword.
+        InputError: an unknown control.
         MismatchError: the session or the model is not this curvature's.
         TraitError: a control out of range, at construction or when set.
     """
@@ -94,7 +96,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     _view = Dict().tag(sync=True)
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
-    _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the reachable ratio
+    _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the largest possible ratio
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self._seconds = 0.0
         session = Session.bind(curvature, session, model, tokenizer)
         self.curvature = curvature
-        # on a preview, do not open in the hatched part of the axis
+        # on a preview, open outside the hatched part of the axis
         start = {"interaction_strength": TRUSTED_STRENGTH} if curvature.is_preview else {}
         super().__init__(session, _problem=pack_problem(curvature), **(start | controls))
         self.gate = redundancy_gate(curvature)
@@ -151,7 +153,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     @validate("kinds")
     def _valid_kinds(self, proposal: Any) -> list[str]:
         if not proposal.value or set(proposal.value) - set(KINDS):
-            raise TraitError(f"kinds is {proposal.value!r}; choose from {list(KINDS)}.")
+            raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(KINDS)}.")
         return [kind for kind in KINDS if kind in proposal.value]
 
     @property
@@ -170,11 +172,11 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         )
 
     def next_plan(self) -> float:
-        """Go to the next larger lambda with another plan; returns the new lambda."""
+        """Go to the next larger lambda with another plan; return the new lambda."""
         return self._go(1)
 
     def previous_plan(self) -> float:
-        """Go to the next smaller lambda with another plan; returns the new lambda."""
+        """Go to the next smaller lambda with another plan; return the new lambda."""
         return self._go(-1)
 
     def _go(self, step: int) -> float:
@@ -188,7 +190,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         return float(self.interaction_strength)
 
     def path(self) -> LambdaPath:
-        """Every plan of lambda in [0, 1] at the present ratio and guards; computed if stale."""
+        """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
             self._keep_path(lambda_path(self.curvature, self.ratio, self.guards))
         assert self._path is not None
@@ -203,7 +205,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     @guarded
     def _changed(self, _: Any = None) -> None:
         key = self._key()
-        if key == self._solved:
+        if key == self._solved:  # several traits set at once notify one by one
             return
         self._solved = key
         begun = time.perf_counter()
@@ -232,11 +234,13 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             "curve": curve(run),
         }
         self.selection = plan
+        # A plan adopted from the session is not told back to it: another view made it, and the
+        # echo would replace that object by our copy and set the views off once more.
         if plan is not None and not self._adopting:
             self.session.selection = plan
 
     def _new_guards(self, key: tuple[Any, ...]) -> None:
-        """What depends on ratio and guards but not on lambda: ends of the curves, flips."""
+        """Renew the parts that depend on ratio and guards but not on lambda: curve ends, flips."""
         self._guarded, self._path = key, None
         self.flips_stale = True
         guards = self.guards
@@ -251,37 +255,30 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
     def _differs(self, plan: Selection) -> int:
-        """Units that only one of this plan and the diagonal one removes."""
-        zero = self._zero
-        spent = np.cumsum(zero.units.costs[list(zero.pruned)])
-        length = int(np.searchsorted(spent, target_cost(zero.units, self.ratio))) + 1
-        diagonal = zero.pruned[: length if self.ratio else 0]
+        """Number of units that either this plan or the diagonal one removes, but not both."""
+        diagonal = self._zero.prefix(self.ratio).pruned
         return len(set(plan.pruned) ^ set(diagonal))
 
     def _longest(self, strength: float) -> Selection:
         """Greedy up to a ratio of 0.6 or as far as it gets, the cap held at its present value."""
         guards = self.guards
         cap = guards.cap_at(self.ratio)
-        fixed = Guards(
-            cap if 0 < cap < 1 else None, None, guards.protect_first, guards.protect_last,
-            guards.kinds,
-        )  # fmt: skip
-        if cap == 0:  # a factor of ratio 0 lets nothing go
-            return Selection.from_pruned(self.curvature.units, [], self.curvature)
-        greedy = Greedy(self.curvature, max(MOST_RATIO, self.ratio), fixed)
-        greedy.run(strength)
-        return greedy.selection(strength)
+        fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
+        upto = max(MOST_RATIO, self.ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
+        return longest(self.curvature, fixed, upto, strength)
 
     def _find_flips(self, token: CancelToken) -> None:
-        """On the worker: the exact path, unless the controls move on first."""
+        """Compute the exact path on the session's thread, unless the controls move on first."""
         key = self._guarded
-        time.sleep(0.15)  # while a slider moves, each step replaces the last one here
+        # A path can take a second, and a dragged slider moves many times in one. The pause lets
+        # the next step replace this job before it has cost anything.
+        time.sleep(0.15)
         token.check()
         try:
             path = lambda_path(self.curvature, self.ratio, self.guards)
         except InfeasibleError:
             path = None
-        with self.lock:
+        with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
             if key == self._guarded and not token.cancelled and path is not None:
                 self._keep_path(path)
 
@@ -321,7 +318,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         strength = plan.interaction_strength
         shown = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
         if not shown or plan.requested_ratio > MOST_RATIO:
-            self.status = f"Another view shows a plan these controls cannot make: {plan}"
+            self.status = f"Another view shows a plan that these controls cannot make: {plan}"
             return
         guards = plan.guards
         self._adopting = True
@@ -354,7 +351,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     @guarded
     def _heard(self, _: Any, content: Any, buffers: Any) -> None:
-        """Messages of the front end: a row of H, a step along the path, a file."""
+        """Answer the front end: a row of H, a step along the path, or a file."""
         if "row" in content:
             u = int(content["row"])
             self.send({"row": u}, [self.curvature.matrix[u].astype("<f8").tobytes()])
@@ -366,7 +363,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     # Code and files -----------------------------------------------------------------------------
 
     def code(self) -> str:
-        """Python that makes the plan on the screen; `curvature` is the one it was opened on."""
+        """The Python that makes the plan on the screen; it needs `curvature`."""
         given = {
             "layer_cap": self.layer_cap,
             "layer_cap_factor": self.layer_cap_factor,
@@ -383,7 +380,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         )
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per unit: name, cost, saliency, connectivity, and the step that removes it."""
+        """One row per unit: cost, saliency and connectivity (nats per token), and removal step."""
         units, curvature = self.curvature.units, self.curvature
         steps = {
             u: k for k, u in enumerate(() if self.selection is None else self.selection.pruned)
@@ -403,7 +400,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         ]
 
     def state(self) -> dict[str, Any]:
-        """Everything the front end starts from, for a page without a kernel."""
+        """The initial state of the front end, for a page without a kernel."""
         names = (*CONTROLS, "selected_unit", "status", "error", "preview", "_marks")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
@@ -412,13 +409,13 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         }
 
     def close(self) -> None:
-        if self._followed:  # a refused keyword leaves nothing to stop
+        if self._followed:  # else the constructor failed: there is nothing to stop
             self.session.worker.cancel(f"flips {id(self)}")
         super().close()
 
 
 def _same(a: Selection, b: Selection) -> bool:
-    """Whether two plans were made alike, so that showing one shows the other."""
+    """Whether two plans were made in the same way, so that showing one shows the other."""
     return (
         a.fingerprint == b.fingerprint
         and a.interaction_strength == b.interaction_strength
@@ -429,5 +426,5 @@ def _same(a: Selection, b: Selection) -> bool:
 
 def _within(name: str, value: float, low: float, high: float) -> float:
     if not (np.isfinite(value) and low <= value <= high):
-        raise TraitError(f"{name} is {value}; it lies in [{low:g}, {high:g}].")
+        raise TraitError(f"{name} is {value}. Set it between {low:g} and {high:g}.")
     return value
