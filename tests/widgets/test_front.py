@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.figures import COLORS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.packing import pack_problem
 from helpers.pages import matrix_of
@@ -125,6 +126,14 @@ def test_front_end_files_are_small_and_self_contained() -> None:
         assert len(text.encode()) < 25_000, file.name
         assert "http" not in text.replace("http://www.w3.org", ""), file.name  # no address at all
         assert "eval(" not in text, file.name
+
+
+def test_one_palette_for_pages_and_pictures() -> None:
+    texts = {file.name: file.read_text(encoding="utf-8") for file in FRONT.glob("*.js")}
+    for name, value in COLORS.items():
+        assert f'{name}: "{value}"' in texts["kit.js"]
+    colored = [name for name, text in texts.items() if re.search(r"#[0-9a-fA-F]{6}\b", text)]
+    assert colored == ["kit.js"]
 
 
 def test_front_joins_modules_without_their_imports() -> None:

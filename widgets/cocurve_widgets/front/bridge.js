@@ -1,4 +1,4 @@
-// The bridge explorer: graph of the edges, saliency against connectivity, the list of bridges.
+// The bridge explorer: the graph of the edges, saliency against connectivity, the list of bridges.
 
 import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
  receiveFiles, show, typed, unitCount, watch } from "./kit.js";
@@ -90,9 +90,9 @@ export function renderBridge({ model, el }) {
   body.append(graphSide, planeSide,
     h("div", { style: "flex:1 1 100%" },
       h("div", { class: "cc-row", style: "flex-wrap:wrap" },
-        button("Brush the bridge region", "mark every unit of low saliency and high connectivity",
+        button("Brush the bridge region", "mark all units of low saliency and high connectivity",
           () => put("brushed", region())),
-        button("Clear brush", "mark no unit", () => put("brushed", [])), brushList),
+        button("Clear brush", "remove all marks", () => put("brushed", [])), brushList),
       listTitle, listNote, list));
   const tableChoice = h("select", { onchange: () => put("table_of", tableChoice.value) },
     h("option", { value: "edges" }, "shown edges"), h("option", { value: "units" }, "units"),
@@ -115,10 +115,10 @@ export function renderBridge({ model, el }) {
     const unit = hovered ?? model.get("selected_unit");
     if (unit === null || unit === undefined) {
       card.replaceChildren(h("h4", {}, "No unit chosen"),
-        h("p", { class: "cc-muted" }, "Point at a unit to read it, click it to keep it."));
+        h("p", { class: "cc-muted" }, "Point at a unit to see its numbers; click to keep them."));
       return;
     }
-    const place = (values) => `${show(values[unit])} (at or above ${percent(
+    const place = (values) => `${show(values[unit])} (at least as large as in ${percent(
       shareBelow(values, values[unit]), 0)} of units)`;
     const rows = [];
     for (let k = 5 * unit; k < 5 * unit + 5; k++) {
@@ -146,7 +146,7 @@ export function renderBridge({ model, el }) {
     const selected = model.get("selected_unit");
     const weight = (u) => (u === selected ? 4 : 2 * bridges.has(u) + brushed.has(u));
     const order = nodes.name.map((_, u) => u).sort((u, v) => weight(u) - weight(v));
-    for (const u of order) { // what is marked comes last, so that nothing covers it
+    for (const u of order) { // marked units come last, so that nothing covers them
       g.globalAlpha = faint && !faint.has(u) ? 0.15 : 1;
       drawMark(g, colors, { kind: nodes.kind[u], x: place.x[u], y: place.y[u], r,
         bridge: bridges.has(u), removed: removed.has(u), brushed: brushed.has(u),
@@ -225,7 +225,7 @@ export function renderBridge({ model, el }) {
     }
     if (alone) text += `; ego view of ${nodes.name[filters.unit]}`;
     else if (filters.ego) text += "; choose a unit for the ego view";
-    if (!total) text = "No two units of this model meet: H has no edge";
+    if (!total) text = "H has no edges: no two units interact";
     caption.textContent = text;
     graph.setAttribute("aria-label", named(model, `Graph of ${nodes.name.length} units. ${text}. ` +
       "Arrow keys choose a unit; the table holds the same data"));
@@ -299,7 +299,7 @@ export function renderBridge({ model, el }) {
       `Saliency against connectivity of ${nodes.name.length} units. ${bridges.note}`);
   }
 
-  /** Replace the content of a list; the button that has the focus keeps it. */
+  /** Replace the content of a list, keeping the focus on its button. */
   function refill(place, ...content) {
     const buttons = () => [...place.querySelectorAll("button")];
     const held = buttons().indexOf(document.activeElement);
@@ -313,7 +313,7 @@ export function renderBridge({ model, el }) {
     const { indices, ranked, note, correlation } = bridges;
     listTitle.textContent = !ranked ? `${indices.length} bridge units` : indices.length
       ? `Too few bridges by the thresholds: the ${indices.length} most connected for their saliency`
-      : "Too few bridges by the thresholds, and no unit more connected than its saliency says";
+      : "Too few bridges by the thresholds, and no unit is connected beyond its saliency";
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +

@@ -1,4 +1,4 @@
-// What the bridge explorer draws with: layout, filters, axes, marks. Its parts without a model.
+// The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
 
 import { COLORS, decades, ticks } from "./kit.js";
 
@@ -6,7 +6,7 @@ const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention
 const PATH = 40; // edges stroked at once
 const WIDE = 400; // edges drawn with more than a thin line
 
-/** Grid places: column = layer, row = rank among its kind in the layer, attention above FFN. */
+/** Places in a grid: column = layer, row = rank within layer and kind, attention above FFN. */
 export function graphLayout(nodes) {
   const seen = new Map();
   const rank = nodes.kind.map((kind, u) => {
@@ -22,7 +22,7 @@ export function graphLayout(nodes) {
     rows: attention + gap + ffn, attention, ffn };
 }
 
-/** Pixels of a layout in a box: x, y of each unit, size of a cell and radius of a mark. */
+/** The pixels of a layout in a box: x, y of each unit, size of a cell, radius of a mark. */
 export function placeGraph(layout, box) {
   const cell = [(box.right - box.left) / layout.columns, (box.bottom - box.top) / layout.rows];
   return { cell, radius: Math.max(1.5, Math.min(7, 0.3 * Math.min(...cell))),
@@ -30,7 +30,7 @@ export function placeGraph(layout, box) {
     y: layout.row.map((r) => box.top + (r + 0.5) * cell[1]) };
 }
 
-/** Edges from the model's bytes, strongest first, with the block of each. */
+/** The edges from the model's bytes, strongest first, each with its block. */
 export function readEdges(ends, correlation, kinds) {
   const [u, v] = [0, 1].map((side) => ends.filter((_, i) => i % 2 === side));
   const attention = (unit) => Number(kinds[unit] === "attention");
@@ -38,7 +38,7 @@ export function readEdges(ends, correlation, kinds) {
   return { u, v, rho: correlation, block };
 }
 
-/** Numbers of the edges that pass {threshold, sign, blocks, ego, unit}, strongest first. */
+/** The indices of edges that pass {threshold, sign, blocks, ego, unit}, strongest first. */
 export function visibleEdges(edges, filters) {
   const { threshold, sign, blocks, ego, unit } = filters;
   const alone = ego && unit !== null && unit !== undefined;
@@ -73,7 +73,7 @@ export function unitsInside(place, [x1, y1], [x2, y2]) {
   return place.x.flatMap((x, u) => (inside(x1, x2, x) && inside(y1, y2, place.y[u]) ? [u] : []));
 }
 
-/** The unit an arrow key leads to: left/right to the next layer's nearest row, up/down within. */
+/** The unit an arrow key leads to: left/right the nearest row of the next layer, up/down within. */
 export function stepUnit(layout, unit, key) {
   if (unit === null || unit === undefined) return layout.row.length ? 0 : null;
   const [column, row] = [layout.column[unit], layout.row[unit]];
@@ -121,7 +121,7 @@ export function fitLine(saliency, connectivity) {
   return (d) => Math.exp(my + slope * (Math.log(d) - mx));
 }
 
-/** What a removal order does with a unit; null is a plan that does not exist. */
+/** The fate of a unit in a removal order, in words; null is a plan that does not exist. */
 export function fateText(unit, removed, ordered = true) {
   if (!removed) return "no plan";
   const step = removed.indexOf(unit);
@@ -129,12 +129,12 @@ export function fateText(unit, removed, ordered = true) {
   return ordered ? `removed at step ${step + 1}` : "removed";
 }
 
-/** A value on a log axis. */
+/** The label of a value on a log axis. */
 export function tickText(value) {
   return value > 0 && value < 1e-3 ? value.toExponential(0) : String(Number(value.toPrecision(2)));
 }
 
-/** Share of values at most this one. */
+/** The share of values that are at most this one. */
 export function shareBelow(values, value) {
   return values.filter((v) => v <= value).length / values.length;
 }
@@ -156,7 +156,7 @@ function traceMark(g, kind, x, y, r) {
   else g.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r);
 }
 
-/** One unit: halo if brushed, hollow and crossed if removed, ringed if a bridge or selected. */
+/** Draw a unit: halo if brushed, hollow and crossed if removed, ringed if a bridge or selected. */
 export function drawMark(g, colors, { kind, x, y, r, bridge, removed, brushed, selected }) {
   if (brushed) {
     g.fillStyle = COLORS.flip;
@@ -195,7 +195,7 @@ export function drawMark(g, colors, { kind, x, y, r, bridge, removed, brushed, s
   }
 }
 
-/** One line; along a row or column it bows, to stay off the marks between its ends. */
+/** Trace an edge; along a row or column it bows, to stay off the marks between its ends. */
 function traceEdge(path, place, u, v) {
   const [x1, y1, x2, y2] = [place.x[u], place.y[u], place.x[v], place.y[v]];
   path.moveTo(x1, y1);
@@ -209,7 +209,7 @@ function traceEdge(path, place, u, v) {
 }
 
 /**
- * Edges from weak to strong, in short paths of one sign: opacity and width grow with |rho|.
+ * Stroke edges from weak to strong, in short paths of one sign; opacity and width grow with |rho|.
  *
  * Only the strongest are wider than one screen pixel, and those go one by one: a browser without
  * GPU draws 10,000 thin lines in 50 ms and needs a second for long paths of wide dashed ones.
@@ -238,7 +238,7 @@ export function strokeEdges(g, colors, place, edges, shown, alpha) {
   g.globalAlpha = 1;
 }
 
-/** Marks and what they mean, in rows from (left, top); returns the height used. */
+/** Draw the marks and their meanings in rows from (left, top); return the height used. */
 export function drawLegend(g, colors, left, top, width, draw) {
   const mark = (state) => (x, y) => drawMark(g, colors, { kind: "ffn", x, y, r: 4.5, ...state });
   const line = (color, dash) => (x, y) => {

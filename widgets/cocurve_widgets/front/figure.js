@@ -1,6 +1,6 @@
-// Plotly's figure, started at once. Its code is 5 MB, and anywidget drops whatever Python sends to a
-// widget that has not started within two seconds, which a busy browser does not manage. So this
-// small module starts in its place, keeps what arrives while the code loads, and hands it over.
+// Plotly's figure, started at once. Its code is 5 MB, and anywidget drops messages from Python to a
+// widget that has not started within two seconds, which is too short for a busy browser. So this
+// small module starts in its place, keeps the messages while the code loads, and hands them over.
 
 export const MESSAGES = [
   "addTraces", "deleteTraces", "moveTraces", "restyle", "relayout", "update", "animate",
@@ -17,7 +17,7 @@ export async function plotly(model) {
   }
 }
 
-/** A widget that stands for the one `load` promises, named for screen readers. */
+/** A widget that stands in for the one `load` promises, with a name for screen readers. */
 export function lateFigure(load) {
   let figure;
   return {

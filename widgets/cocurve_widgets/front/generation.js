@@ -28,13 +28,13 @@ export function grown(state, message) {
   return { ...state, tokens };
 }
 
-/** What a column's head says about a reply whose right answer is known. */
+/** The line above a reply whose right answer is known. */
 export function verdict(right, answer) {
   if (answer === null || answer === undefined || typeof right !== "boolean") return "";
   return right ? `✓ right: ${answer}` : `✗ wrong: the answer is ${answer}`;
 }
 
-/** A token for a label: what cannot be seen is spelled out. */
+/** A token for a label, with white space made visible. */
 export function visible(token) {
   return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/ /g, "␣");
 }
@@ -71,7 +71,7 @@ export function grouped(menu) {
   return [...groups];
 }
 
-/** A long prompt on one line; its end says what is asked. */
+/** A long prompt on one line; its end is kept, because the question is there. */
 export function short(prompt, length = 56) {
   const line = prompt.trim().replaceAll(/\s+/g, " ");
   return line.length > length ? `…${line.slice(1 - length)}` : line;
@@ -132,7 +132,7 @@ function buildControls(model, cleaner, view) {
     for (const [name, input] of Object.entries(inputs)) {
       if (Number.isFinite(input.valueAsNumber)) set[name] = input.valueAsNumber;
     }
-    model.send({ do: "generate", set }); // together: a trait update could arrive after the press
+    model.send({ do: "generate", set }); // in one message: a trait update could arrive later
   };
   const stop = h("button", { type: "button", onclick: () => model.send({ do: "stop" }) }, "Stop");
   const live = h("input", { type: "checkbox",
@@ -153,8 +153,8 @@ function buildControls(model, cleaner, view) {
     wide,
     labelled("New tokens, at most", inputs.max_new_tokens),
     labelled("Temperature (0: greedy)", inputs.temperature,
-      "above 0 both columns choose with the same random number at every step"),
-    labelled("Seed", inputs.seed, "of the random numbers; has no effect at temperature 0"),
+      "above 0, both columns use the same random number at every step"),
+    labelled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"),
     h("div", { class: "cc-row" },
       h("button", { type: "button", onclick: generate }, "Generate"), stop),
     h("label", { class: "cc-row" }, live, "write again when the plan changes"),
@@ -186,7 +186,7 @@ function tokenNode([, piece, name], forked) {
     h("span", { role: "img", "aria-label": "first divergence:" }, "▼"), inner);
 }
 
-/** Bring a column up to a state; what already stands is not written again (nor read out again). */
+/** Bring a column up to a state; tokens already there are not written (and read out) again. */
 function paint(part, side, state, fork) {
   if (part.run !== state.run || part.count > state.tokens[side].length) {
     part.text.replaceChildren();
@@ -355,7 +355,7 @@ function buildRibbon(model, cleaner, view) {
     reading.textContent = !bars.length ? "" : bar
       ? `Token ${marked + 2} of the text, "${visible(bar.token)}"` +
         `${bar.generated ? " (continuation)" : ""}: ${show(bar.kl)} nats.`
-      : "Point at a bar, or use the arrow keys on the picture. A bar is about the token below it.";
+      : "Point at a bar, or use the arrow keys on the picture. Each bar belongs to the token below it.";
     canvas.setAttribute("aria-label", `${title.textContent}. The table has every value.`);
     const fork = model.get("forced_text") === "custom" ? null
       : forkBar(bars, model.get("divergence"));
@@ -395,8 +395,8 @@ function buildRibbon(model, cleaner, view) {
 }
 
 const HELP = "Both columns come from one batch of two rows: one runs whole, one with the plan's " +
-  "units switched off. Such a batch has the dense model's speed, so no speed is shown here; the " +
-  "physical measurement is made on the model that cl.prune(model, selection) cuts.";
+  "units switched off. Such a batch runs at the dense model's speed, so no speed is shown here. To " +
+  "measure speed, cut the model with cl.prune(model, selection).";
 
 function render({ model, el }) {
   const cleaner = new Cleaner();
@@ -409,7 +409,7 @@ function render({ model, el }) {
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
     name: "text_before_after", table, canvases: () => [canvas] });
   view.root.querySelector(".cc-files").append(h("button", { type: "button",
-    title: "the plan; Selection.from_json reads it",
+    title: "save the plan; Selection.from_json reads it",
     onclick: () => model.send({ want: ".json" }) }, "JSON"));
   receiveFiles(model, cleaner, "text_before_after");
   buildControls(model, cleaner, view);

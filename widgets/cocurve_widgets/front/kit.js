@@ -1,6 +1,7 @@
-// What every instrument's front end uses: elements, theme, canvas, numbers, tables, files.
+// Shared by all front ends: the palette, elements, theme, canvas, numbers, tables, files.
 
-// Okabe-Ito: colour-blind readers can tell these apart in both themes.
+// The only palette of the pages (Okabe-Ito): colour-blind readers can tell these apart in both
+// themes. The first three are those of cocurve_lab/figures.py.
 export const COLORS = {
   attention: "#0072B2",
   ffn: "#E69F00",
@@ -20,9 +21,9 @@ export function h(tag, attributes = {}, ...children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  // the notebook takes arrow keys and letters from what has the focus, unless this stands on it
+  // JupyterLab takes arrow keys and letters from the focused element unless it has this attribute
   if (FOCUSABLE.has(tag)) element.setAttribute("data-lm-suppress-shortcuts", "true");
-  // JupyterLab keeps Enter to itself, so it would not commit what was typed
+  // JupyterLab keeps Enter to itself, so the browser would not commit the typed value
   if (tag === "input") {
     element.addEventListener("keydown", (event) => {
       if (event.key === "Enter") element.dispatchEvent(new Event("change"));
@@ -32,12 +33,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A labelled control; the label is tied to it for screen readers. */
+/** A control inside its label, so that screen readers name it. */
 export function labelled(text, control, hint = "") {
   return h("label", { class: "cc-control", title: hint }, h("span", {}, text), control);
 }
 
-/** A number for reading: four digits, exponents only where they help. */
+/** A number for people: four digits, exponents only where they help. */
 export function show(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "-";
   if (x === 0) return "0";
@@ -46,12 +47,12 @@ export function show(x) {
   return String(Number(x.toPrecision(4)));
 }
 
-/** A share as percent. */
+/** A share in percent. */
 export function percent(x, digits = 1) {
   return x === null || x === undefined ? "-" : `${(100 * x).toFixed(digits)} %`;
 }
 
-/** A count with separators. */
+/** A count with thousands separators. */
 export function count(x) {
   return x.toLocaleString("en-US");
 }
@@ -61,7 +62,7 @@ export function unitCount(x) {
   return `${count(x)} ${x === 1 ? "unit" : "units"}`;
 }
 
-/** Functions to call when a view goes away; render() returns `cleaner.run`. */
+/** The functions to call when a view closes; render() returns `cleaner.run`. */
 export class Cleaner {
   constructor() {
     this.jobs = [];
@@ -70,14 +71,14 @@ export class Cleaner {
   add(job) {
     this.jobs.push(job);
   }
-  /** Follow model events ("change:ratio", "msg:custom") until the view goes away. */
+  /** Follow model events ("change:ratio", "msg:custom") until the view closes. */
   on(model, event, handler) {
     model.on(event, handler);
     this.add(() => model.off(event, handler));
   }
 }
 
-/** Colours of the present theme, read where the element stands. */
+/** The colours of the present theme, read at an element. */
 export function palette(root) {
   const style = getComputedStyle(root);
   const read = (name) => style.getPropertyValue(name).trim();
@@ -115,22 +116,22 @@ export function watch(root, cleaner, redraw) {
   });
 }
 
-/** A canvas with a text equivalent. */
+/** A canvas with a label for screen readers. */
 export function picture(label) {
   return h("canvas", { class: "cc-picture", role: "img", "aria-label": label, tabindex: "0" });
 }
 
-/** A label that also says where H is a preview. */
+/** A label, with a remark if H is a preview. */
 export function named(model, label) {
   return model.get("preview") ? `${label}. From a preview of H` : label;
 }
 
-/** The stem of the files of an instrument. */
+/** The stem of an instrument's file names. */
 export function stemOf(model, name) {
   return model.get("preview") ? `${name}_preview` : name;
 }
 
-/** Diagonal lines in one colour, to fill with. */
+/** A fill of diagonal lines in one colour. */
 export function hatch(context, color) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
@@ -144,7 +145,7 @@ export function hatch(context, color) {
   return context.createPattern(tile, "repeat");
 }
 
-/** A text in lines no wider than `width` by `measure(line)`; a longer word has its own line. */
+/** The lines of a text, each at most `width` by `measure(line)`; a longer word is a line. */
 export function wrapped(text, width, measure) {
   const lines = [];
   for (const word of text.split(" ").filter(Boolean)) {
@@ -155,7 +156,7 @@ export function wrapped(text, width, measure) {
   return lines;
 }
 
-/** Size a canvas in CSS pixels, sharp on every screen, and return its cleared context. */
+/** Size a canvas in CSS pixels, sharp on every screen; return its cleared context. */
 export function fit(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
   const [w, t] = [Math.round(width * scale), Math.round(height * scale)];
@@ -195,7 +196,7 @@ export function decades(low, high) {
   return found;
 }
 
-/** Offer a file to save; content is text or bytes. */
+/** Download a file; content is text or bytes. */
 export function offer(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   const link = h("a", { href: url, download: name });
@@ -221,10 +222,10 @@ function tableElement({ columns, rows }) {
 
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
- * Where the model's `preview` says something of H, it stands under the title and in every file.
+ * The note on a preview of H (`preview`) is shown under the title and in the picture.
  *
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
- * one PNG; json() -> text of the plan (optional).
+ * one PNG; json() -> text of the plan, gexf() -> asks for the graph (both optional).
  */
 export function frame(model, el, cleaner, options) {
   const preview = model.get("preview") || "";
@@ -238,22 +239,23 @@ export function frame(model, el, cleaner, options) {
   const files = h("div", { class: "cc-files" }, table);
   const file = (text, hint, save) => h("button", { type: "button", title: hint, onclick: save }, text);
   files.append(
-    file("CSV", "the picture's data", () => {
+    file("CSV", "save the data of the picture", () => {
       offer(`${stem}.csv`, toCsv(options.table()), "text/csv");
     }),
-    file("PNG", "the picture", () => savePicture(options.canvases(), stem, root, preview)),
+    file("PNG", "save the picture", () => savePicture(options.canvases(), stem, root, preview)),
   );
   if (options.json) {
-    files.append(file("JSON", "the plan", () => {
-      const text = options.json(); // nothing where the kernel sends the file
+    files.append(file("JSON", "save the plan", () => {
+      const text = options.json(); // empty if the kernel sends the file
       if (text) offer(`${stem}.json`, text, "application/json");
     }));
   }
   if (options.gexf) {
-    files.append(file("GEXF", "the graph, for Gephi and the like", options.gexf));
+    files.append(file("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
   }
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
-    h("h3", {}, title), preview ? h("p", { class: "cc-preview", role: "note" }, preview) : null,
+    h("h3", {}, title), preview ? h("p", { class: "cc-preview", role: "note",
+      style: `border-left-color:${COLORS.bridge}` }, preview) : null,
     controls, body, error, status, files);
   root.refreshTable = () => {
     if (table.open) table.lastChild.replaceChildren(tableElement(options.table()));
@@ -271,7 +273,7 @@ export function frame(model, el, cleaner, options) {
   return { root, controls, body, status, error };
 }
 
-/** Files that the kernel makes arrive as {file: ".gexf"} with a buffer. */
+/** Download the files that the kernel sends as {file: ".gexf"} with a buffer. */
 export function receiveFiles(model, cleaner, name) {
   cleaner.on(model, "msg:custom", (content, buffers) => {
     if (!content || !content.file) return;
@@ -308,7 +310,7 @@ export function assign(model, values) {
   model.save_changes();
 }
 
-/** The numbers behind a binary trait (a DataView), as typed array of the given class. */
+/** The numbers of a binary trait (a DataView) as a typed array of the given class. */
 export function typed(view, Kind) {
   if (view instanceof Kind) return view;
   const copy = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);

@@ -53,7 +53,7 @@ export function renderLambda({ model, el }) {
     name: "plan",
     table: tableOf,
     canvases: () => [map, budget, curves],
-    // in a notebook the kernel sends what Selection.from_json reads
+    // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? planJson() : model.send({ want: ".json" })),
   });
 
@@ -88,7 +88,7 @@ export function renderLambda({ model, el }) {
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
   const sliders = h("div", { class: "cc-sliders" },
-    labelled("lambda: 0 ignores the edges, 1 takes them in full (Page Up / Down: next plan)",
+    labelled("lambda: 0 ignores the edges, 1 counts them in full (Page Up / Down: next plan)",
       h("span", { class: "cc-row" }, lambda, lambdaBox,
         button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
         button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
@@ -98,7 +98,7 @@ export function renderLambda({ model, el }) {
     reach);
   ui.controls.append(sliders,
     labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
-      "the largest share of a layer's cost that may go"),
+      "the largest share of a layer's cost that may be removed"),
     labelled("protect first layers", first), labelled("protect last layers", last),
     labelled("units", kinds));
 
@@ -109,7 +109,8 @@ export function renderLambda({ model, el }) {
   const legend = h("div", { class: "cc-legend" },
     swatch(COLORS.attention, "attention, pruned"), swatch(COLORS.ffn, "FFN, pruned"),
     swatch("var(--cc-kept)", "kept"),
-    h("span", {}, h("i", { class: "cc-swatch cc-corner" }), "flips at the next or previous plan"));
+    swatch(`linear-gradient(45deg, var(--cc-kept) 50%, ${COLORS.flip} 50%)`,
+      "flips at the next or previous plan"));
   const title = (text) => h("h4", {}, text);
   const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend,
     title("Removed share of each layer"), budget);
@@ -120,7 +121,7 @@ export function renderLambda({ model, el }) {
     assign(model, values);
     refresh();
   }
-  /** Use what was typed, within the bounds, and show that; letters (read as "") change nothing. */
+  /** Use the typed number, moved into the bounds; letters (read as "") restore the old one. */
   function take(field, low, high, use, round = (x) => x) {
     if (field.value === "") {
       field.value = field.dataset.now;
@@ -177,7 +178,7 @@ export function renderLambda({ model, el }) {
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
     doubt.firstChild.lastChild.textContent =
-      `preview: not to be trusted above ${marks.trusted}; no gate mark, the gate says nothing on it`;
+      `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     put1(lambdaBox, Number(now.strength.toPrecision(6)));
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
@@ -203,7 +204,7 @@ export function renderLambda({ model, el }) {
     }
     paint();
   }
-  /** The kernel's answer, if it is about the present controls. */
+  /** The kernel's answer, or null while it is still about earlier controls. */
   function answer() {
     const sent = model.get("_view");
     const now = JSON.stringify(CONTROLS.map((name) => model.get(name)));
@@ -218,7 +219,7 @@ export function renderLambda({ model, el }) {
       stalled: null, stale: !answer(),
       curves: [...ends.curves, { strength: sent.key[0], ...sent.curve }] };
   }
-  /** Compare what was drawn at once with what the kernel says; the kernel decides. */
+  /** Compare the plan drawn at once with the kernel's, which decides. */
   function confirm() {
     const sent = answer();
     if (!problem.matrix) return refresh();
@@ -246,7 +247,8 @@ export function renderLambda({ model, el }) {
     model.save_changes();
   }
 
-  // Flips: the kernel's, or this page's own, a few milliseconds at a time.
+  // Flips come from the kernel. A page without one finds its own, a few milliseconds at a time, so
+  // that it stays responsive.
   let search = null;
   let searched = "";
   function findFlips() {
@@ -388,14 +390,14 @@ export function renderLambda({ model, el }) {
     const u = hovered ?? model.get("selected_unit");
     if (u === null || u === undefined) {
       card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
-        "Point at a unit of the map, or move with the arrow keys: its saliency, its strongest " +
-        "partners, and the step of the solver that removes it."));
+        "Point at a unit of the map, or move with the arrow keys, to see its saliency, its " +
+        "strongest partners, and the step that removes it."));
       return;
     }
     const found = ledger(problem, view.order, model.get("interaction_strength"), u);
     if (!found) {
       model.send({ row: u });
-      card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "asking the kernel"));
+      card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "waiting for the kernel"));
       return;
     }
     const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
@@ -410,7 +412,7 @@ export function renderLambda({ model, el }) {
         line("connectivity b_u", show(problem.connectivity[u])),
         line("cost", `${count(problem.costs[u])} parameters`),
         line(`½ H_uu`, show(found.half)),
-        line(`lambda · Σ H_uv over ${removed ? "units gone before" : "the plan"}`, show(found.edges)),
+        line(`lambda · Σ H_uv over ${removed ? "units removed before" : "the plan"}`, show(found.edges)),
         line(removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)),
         line("per parameter", show(found.score)),
         line("flips at lambda", turns))),

@@ -1,10 +1,10 @@
-// The build monitor: a progress bar and the overlap of two half-text plans over the build.
+// The build monitor: a progress bar, and the overlap of the plans of two halves of the text.
 
 import { COLORS, Cleaner, fit, frame, h, palette, percent, picture, ticks, watch } from "./kit.js";
 
 export function renderMonitor({ model, el }) {
   const cleaner = new Cleaner();
-  const chart = picture("Overlap of plans from two halves of the text, by sequences done");
+  const chart = picture("Overlap of the plans of two halves of the text over the sequences done");
   const ui = frame(model, el, cleaner, {
     title: "Building H",
     name: "build",
@@ -14,7 +14,7 @@ export function renderMonitor({ model, el }) {
   const bar = h("progress", { max: 1, value: 0, "aria-label": "sequences done" });
   ui.controls.append(bar);
   ui.body.append(h("div", {},
-    h("h4", {}, "Units that plans from two halves of the text share"), chart));
+    h("h4", {}, "Overlap of the plans of two halves of the text"), chart));
 
   function paint() {
     const [done, total, points] = ["done", "total", "overlap"].map((name) => model.get(name));

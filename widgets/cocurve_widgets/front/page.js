@@ -1,9 +1,9 @@
-// A page without kernel: the instruments on plain values, linked with each other.
+// A page without a kernel: the instruments on plain values, linked with each other.
 
 import { renderBridge } from "./bridge.js";
 import { renderLambda } from "./lambda.js";
 
-/** What render() needs of a widget model, over plain values; changes are told on save_changes. */
+/** The widget model that render() needs, over plain values; save_changes announces changes. */
 export function localModel(values) {
   const handlers = new Map();
   const changed = new Set();
@@ -11,7 +11,7 @@ export function localModel(values) {
   return {
     get: (name) => values[name],
     set(name, value) {
-      if (values[name] === value) return;
+      if (values[name] === value) return; // linked models would otherwise echo without end
       values[name] = value;
       changed.add(name);
     },

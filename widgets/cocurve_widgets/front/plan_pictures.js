@@ -1,4 +1,4 @@
-// The pictures of the lambda explorer that only read: budgets, risk curves, the strips.
+// The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
 import { COLORS, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST, placeOf } from "./solver.js";
@@ -10,7 +10,7 @@ export function untrusted(marks, strength) {
   return typeof marks?.trusted === "number" && strength > marks.trusted;
 }
 
-/** Layer numbers under a picture whose columns are layers. */
+/** Draw layer numbers under a picture whose columns are layers. */
 export function layerLabels(pen, { problem, geometry }, y) {
   pen.textAlign = "center";
   for (const layer of ticks(0, problem.numLayers - 1, Math.min(12, problem.numLayers))) {
@@ -22,7 +22,7 @@ export function layerLabels(pen, { problem, geometry }, y) {
   pen.fillText("layer", 0, y);
 }
 
-/** Removed share of each layer's attention and FFN cost, with the cap in force. */
+/** Draw the removed share of each layer's attention and FFN cost, and the cap in force. */
 export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
   const height = 116;
   const pen = fit(canvas, geometry.width, height);
@@ -62,7 +62,7 @@ export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
   layerLabels(pen, { problem, geometry }, height - 9);
 }
 
-/** Predicted risk against ratio for lambda 0, 1 and the present one; total, node, edge. */
+/** Draw predicted risk over ratio for lambda 0, 1 and the present one: total, node, edge. */
 export function paintCurves(canvas, { view, colors, ratio, marks }, width) {
   const height = 300;
   const pen = fit(canvas, width, height);
@@ -130,8 +130,8 @@ function legendOf(pen, { view, tones, colors, marks }, left, top) {
 }
 
 /**
- * Under the lambda slider: flips as ticks, measured plans as dots, the gate as a triangle, and
- * where H is a preview, lines over the part of the axis that is not to be trusted.
+ * Draw the strip under the lambda slider: flips as ticks, measured plans as dots, the gate as a
+ * triangle; on a preview of H, hatching over the part of the axis that is not to be trusted.
  */
 export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
   const pen = fit(canvas, width, 36);
@@ -177,7 +177,7 @@ export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
     `gate (${typeof gate === "number" ? "triangle" : "no mark"}): ${marks.gate?.reason ?? "unknown"}`;
 }
 
-/** Under the ratio slider: what the guards put out of reach. */
+/** Draw the strip under the ratio slider: the ratios that the guards put out of reach. */
 export function paintReach(canvas, { colors, view }, width) {
   const pen = fit(canvas, width, 20);
   const x = (r) => 8 + (Math.min(r, MOST) / MOST) * (width - 16);

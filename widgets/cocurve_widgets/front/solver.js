@@ -1,13 +1,14 @@
-// The greedy solver of cocurve_lab/solver/greedy.py in the browser: same sums in the same order, same
-// tie-break (lowest index), doubles throughout. tests/widgets/front/solver.test.mjs holds it to Python.
+// The greedy solver of cocurve_lab/solver/greedy.py in the browser: the same sums in the same order,
+// the same tie-break (lowest index), doubles throughout. tests/widgets/front/solver.test.mjs compares
+// it with Python.
 
 import { typed } from "./kit.js";
 
 export const MOST = 0.6; // curves and sliders end here
-const HAIR = 1e-12; // as target_cost and Rules in Python
+const HAIR = 1e-12; // as in Python's needed_cost and Rules: 0.29 x 100 must count as 29
 
 /**
- * A problem from what Python packs: counts and names, and the upper triangle of H as float64 or
+ * The problem that Python packed: counts and names, and the upper triangle of H as float64 or
  * float32 (by its length); `matrix` is null where the kernel solves.
  */
 export function unpack(packed) {
@@ -46,19 +47,19 @@ function square(triangle, size) {
   return matrix;
 }
 
-/** The spelling used everywhere: L12.ffn[3]. */
+/** The name of a unit: L12.ffn[3]. */
 export function nameOf(problem, u) {
   const kind = problem.kinds[u] ? "ffn" : "attention";
   return `L${problem.layers[u]}.${kind}[${problem.places[u]}]`;
 }
 
-/** Row u of H, or null where it is not here yet. */
+/** Row u of H, or null if it has not arrived yet. */
 export function rowOf(problem, u) {
   const { matrix, size } = problem;
   return matrix ? matrix.subarray(u * size, (u + 1) * size) : problem.rows.get(u) ?? null;
 }
 
-/** Guards resolved for one ratio: who may go, and how much cost may leave each layer. */
+/** The guards at one ratio: the admissible units, and the cost that may leave each layer. */
 export function rulesFor(problem, controls) {
   const { size, layers, costs, kinds, numLayers } = problem;
   const layerCosts = new Float64Array(numLayers);
@@ -77,7 +78,7 @@ export function capAt(controls, ratio) {
   return controls.cap == null ? 1 : controls.cap;
 }
 
-/** Cost a plan of this ratio must reach. */
+/** The cost that a plan of this ratio must reach. */
 export function targetCost(problem, ratio) {
   return ratio * problem.total * (1 - HAIR);
 }
@@ -119,7 +120,7 @@ export function greedy(problem, rules, strength, target) {
   return found;
 }
 
-/** The first steps of a run that reach the target: greedy under fixed guards is nested. */
+/** The plan of a smaller target, read off a run: greedy under fixed guards is nested. */
 export function prefix(run, target) {
   let length = 0;
   let spent = 0;
@@ -128,7 +129,7 @@ export function prefix(run, target) {
     stalled: spent < target };
 }
 
-/** Points of risk against ratio along a run: ratio, node part and edge part, at most `most`. */
+/** The curve of risk over ratio along a run: ratio, node part, edge part; at most `most` points. */
 export function curveOf(problem, run, most = 120) {
   const curve = { ratio: [0], node: [0], edge: [0] };
   const every = Math.max(1, Math.ceil(run.order.length / most));
@@ -199,8 +200,8 @@ export function viewOf(problem, controls, memory = {}) {
 }
 
 /**
- * Why a unit is where it is: half H_uu, g over the units gone before it (all of the plan where it
- * stays), their signed terms, and the score the greedy step compared. Null without its row.
+ * The account of a unit: half H_uu, g over the units removed before it (over the whole plan if it
+ * is kept), their signed terms, and the score that the greedy step compared. Null without its row.
  */
 export function ledger(problem, order, strength, u) {
   const row = rowOf(problem, u);
@@ -224,8 +225,8 @@ export function ledger(problem, order, strength, u) {
 }
 
 /**
- * Every flip of the plan between `from` and `to`, walking up: yields {strength, changed} and, for
- * the caller to pause, null after each solve. Exact but for rounding, as lambda_path in Python.
+ * The flips of the plan between `from` and `to`, upwards: yields {strength, changed}, or null after
+ * a solve without a flip so that the caller can pause. Exact up to rounding, like lambda_path.
  */
 export function* flips(problem, controls, from = 0, to = 1) {
   const rules = rulesFor(problem, controls);
