@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
-from cocurve_lab.figures import COLORS
+from cocurve_lab.figures import COLORS, finish
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
 
 from .instrument import front
@@ -244,24 +244,10 @@ def _legend() -> list[go.Scatter]:
 
 
 def _lay_out(figure: go.FigureWidget) -> None:
-    figure.update_layout(
-        title={"text": "Predicted and measured risk of plans", "font": {"size": 15}},
-        height=600,
-        autosize=True,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": GREY},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "orientation": "v"},
-        margin={"l": 80, "r": 20, "t": 50, "b": 60},
-        legend={"itemclick": False, "itemdoubleclick": False, "traceorder": "grouped"},
-        hoverlabel={"align": "left"},
-    )
-    axis = {
-        "type": "log",
-        "exponentformat": "power",
-        "dtick": 1,
-        "gridcolor": "rgba(128,128,128,0.25)",
-        "zeroline": False,
-    }
+    finish(figure, "Predicted and measured risk of plans", height=600)
+    # replaced as a whole: beside the plot, because its groups do not fit in a row above it
+    figure.layout.legend = {"itemclick": False, "itemdoubleclick": False, "traceorder": "grouped"}
+    figure.update_layout(autosize=True, margin={"l": 80, "t": 50}, hoverlabel={"align": "left"})
+    axis = {"type": "log", "exponentformat": "power", "dtick": 1}
     figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
     figure.update_yaxes(title_text="measured KL(dense ‖ pruned), nats per token", **axis)

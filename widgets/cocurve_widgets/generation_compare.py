@@ -163,7 +163,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         """
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
-        self._questions = menu_questions(session.require_model(), prompts)
+        self._questions = _menu_questions(session.require_model(), prompts)
         self._number = 0
         self._token = CancelToken()
         self._written: Written | None = None
@@ -241,7 +241,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             return
         request = self._written.request
         settings = (self.max_new_tokens, self.temperature, self.seed)
-        if self.selection is None or not same_plan(request.selection, self.selection):
+        if self.selection is None or not _same_plan(request.selection, self.selection):
             self.stale = "text of another plan"
         elif request.prompt != self.prompt:
             self.stale = "text of another prompt"
@@ -406,7 +406,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     def _send_new(self, written: Written, sent: list[int]) -> list[int]:
         """Send the tokens after the first `sent` of each side; return how many are sent by now."""
         new = {
-            s: plain_tokens(written.texts[s], self._tokenizer)[n:]
+            s: _plain_tokens(written.texts[s], self._tokenizer)[n:]
             for s, n in zip(SIDES, sent, strict=True)
         }
         self.send({"append": new, "after": sent, "run": written.request.number})
@@ -417,7 +417,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self._written = written
             self.dense_text, self.pruned_text = (written.texts[side].text for side in SIDES)
             self.tokens = {
-                side: plain_tokens(written.texts[side], self._tokenizer) for side in SIDES
+                side: _plain_tokens(written.texts[side], self._tokenizer) for side in SIDES
             }
             self.divergence = written.divergence
             self.shown = self._describe(written)
@@ -430,7 +430,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return {
             "run": request.number,
             "prompt": request.prompt,
-            "plan": plan_words(request.selection),
+            "plan": _plan_words(request.selection),
             "stopped": written.stopped,
             "answer": None if question is None else question.answer,
             "right": {s: question and question.is_right(written.texts[s].text) for s in SIDES},
@@ -505,7 +505,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         ]
 
 
-def plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
+def _plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
     """The tokens for the page: [id, text], or [id, "", name] for special ones."""
     special = set(tokenizer.all_special_ids)
     return [
@@ -516,7 +516,7 @@ def plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[
     ]
 
 
-def menu_questions(
+def _menu_questions(
     model: PreTrainedModel, prompts: Sequence[str | Question] | None
 ) -> list[Question]:
     """The prompts given; if none, those of the embedded model where `model` is it."""
@@ -526,12 +526,12 @@ def menu_questions(
     return demo_questions() if source and is_demo(source) else []
 
 
-def same_plan(left: Selection, right: Selection) -> bool:
+def _same_plan(left: Selection, right: Selection) -> bool:
     """Whether two plans over the same units do the same to a model."""
     return left is right or (set(left.pruned), left.gains) == (set(right.pruned), right.gains)
 
 
-def plan_words(plan: Selection) -> str:
+def _plan_words(plan: Selection) -> str:
     """A plan in a few words, for the head of its column."""
     words = f"{len(plan)} of {len(plan.units)} units off, {plan.realized_ratio:.1%} of their cost"
     if plan.interaction_strength is not None:
