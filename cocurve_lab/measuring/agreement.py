@@ -18,7 +18,9 @@ from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from ..solver.targets import target_cost
 
-EDGE_AWARE, DIAGONAL, RANDOM, SWAP = "edge-aware greedy", "diagonal greedy", "random", "local swap"
+# names of the methods in a same-budget pool
+POOL_METHODS = ("edge-aware greedy", "diagonal greedy", "random", "local swap")
+EDGE_AWARE, DIAGONAL, RANDOM, SWAP = POOL_METHODS
 FEW = 3  # two points always lie on a line
 _TRIES = 50  # draws per wanted set before a small model is taken to have no more sets
 

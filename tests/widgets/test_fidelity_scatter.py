@@ -21,7 +21,6 @@ from scipy.stats import spearmanr
 
 import cocurve_lab as cl
 from cocurve_widgets import FidelityScatter, Measured, Session
-from cocurve_widgets import fidelity_measuring as measuring
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
 from helpers.waiting import eventually
@@ -67,7 +66,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
         assert turns.acquire(timeout=30)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(measuring, "measure_plans", measure)
+    monkeypatch.setattr(cl, "measure_plans", measure)
     return turns
 
 
@@ -204,7 +203,7 @@ def test_a_known_plan_is_not_measured_again(
 ) -> None:
     plan = cl.solve_greedy(CURVATURE, 0.2)
     first = scatter.measure([plan, plan])
-    monkeypatch.setattr(measuring, "measure_plans", None)
+    monkeypatch.setattr(cl, "measure_plans", None)
     assert scatter.measure(plan) == first[:1] == first[1:]
 
 
@@ -321,7 +320,7 @@ def test_an_error_of_the_worker_is_shown(
     def fail(*_: Any, **__: Any) -> None:
         raise cl.NumericalError("sequence 0 gives NaN")
 
-    monkeypatch.setattr(measuring, "measure_plans", fail)
+    monkeypatch.setattr(cl, "measure_plans", fail)
     press(scatter, "Lambda sweep")
     settle(scatter)
     assert scatter.error == "sequence 0 gives NaN"

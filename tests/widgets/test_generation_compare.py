@@ -133,10 +133,8 @@ def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
 
 def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
     """Make every token take some time; returns a list with one entry per token."""
-    from cocurve_widgets import generation_compare as home
-
     made: list[int] = []
-    original = home.generate_lockstep
+    original = cl.generate_lockstep
 
     def slow(*args: Any) -> Iterator[Any]:
         for pair in original(*args):
@@ -144,7 +142,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
             made.append(1)
             yield pair
 
-    monkeypatch.setattr(home, "generate_lockstep", slow)
+    monkeypatch.setattr(cl, "generate_lockstep", slow)
     return made
 
 
@@ -172,9 +170,7 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
 
 
 def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocurve_widgets import generation_compare as home
-
-    original = home.generate_lockstep
+    original = cl.generate_lockstep
 
     def interrupted(*args: Any) -> Iterator[Any]:
         for number, pair in enumerate(original(*args)):
@@ -182,7 +178,7 @@ def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             yield pair
 
-    monkeypatch.setattr(home, "generate_lockstep", interrupted)
+    monkeypatch.setattr(cl, "generate_lockstep", interrupted)
     g = bench.instrument()
     with pytest.raises(KeyboardInterrupt):
         g.generate()

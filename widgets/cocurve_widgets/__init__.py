@@ -3,17 +3,22 @@
 Names are imported on first use, so that one instrument does not need the plotting package of
 another.
 
-    session.py              the plan, unit and measured plans that instruments share; their thread
-    instrument.py           the base of all instruments: errors, linking, files
-    packing.py              H as the browser receives it
-    lambda_explorer.py      drag lambda and see the plan change (notebook 02)
-    bridge_explorer.py      the graph of H and its bridge units (03)
-    fidelity_scatter.py     predicted against measured KL (04); with fidelity_figure, _controls,
-                            _points (rows and names) and _measuring (on the thread)
-    generation_compare.py   dense and pruned text side by side (05)
-    build_monitor.py        progress of a build (01)
-    export.py               the explorers in one HTML file
-    front/                  the same in JavaScript
+    session.py             the plan, unit and measured plans that instruments share; their thread
+    instrument.py          the base of all instruments: errors, linking, code, files
+    packing.py             H as the browser receives it
+    build_monitor.py       BuildMonitor: progress of a build (notebook 01)
+    lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
+    bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
+    fidelity_figure.py     FidelityScatter (04): its picture
+    fidelity_points.py     its points as rows, with their names and statistics
+    fidelity_measuring.py  measuring plans on the thread
+    fidelity_controls.py   its controls and tables
+    fidelity_scatter.py    FidelityScatter itself: predicted against measured KL
+    generation_compare.py  GenerationCompare: dense and pruned text side by side (05)
+    export.py              export_html: both explorers in one offline page
+
+The JavaScript is in front/, one entry file per instrument and the shared parts in kit.js and
+solver.js.
 """
 
 from __future__ import annotations

@@ -10,16 +10,7 @@ import anywidget
 import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
-from cocurve_lab import (
-    CocurveError,
-    Curvature,
-    Guards,
-    MismatchError,
-    bridge_units,
-    edge_graph,
-    solve_greedy,
-)
-from cocurve_lab.curvature.matrix import BLOCKS
+import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded, plan_code
 from .session import Session
@@ -84,7 +75,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     threshold = Float(0.0).tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
-    blocks: List[str] = List(default_value=list(BLOCKS)).tag(sync=True)
+    blocks: List[str] = List(default_value=list(cl.BLOCKS)).tag(sync=True)
     ego = Bool(False).tag(sync=True)
     saliency_quantile = Float(0.5).tag(sync=True)
     connectivity_quantile = Float(0.5).tag(sync=True)
@@ -103,7 +94,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     def __init__(
         self,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         *,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
@@ -135,10 +126,10 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     @validate("blocks")
     def _known_blocks(self, proposal: Any) -> list[str]:
-        unknown = [block for block in proposal.value if block not in BLOCKS]
+        unknown = [block for block in proposal.value if block not in cl.BLOCKS]
         if unknown:
-            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(BLOCKS)}.")
-        return [block for block in BLOCKS if block in proposal.value]
+            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(cl.BLOCKS)}.")
+        return [block for block in cl.BLOCKS if block in proposal.value]
 
     @validate("brushed")
     def _known_units(self, proposal: Any) -> list[int]:
@@ -168,7 +159,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     @guarded
     def _find_bridges(self) -> None:
         start = time.perf_counter()
-        found = bridge_units(
+        found = cl.bridge_units(
             self.session.curvature, self.saliency_quantile, self.connectivity_quantile
         )
         pearson = found.saliency_connectivity_correlation
@@ -192,10 +183,12 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         try:
             if plan is not None:
                 units.require_same(plan.units, mine="the curvature", theirs="the session's plan")
-        except MismatchError as error:
+        except cl.MismatchError as error:
             self.report(error)
             plan = None
-        ratio, guards = (RATIO, Guards()) if plan is None else (plan.requested_ratio, plan.guards)
+        ratio, guards = RATIO, cl.Guards()
+        if plan is not None:
+            ratio, guards = plan.requested_ratio, plan.guards
         if self._solved is None or self._solved[0] != (ratio, guards):
             self._solved = ((ratio, guards), *self._two_orders(ratio, guards))
             self._seconds += time.perf_counter() - start
@@ -211,15 +204,15 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         self._tell()
 
     def _two_orders(
-        self, ratio: float, guards: Guards
+        self, ratio: float, guards: cl.Guards
     ) -> tuple[list[int] | None, list[int] | None, str]:
         orders: list[list[int] | None] = []
         problem = ""
         for strength in (0.0, 1.0):
             try:
-                plan = solve_greedy(self.session.curvature, ratio, strength, guards)
+                plan = cl.solve_greedy(self.session.curvature, ratio, strength, guards)
                 orders.append(list(plan.pruned))
-            except CocurveError as error:  # out of reach under these guards; the page shows it
+            except cl.CocurveError as error:  # out of reach under these guards; the page shows it
                 orders.append(None)
                 problem = str(error)
         return orders[0], orders[1], problem
@@ -300,7 +293,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     def _graph(self) -> Any:
         """The shown edges as a networkx graph, each node with `bridge` and `removed`."""
-        graph = edge_graph(self.session.curvature, top_k=MOST_EDGES)
+        graph = cl.edge_graph(self.session.curvature, top_k=MOST_EDGES)
         graph.remove_edges_from(self._ends[~self._shown()].tolist())
         if self.ego and self.selected_unit is not None:
             near = {self.selected_unit, *graph[self.selected_unit]}
@@ -359,9 +352,9 @@ def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:
 # Sent to the page -------------------------------------------------------------------------------
 
 
-def _strongest_edges(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
+def _strongest_edges(curvature: cl.Curvature) -> tuple[np.ndarray, np.ndarray]:
     """Ends [E, 2] and rho [E] of the strongest edges, by falling |rho|."""
-    edges = edge_graph(curvature, top_k=MOST_EDGES).edges(data="correlation")
+    edges = cl.edge_graph(curvature, top_k=MOST_EDGES).edges(data="correlation")
     rows = sorted(edges, key=lambda edge: (-abs(edge[2]), edge[0], edge[1]))
     ends = np.array([row[:2] for row in rows], np.uint32).reshape(-1, 2)
     # rounded to what is sent: else threshold and count could differ between page and kernel
@@ -374,10 +367,10 @@ def _readable_threshold(rho: np.ndarray, size: int) -> float:
     return math.floor(1e3 * abs(rho[wanted - 1])) / 1e3 if len(rho) >= wanted else 0.0
 
 
-def _payload(curvature: Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:
+def _payload(curvature: cl.Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:
     units = curvature.units
     partners, partner_rho = _partners(curvature)
-    residual = bridge_units(curvature).residual.tolist()
+    residual = cl.bridge_units(curvature).residual.tolist()
     return {
         "nodes": {
             "kind": units.kinds.tolist(),
@@ -396,7 +389,7 @@ def _payload(curvature: Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[st
     }
 
 
-def _partners(curvature: Curvature) -> tuple[np.ndarray, np.ndarray]:
+def _partners(curvature: cl.Curvature) -> tuple[np.ndarray, np.ndarray]:
     """The PARTNERS units of largest |H_uv| of each unit and their rho, both [M, PARTNERS]."""
     size = len(curvature.units)
     strength = np.abs(curvature.matrix)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 from traitlets import Float, Int, List, Unicode
 
-from cocurve_lab import InputError, solve_greedy
-from cocurve_lab.solver.greedy import require_strength
-from cocurve_lab.solver.targets import require_ratio
+import cocurve_lab as cl
 
 from .instrument import front
-
-if TYPE_CHECKING:
-    from cocurve_lab.estimator.build import Build
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
 
@@ -55,13 +50,13 @@ class BuildMonitor(anywidget.AnyWidget):
     error = Unicode().tag(sync=True)
 
     def __init__(self, ratio: float = 0.2, interaction_strength: float = 1.0) -> None:
-        require_ratio(ratio)
-        require_strength(interaction_strength)
+        cl.require_ratio(ratio)
+        cl.require_strength(interaction_strength)
         self._plan = (ratio, interaction_strength)
         self._looked = 0.0
         super().__init__()
 
-    def __call__(self, build: Build) -> None:
+    def __call__(self, build: cl.Build) -> None:
         """Update from a build, which calls this after each sequence."""
         total = build.total
         last = build.done == total
@@ -86,11 +81,11 @@ class BuildMonitor(anywidget.AnyWidget):
         return text + ("." if self.done == self.total else ". Interrupt the kernel to pause.")
 
 
-def _overlap(build: Build, ratio: float, strength: float) -> float | None:
+def _overlap(build: cl.Build, ratio: float, strength: float) -> float | None:
     """Overlap of the plans of even and odd groups; None until each half has a sequence."""
     try:
         halves = [build.so_far(slice(start, None, 2)) for start in (0, 1)]
-    except InputError:
+    except cl.InputError:
         return None
-    one, two = (set(solve_greedy(half, ratio, strength).pruned) for half in halves)
+    one, two = (set(cl.solve_greedy(half, ratio, strength).pruned) for half in halves)
     return len(one & two) / max(1, len(one | two))

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cocurve_lab import Curvature
-from cocurve_lab.storage import write_atomically
+import cocurve_lab as cl
 
 from .bridge_explorer import BridgeExplorer
 from .instrument import front
@@ -56,7 +55,7 @@ header, footer {{ padding: 0 12px; }}
 
 
 def export_html(
-    curvature: Curvature,
+    curvature: cl.Curvature,
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -96,11 +95,11 @@ def export_html(
         data=json.dumps(_plain(states), separators=(",", ":")).replace("</", "<\\/"),
         script=front(*MODULES),
     )
-    write_atomically(path := Path(path), text.encode())
+    cl.write_atomically(path := Path(path), text.encode())
     return path
 
 
-def _about(curvature: Curvature) -> str:
+def _about(curvature: cl.Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
     text = f" from {rows} sequences of {length} tokens" if rows and length else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import ipywidgets as W
 
-from cocurve_lab import Curvature, InputError
+import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 
 from .fidelity_points import METHODS, Rows
@@ -181,7 +181,7 @@ class FidelityControls:
         try:
             return [float(part) for part in value.replace(",", " ").split()]
         except ValueError:
-            raise InputError(
+            raise cl.InputError(
                 f"{value!r} is not a list of numbers. Separate them with commas: 0, 0.5, 1."
             ) from None
 
@@ -227,7 +227,7 @@ class FidelityControls:
     def _choose_text(self, name: str) -> None:
         known = [*dict.fromkeys(record.text for record in self.owner.session.measured), ""]
         if name not in known:
-            raise InputError(f"nothing was measured on {name!r}. Clear the field for all texts.")
+            raise cl.InputError(f"nothing was measured on {name!r}. Clear the field for all texts.")
         self.owner.text = name
 
     # What the instrument says -------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _preview_html(note: str) -> str:
     return f'<div class="cocurve">{line}{escape(note)}</p></div>'
 
 
-def _caption(curvature: Curvature, text: str | None) -> str:
+def _caption(curvature: cl.Curvature, text: str | None) -> str:
     """The support and text that predictions and measurements are on."""
     known = curvature.provenance
     top_r = known.get("top_r")

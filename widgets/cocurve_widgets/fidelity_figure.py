@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
+import cocurve_lab as cl
 from cocurve_lab.figures import COLORS, finish
-from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
 
 from .instrument import front
 
@@ -29,6 +29,7 @@ RATIOS = [
     (0.45, "35 to 45 %", COLORS["bridge"]),
     (np.inf, "above 45 %", "#CC79A7"),
 ]
+EDGE_AWARE, DIAGONAL, RANDOM, SWAP = cl.POOL_METHODS
 OTHER = "other plan"
 SYMBOLS = {
     "diagonal, λ = 0": "circle",

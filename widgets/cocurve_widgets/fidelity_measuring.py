@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from cocurve_lab import CalibrationSet, Selection, measure_plans
+import cocurve_lab as cl
 
 from .fidelity_points import text_name
 from .session import Cancelled, CancelToken, MeasuredPlan, Session
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
-Waiting = tuple[Selection, CalibrationSet]
+Waiting = tuple[cl.Selection, cl.CalibrationSet]
 
 
 class Measurer:
@@ -71,7 +71,7 @@ class Measurer:
             eta = "" if left is None else f", about {left:.0f} s left"
             return f"{self.done} of {self.total} plans measured{eta} ({self.stage})"
 
-    def measure_here(self, plans: Sequence[Selection], held_out: CalibrationSet) -> None:
+    def measure_here(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
         """Measure in this thread; return when all are done or cancelled."""
         token = CancelToken()
         self._expect(len(plans))
@@ -86,8 +86,8 @@ class Measurer:
 
     def measure_soon(
         self,
-        plans: Sequence[Selection],
-        held_out: CalibrationSet,
+        plans: Sequence[cl.Selection],
+        held_out: cl.CalibrationSet,
         failed: Callable[[Exception], None],
     ) -> None:
         """Hand plans to the session's thread, behind those it already has.
@@ -150,13 +150,13 @@ class Measurer:
             return chunk
 
     def _measure(
-        self, plans: list[Selection], held_out: CalibrationSet, token: CancelToken
+        self, plans: list[cl.Selection], held_out: cl.CalibrationSet, token: CancelToken
     ) -> None:
         token.check()
         self._say("waiting for the model")
         with self.session.exclusive(token) as model:
             self._say("measuring")
-            table = measure_plans(
+            table = cl.measure_plans(
                 model, plans, held_out, progress=False, calibrated_on=self.session.curvature
             )
         text = text_name(held_out)

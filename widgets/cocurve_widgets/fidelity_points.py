@@ -9,10 +9,9 @@ from html import escape
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from cocurve_lab import CalibrationSet, Curvature, Guards, Selection, agreement
-from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
+import cocurve_lab as cl
 
-from .fidelity_figure import OTHER
+from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
 from .instrument import plan_code
 from .session import MeasuredPlan, Session
 
@@ -41,7 +40,7 @@ class Book:
         """The book of a session, made on first use."""
         return _BOOKS.setdefault(session, cls())
 
-    def add_pool(self, name: str, code: str, plans: Sequence[tuple[str, Selection]]) -> None:
+    def add_pool(self, name: str, code: str, plans: Sequence[tuple[str, cl.Selection]]) -> None:
         """Record a set measured together, and number its random sets and swaps.
 
         Args:
@@ -57,7 +56,7 @@ class Book:
                 self.names.setdefault(plan.fingerprint, (method, label))
         self.pools[name] = (code, [plan.fingerprint for _, plan in plans])
 
-    def name(self, plan: Selection) -> tuple[str, str]:
+    def name(self, plan: cl.Selection) -> tuple[str, str]:
         """The method and name of a plan."""
         if plan.fingerprint in self.names:
             return self.names[plan.fingerprint]
@@ -65,7 +64,7 @@ class Book:
         mark = plan.fingerprint[:4]  # tells plans of one name apart
         if strength is None:
             return OTHER, f"plan of {_units(len(plan))}, {plan.realized_ratio:.3g} ({mark})"
-        guarded = "" if plan.guards == Guards() else f", guarded ({mark})"
+        guarded = "" if plan.guards == cl.Guards() else f", guarded ({mark})"
         method = EDGE_AWARE if strength > 0 else DIAGONAL
         return method, f"λ {strength:.4g}, ratio {plan.requested_ratio:.4g}{guarded}"
 
@@ -73,7 +72,7 @@ class Book:
 _BOOKS: WeakKeyDictionary[Session, Book] = WeakKeyDictionary()
 
 
-def text_name(text: CalibrationSet) -> str:
+def text_name(text: cl.CalibrationSet) -> str:
     """The name of a held-out set in `MeasuredPlan.text`."""
     return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
 
@@ -81,7 +80,7 @@ def text_name(text: CalibrationSet) -> str:
 # Rows -------------------------------------------------------------------------------------------
 
 
-def predicted_risk(curvature: Curvature, plan: Selection) -> float:
+def predicted_risk(curvature: cl.Curvature, plan: cl.Selection) -> float:
     """1/2 s^T H s under this curvature, whatever made the plan; nats per token."""
     known = plan.predicted_risk
     if known is not None and plan.curvature_fingerprint == curvature.fingerprint:
@@ -89,7 +88,7 @@ def predicted_risk(curvature: Curvature, plan: Selection) -> float:
     return curvature.risk(plan.pruned)
 
 
-def plan_row(curvature: Curvature, book: Book, record: MeasuredPlan) -> dict[str, Any]:
+def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[str, Any]:
     """One measured plan as a row of `FidelityScatter.points`."""
     plan = record.selection
     method, name = book.name(plan)
@@ -108,7 +107,7 @@ def plan_row(curvature: Curvature, book: Book, record: MeasuredPlan) -> dict[str
     }
 
 
-def single_rows(curvature: Curvature) -> Rows:
+def single_rows(curvature: cl.Curvature) -> Rows:
     """The single units as rows of `FidelityScatter.points`; empty if the build did not keep them.
 
     Both risks are on the teacher's top-r support and on the calibration text, unlike a plan's.
@@ -178,7 +177,7 @@ def summarize(rows: Rows, marks: list[str], book: Book) -> dict[str, dict[str, A
 
 
 def _score(rows: Rows) -> dict[str, Any]:
-    found = agreement(
+    found = cl.agreement(
         [row["predicted_risk"] for row in rows], [row["measured_risk"] for row in rows]
     )
     worst = None if found.worst is None else rows[found.worst]["name"]
@@ -218,7 +217,7 @@ def _units(count: int) -> str:
 
 
 def code_for(
-    curvature: Curvature, book: Book, records: Sequence[MeasuredPlan], controls: dict[str, Any]
+    curvature: cl.Curvature, book: Book, records: Sequence[MeasuredPlan], controls: dict[str, Any]
 ) -> str:
     """The Python that measures these plans again; it needs `curvature`, `model`, `calibration`."""
     options = "".join(f", {name}={value!r}" for name, value in controls.items())
@@ -239,7 +238,7 @@ def code_for(
     return "\n".join(lines) + "\n"
 
 
-def _measuring(curvature: Curvature, book: Book, plans: list[Selection]) -> list[str]:
+def _measuring(curvature: cl.Curvature, book: Book, plans: list[cl.Selection]) -> list[str]:
     """Lines that measure these plans: complete pools, then the others one by one."""
     every = {plan.fingerprint: plan for plan in plans}
     pools = [pool for pool in book.pools.values() if every.keys() >= set(pool[1])]

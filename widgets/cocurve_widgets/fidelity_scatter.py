@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as W
 from traitlets import Float, Int, List, Unicode, validate
 
-from cocurve_lab import (
-    CalibrationSet,
-    Curvature,
-    InputError,
-    Selection,
-    same_budget_pool,
-    solve_greedy,
-)
-from cocurve_lab.solver.greedy import require_strength
-from cocurve_lab.solver.targets import require_ratio
+import cocurve_lab as cl
 
 from .fidelity_controls import FidelityControls
 from .fidelity_figure import FidelityFigure
@@ -96,9 +87,9 @@ class FidelityScatter(Instrument, W.VBox):
 
     def __init__(
         self,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         model: PreTrainedModel | None = None,
-        calibration: CalibrationSet | None = None,
+        calibration: cl.CalibrationSet | None = None,
         *,
         session: Session | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -140,25 +131,25 @@ class FidelityScatter(Instrument, W.VBox):
     def _check_ratio(self, proposal: Any) -> Any:
         name, value = proposal.trait.name, proposal.value
         for ratio in [value] if name == "ratio" else value:
-            require_ratio(ratio)
+            cl.require_ratio(ratio)
         if not value:
-            raise InputError(f"{name} is {value}, which removes nothing. Set a ratio above 0.")
+            raise cl.InputError(f"{name} is {value}, which removes nothing. Set a ratio above 0.")
         return value
 
     @validate("interaction_strength", "strengths")
     def _check_strength(self, proposal: Any) -> Any:
         value = proposal.value
         for strength in value if isinstance(value, list) else [value]:
-            require_strength(strength)
+            cl.require_strength(strength)
         if value == []:
-            raise InputError("strengths is empty. Set at least one lambda to sweep.")
+            raise cl.InputError("strengths is empty. Set at least one lambda to sweep.")
         return value
 
     @validate("rows")
     def _check_rows(self, proposal: Any) -> Any:
         most = 0 if self.calibration is None else len(self.calibration)
         if not 0 <= proposal.value <= most:
-            raise InputError(
+            raise cl.InputError(
                 f"rows is {proposal.value}; the held-out text has {most} rows. Set 0 for all of "
                 f"them, or at most {most}."
             )
@@ -168,7 +159,7 @@ class FidelityScatter(Instrument, W.VBox):
     def _check_methods(self, proposal: Any) -> Any:
         unknown = [name for name in proposal.value if name not in METHODS]
         if unknown:
-            raise InputError(f"methods names {unknown[0]!r}. Choose from {', '.join(METHODS)}.")
+            raise cl.InputError(f"methods names {unknown[0]!r}. Choose from {', '.join(METHODS)}.")
         return proposal.value
 
     # Points -------------------------------------------------------------------------------------
@@ -217,7 +208,7 @@ class FidelityScatter(Instrument, W.VBox):
 
     # Measuring ----------------------------------------------------------------------------------
 
-    def measure(self, selections: Selection | Iterable[Selection], wait: bool = True) -> Rows:
+    def measure(self, selections: cl.Selection | Iterable[cl.Selection], wait: bool = True) -> Rows:
         """Measure plans and add their points; plans already measured on this text are skipped.
 
         Args:
@@ -232,12 +223,12 @@ class FidelityScatter(Instrument, W.VBox):
             InputError: no model, no held-out text, or an object that is not a plan.
             MismatchError: a plan is for other units.
         """
-        plans = [selections] if isinstance(selections, Selection) else list(selections)
+        plans = [selections] if isinstance(selections, cl.Selection) else list(selections)
         held_out = self._require_measurable(plans)
         text = text_name(held_out)
         self.book.rows[text] = len(held_out)
         known = self._on(text)
-        fresh: dict[str, Selection] = {}
+        fresh: dict[str, cl.Selection] = {}
         for plan in plans:  # of equal plans the first gives the name
             if plan.fingerprint not in known:
                 fresh.setdefault(plan.fingerprint, plan)
@@ -254,17 +245,17 @@ class FidelityScatter(Instrument, W.VBox):
         """The plans measured on one text, by fingerprint."""
         return {r.selection.fingerprint: r for r in self.session.measured if r.text == text}
 
-    def _require_measurable(self, plans: list[Selection]) -> CalibrationSet:
+    def _require_measurable(self, plans: list[cl.Selection]) -> cl.CalibrationSet:
         """The text to measure on; an error if these plans cannot be measured."""
         if reason := self.reason():
-            raise InputError(reason)
+            raise cl.InputError(reason)
         for plan in plans:
-            if not isinstance(plan, Selection):
-                raise InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
+            if not isinstance(plan, cl.Selection):
+                raise cl.InputError(f"{plan!r:.80} is not a Selection. Make one with solve_greedy.")
             plan.require_units(self.curvature.units)
         return self._held_out()
 
-    def _held_out(self) -> CalibrationSet:
+    def _held_out(self) -> cl.CalibrationSet:
         """The first `rows` rows of the held-out text."""
         assert self.calibration is not None
         if self.rows in (0, len(self.calibration)):
@@ -283,7 +274,7 @@ class FidelityScatter(Instrument, W.VBox):
         """
         ratio = self.ratio if ratio is None else ratio
         strengths = list(self.strengths if strengths is None else strengths)
-        plans = [solve_greedy(self.curvature, ratio, strength) for strength in strengths]
+        plans = [cl.solve_greedy(self.curvature, ratio, strength) for strength in strengths]
         code = f"f.measure_lambda_sweep({ratio!r}, {strengths!r})"
         return self._measure_sweep(f"lambda sweep, ratio {ratio:.4g}", code, plans, wait)
 
@@ -299,7 +290,7 @@ class FidelityScatter(Instrument, W.VBox):
         """
         strength = self._strength(interaction_strength)
         ratios = list(self.ratios if ratios is None else ratios)
-        plans = [solve_greedy(self.curvature, ratio, strength) for ratio in ratios]
+        plans = [cl.solve_greedy(self.curvature, ratio, strength) for ratio in ratios]
         code = f"f.measure_ratio_sweep({strength!r}, {ratios!r})"
         return self._measure_sweep(f"ratio sweep, lambda {strength:.4g}", code, plans, wait)
 
@@ -318,7 +309,7 @@ class FidelityScatter(Instrument, W.VBox):
         seed = self.seed if seed is None else seed
         strength = self._strength(interaction_strength)
         self._require_measurable([])
-        pool = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
+        pool = cl.same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
         code = f"f.measure_pool({ratio!r}, {seed!r}, {strength!r})"
         self.book.add_pool(name, code, pool)
@@ -327,7 +318,7 @@ class FidelityScatter(Instrument, W.VBox):
     def _strength(self, given: float | None) -> float:
         return float(self.interaction_strength) if given is None else given
 
-    def _measure_sweep(self, name: str, code: str, plans: list[Selection], wait: bool) -> Rows:
+    def _measure_sweep(self, name: str, code: str, plans: list[cl.Selection], wait: bool) -> Rows:
         self._require_measurable(plans)
         self.book.add_pool(name, code, [("", plan) for plan in plans])
         return self.measure(plans, wait)
@@ -336,10 +327,10 @@ class FidelityScatter(Instrument, W.VBox):
         """Stop measuring; measured plans are kept, and so are those in the model now."""
         self.measurer.cancel()
 
-    def require_plan(self) -> Selection:
+    def require_plan(self) -> cl.Selection:
         """The session's plan; InputError if none is chosen."""
         if self.session.selection is None:
-            raise InputError(
+            raise cl.InputError(
                 "no plan is chosen yet. Set session.selection, click a point, or run a sweep."
             )
         return self.session.selection
@@ -372,7 +363,7 @@ class FidelityScatter(Instrument, W.VBox):
             if self.book.name(record.selection)[1] == name:
                 self.session.selection = record.selection
                 return
-        raise InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
+        raise cl.InputError(f"no measured plan is called {name!r}. Measure it, or choose another.")
 
     # A click is handled outside the lock: all other views of the session answer and take theirs.
     def _clicked_plan(self, number: int) -> None:

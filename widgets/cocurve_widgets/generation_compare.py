@@ -10,23 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
-from cocurve_lab import (
-    CocurveError,
-    Curvature,
-    InputError,
-    Question,
-    Sampling,
-    Selection,
-    demo_questions,
-    first_divergence,
-    forced_kl,
-    generate_lockstep,
-    solve_greedy,
-    token_pieces,
-)
-from cocurve_lab.measuring.generation import GrowingText
-from cocurve_lab.measuring.lockstep import encode_prompt
-from cocurve_lab.models.loading import is_demo
+import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -53,8 +37,8 @@ class Request:
     number: int
     prompt: str
     prompt_ids: list[int]
-    selection: Selection
-    sampling: Sampling
+    selection: cl.Selection
+    sampling: cl.Sampling
 
 
 @dataclass
@@ -62,17 +46,17 @@ class Written:
     """The result of a request: a growing text per side, and the seconds it took."""
 
     request: Request
-    texts: dict[str, GrowingText]
+    texts: dict[str, cl.GrowingText]
     stopped: bool = False
     seconds: float = 0.0
 
     @property
     def divergence(self) -> int | None:
         """Index of the first token that differs; None where none does."""
-        return first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
+        return cl.first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> cl.Sampling:
         """The sampling that writes these texts again; a stopped text is shorter than asked for."""
         if not self.stopped:
             return self.request.sampling
@@ -124,7 +108,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     live = Bool(False).tag(sync=True)
     forced_text = Enum(list(FORCED_TEXTS), "dense").tag(sync=True)
     custom_text = Unicode().tag(sync=True)
-    selection = Instance(Selection, allow_none=True)
+    selection = Instance(cl.Selection, allow_none=True)
 
     dense_text = Unicode().tag(sync=True)
     pruned_text = Unicode().tag(sync=True)
@@ -141,11 +125,11 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         *,
         session: Session | None = None,
-        prompts: Sequence[str | Question] | None = None,
-        selection: Selection | None = None,
+        prompts: Sequence[str | cl.Question] | None = None,
+        selection: cl.Selection | None = None,
         **controls: Any,
     ) -> None:
         """Open the instrument on a model.
@@ -175,7 +159,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.choice = self.choice or 0
         plan = session.selection if selection is None else selection  # an empty plan is falsy
         if plan is None:
-            plan = solve_greedy(curvature, 0.2, interaction_strength=1.0)
+            plan = cl.solve_greedy(curvature, 0.2, interaction_strength=1.0)
         self.selection = plan
         self.follow(self._hear_selection, "selection")
         self.on_msg(self._on_message)
@@ -184,8 +168,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     # Controls -----------------------------------------------------------------------------------
 
     @validate("selection")
-    def _require_fitting(self, proposal: Any) -> Selection | None:
-        plan: Selection | None = proposal.value
+    def _require_fitting(self, proposal: Any) -> cl.Selection | None:
+        plan: cl.Selection | None = proposal.value
         if plan is not None:
             units = self.session.curvature.units
             plan.units.require_same(units, mine="the plan", theirs="the curvature")
@@ -199,7 +183,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     def _hear_selection(self, change: Any) -> None:
         try:
             self.selection = change.new
-        except CocurveError as error:
+        except cl.CocurveError as error:
             self.report(error)
 
     @guarded
@@ -216,7 +200,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         if not 0 <= change.new < len(self._questions):
             self.choice = None
             count = len(self._questions)
-            raise InputError(f"choice is {change.new}; the menu has {count} entries, from 0 on.")
+            raise cl.InputError(f"choice is {change.new}; the menu has {count} entries, from 0 on.")
         self.prompt = self._questions[change.new].prompt
 
     @observe(*SETTINGS)
@@ -227,7 +211,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.choice = None if question is None else self._questions.index(question)
         self._judge()
 
-    def _question(self, prompt: str) -> Question | None:
+    def _question(self, prompt: str) -> cl.Question | None:
         return next((q for q in self._questions if q.prompt == prompt), None)
 
     def _judge(self) -> None:
@@ -343,15 +327,15 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def _request(self, number: int) -> Request:
         if self.selection is None:
-            raise InputError("there is no plan to compare with. Set selection.")
-        sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
-        prompt_ids = encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
+            raise cl.InputError("there is no plan to compare with. Set selection.")
+        sampling = cl.Sampling(self.max_new_tokens, self.temperature, self.seed)
+        prompt_ids = cl.encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
         return Request(number, self.prompt, prompt_ids, self.selection, sampling)
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.session.tokenizer is None:
-            raise InputError("the session has no tokenizer. Pass tokenizer= with the model.")
+            raise cl.InputError("the session has no tokenizer. Pass tokenizer= with the model.")
         return self.session.tokenizer
 
     def _failed(self, error: Exception) -> None:
@@ -363,7 +347,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self.report(error)
 
     def _run(self, request: Request, token: CancelToken) -> None:
-        growing = {side: GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
+        growing = {side: cl.GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
         written = Written(request, growing)
         try:
             with self.session.exclusive(token) as model:
@@ -390,7 +374,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         started = last = time.monotonic()
         sent = [0, 0]
         self.send({"start": self._describe(written)})
-        for pair in generate_lockstep(
+        for pair in cl.generate_lockstep(
             model, self._tokenizer, request.prompt, request.selection, request.sampling
         ):
             for side, new in zip(SIDES, pair, strict=True):
@@ -443,7 +427,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         written, kind = self._written, self.forced_text
         plan = self.selection if written is None else written.request.selection
         if plan is None:
-            raise InputError("there is no plan to measure. Set selection.")
+            raise cl.InputError("there is no plan to measure. Set selection.")
         prompt: list[int] = (
             [] if kind == "custom" or written is None else written.request.prompt_ids
         )
@@ -454,7 +438,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         ribbon = []
         if len(ids) > 1:
             with self.session.exclusive() as model:
-                values = forced_kl(model, plan, ids)
+                values = cl.forced_kl(model, plan, ids)
             ribbon = [
                 {"token": name, "kl": float(value), "generated": bool(prompt) and i > len(prompt)}
                 for i, (name, value) in enumerate(zip(self._names(ids)[1:], values, strict=True), 2)
@@ -464,7 +448,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def _names(self, ids: list[int]) -> list[str]:
         """The texts of tokens; the tokenizer's name for a token without text."""
-        pieces = token_pieces(self._tokenizer, [], ids)
+        pieces = cl.token_pieces(self._tokenizer, [], ids)
         own = self._tokenizer.convert_ids_to_tokens(ids)
         return [piece or name for piece, name in zip(pieces, own, strict=True)]
 
@@ -505,7 +489,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         ]
 
 
-def _plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
+def _plain_tokens(text: cl.GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
     """The tokens for the page: [id, text], or [id, "", name] for special ones."""
     special = set(tokenizer.all_special_ids)
     return [
@@ -517,21 +501,22 @@ def _plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def _menu_questions(
-    model: PreTrainedModel, prompts: Sequence[str | Question] | None
-) -> list[Question]:
+    model: PreTrainedModel, prompts: Sequence[str | cl.Question] | None
+) -> list[cl.Question]:
     """The prompts given; if none, those of the embedded model where `model` is it."""
     if prompts is not None:
-        return [p if isinstance(p, Question) else Question("your prompts", p) for p in prompts]
+        own = (p if isinstance(p, cl.Question) else cl.Question("your prompts", p) for p in prompts)
+        return list(own)
     source = model.config.name_or_path
-    return demo_questions() if source and is_demo(source) else []
+    return cl.demo_questions() if source and cl.is_demo(source) else []
 
 
-def _same_plan(left: Selection, right: Selection) -> bool:
+def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:
     """Whether two plans over the same units do the same to a model."""
     return left is right or (set(left.pruned), left.gains) == (set(right.pruned), right.gains)
 
 
-def _plan_words(plan: Selection) -> str:
+def _plan_words(plan: cl.Selection) -> str:
     """A plan in a few words, for the head of its column."""
     words = f"{len(plan)} of {len(plan.units)} units off, {plan.realized_ratio:.1%} of their cost"
     if plan.interaction_strength is not None:

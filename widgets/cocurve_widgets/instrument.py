@@ -16,8 +16,7 @@ from weakref import WeakSet
 from ipywidgets import DOMWidget
 from traitlets import Int, Unicode, default
 
-from cocurve_lab import CocurveError, Curvature, Guards, InputError, Selection, solve_greedy
-from cocurve_lab.storage import write_atomically
+import cocurve_lab as cl
 
 from .session import Session
 
@@ -99,7 +98,7 @@ class Instrument(DOMWidget):
             if name not in (*known, "layout") and not name.startswith("_"):
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(known)}."
-                raise InputError(f"{cls.__name__} has no control {name!r}. {hint}")
+                raise cl.InputError(f"{cls.__name__} has no control {name!r}. {hint}")
 
     @default("preview")
     def _preview_note(self) -> str:
@@ -132,7 +131,7 @@ class Instrument(DOMWidget):
 
     def report(self, error: Exception) -> None:
         """Show an error in the instrument; an error that is not ours is shown with its type."""
-        ours = isinstance(error, CocurveError)
+        ours = isinstance(error, cl.CocurveError)
         self.error = str(error) if ours else f"{type(error).__name__}: {error}"
 
     # Code and files -----------------------------------------------------------------------------
@@ -155,7 +154,7 @@ class Instrument(DOMWidget):
             InputError: another suffix, or no plan yet.
         """
         path = Path(path)
-        write_atomically(path, self._file(path.suffix))
+        cl.write_atomically(path, self._file(path.suffix))
         return path
 
     def _file(self, suffix: str) -> bytes:
@@ -163,16 +162,17 @@ class Instrument(DOMWidget):
             return to_csv(self.table()).encode()
         if suffix == ".json":
             if self.session.selection is None:
-                raise InputError("there is no plan yet. Choose one, then save again.")
+                raise cl.InputError("there is no plan yet. Choose one, then save again.")
             return self.session.selection.to_json().encode()
         if suffix == ".gexf":
             return to_gexf(self._graph())
-        raise InputError(f"{suffix!r} is not a format of this instrument. Use .csv, .json, .gexf.")
+        raise cl.InputError(
+            f"{suffix!r} is not a format of this instrument. Use .csv, .json or .gexf."
+        )
 
     def _graph(self) -> Any:
-        from cocurve_lab import edge_graph
 
-        return edge_graph(self.session.curvature, top_k=10_000)
+        return cl.edge_graph(self.session.curvature, top_k=10_000)
 
     def answer_files(self, content: Any) -> None:
         """Answer the front end's {"want": ".csv"} with a file to download."""
@@ -180,9 +180,9 @@ class Instrument(DOMWidget):
         self.send({"file": content["want"]}, [data])
 
 
-def plan_code(plan: Selection, curvature: Curvature) -> str:
+def plan_code(plan: cl.Selection, curvature: cl.Curvature) -> str:
     """A Python expression for a plan: its solve if that gives it again, otherwise its units."""
-    default = Guards()
+    default = cl.Guards()
     changed = {k: v for k, v in vars(plan.guards).items() if v != getattr(default, k)}
     guards = f"cl.Guards({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
     ratio, strength = plan.requested_ratio, plan.interaction_strength
@@ -196,10 +196,10 @@ def plan_code(plan: Selection, curvature: Curvature) -> str:
     return made + (f".with_gains({dict(plan.gains)!r})" if plan.gains else "")
 
 
-def _solves_to(plan: Selection, curvature: Curvature, strength: float) -> bool:
+def _solves_to(plan: cl.Selection, curvature: cl.Curvature, strength: float) -> bool:
     try:
-        again = solve_greedy(curvature, plan.requested_ratio, strength, plan.guards)
-    except CocurveError:
+        again = cl.solve_greedy(curvature, plan.requested_ratio, strength, plan.guards)
+    except cl.CocurveError:
         return False
     return again.pruned == plan.pruned
 

@@ -11,20 +11,7 @@ import anywidget
 import numpy as np
 from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
 
-from cocurve_lab import (
-    KINDS,
-    Curvature,
-    Guards,
-    InfeasibleError,
-    LambdaPath,
-    Selection,
-    lambda_path,
-    reachable_ratio,
-    redundancy_gate,
-    solve_greedy,
-)
-from cocurve_lab.curvature.matrix import TRUSTED_STRENGTH
-from cocurve_lab.solver.greedy import longest
+import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded
 from .packing import curve, pack_problem
@@ -86,8 +73,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     layer_cap_factor = Float(None, allow_none=True).tag(sync=True)
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
-    kinds = List(default_value=list(KINDS)).tag(sync=True)
-    selection = Instance(Selection, allow_none=True)
+    kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
+    selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
@@ -100,7 +87,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     def __init__(
         self,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         *,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
@@ -110,15 +97,15 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self._require_known(controls)
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
-        self._path: LambdaPath | None = None
+        self._path: cl.LambdaPath | None = None
         self._adopting = False
         self._seconds = 0.0
         session = Session.bind(curvature, session, model, tokenizer)
         self.curvature = curvature
         # on a preview, open outside the hatched part of the axis
-        start = {"interaction_strength": TRUSTED_STRENGTH} if curvature.is_preview else {}
+        start = {"interaction_strength": cl.TRUSTED_STRENGTH} if curvature.is_preview else {}
         super().__init__(session, _problem=pack_problem(curvature), **(start | controls))
-        self.gate = redundancy_gate(curvature)
+        self.gate = cl.redundancy_gate(curvature)
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.on_msg(self._heard)
@@ -152,18 +139,18 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     @validate("kinds")
     def _valid_kinds(self, proposal: Any) -> list[str]:
-        if not proposal.value or set(proposal.value) - set(KINDS):
-            raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(KINDS)}.")
-        return [kind for kind in KINDS if kind in proposal.value]
+        if not proposal.value or set(proposal.value) - set(cl.KINDS):
+            raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
+        return [kind for kind in cl.KINDS if kind in proposal.value]
 
     @property
-    def guards(self) -> Guards:
+    def guards(self) -> cl.Guards:
         """The guards as set.
 
         Raises:
             InputError: both kinds of cap are given.
         """
-        return Guards(
+        return cl.Guards(
             self.layer_cap,
             self.layer_cap_factor,
             self.protect_first,
@@ -189,10 +176,10 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             self.interaction_strength = middle if plan is None else plan.interaction_strength
         return float(self.interaction_strength)
 
-    def path(self) -> LambdaPath:
+    def path(self) -> cl.LambdaPath:
         """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
-            self._keep_path(lambda_path(self.curvature, self.ratio, self.guards))
+            self._keep_path(cl.lambda_path(self.curvature, self.ratio, self.guards))
         assert self._path is not None
         return self._path
 
@@ -219,9 +206,9 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     def _solve(self) -> None:
         strength, ratio = self.interaction_strength, self.ratio
         try:
-            plan: Selection | None = solve_greedy(self.curvature, ratio, strength, self.guards)
+            plan = cl.solve_greedy(self.curvature, ratio, strength, self.guards)
             self.error = ""
-        except InfeasibleError as error:
+        except cl.InfeasibleError as error:
             plan, self.error = None, str(error)
         run = self._longest(strength)
         self._view = {
@@ -247,25 +234,25 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self._zero, one = self._longest(0.0), self._longest(1.0)
         zero = self._zero
         self._ends = {
-            "reachable": reachable_ratio(self.curvature.units, guards, self.ratio),
+            "reachable": cl.reachable_ratio(self.curvature.units, guards, self.ratio),
             "cap": guards.cap_at(self.ratio),
             "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
             "curves": [{"strength": 0, **curve(zero)}, {"strength": 1, **curve(one)}],
         }
         self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
-    def _differs(self, plan: Selection) -> int:
+    def _differs(self, plan: cl.Selection) -> int:
         """Number of units that either this plan or the diagonal one removes, but not both."""
         diagonal = self._zero.prefix(self.ratio).pruned
         return len(set(plan.pruned) ^ set(diagonal))
 
-    def _longest(self, strength: float) -> Selection:
+    def _longest(self, strength: float) -> cl.Selection:
         """Greedy up to a ratio of 0.6 or as far as it gets, the cap held at its present value."""
         guards = self.guards
         cap = guards.cap_at(self.ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, self.ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        return longest(self.curvature, fixed, upto, strength)
+        return cl.longest(self.curvature, fixed, upto, strength)
 
     def _find_flips(self, token: CancelToken) -> None:
         """Compute the exact path on the session's thread, unless the controls move on first."""
@@ -275,14 +262,14 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         time.sleep(0.15)
         token.check()
         try:
-            path = lambda_path(self.curvature, self.ratio, self.guards)
-        except InfeasibleError:
+            path = cl.lambda_path(self.curvature, self.ratio, self.guards)
+        except cl.InfeasibleError:
             path = None
         with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
             if key == self._guarded and not token.cancelled and path is not None:
                 self._keep_path(path)
 
-    def _keep_path(self, path: LambdaPath) -> None:
+    def _keep_path(self, path: cl.LambdaPath) -> None:
         self._path = path
         sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
         with self.hold_sync():
@@ -303,8 +290,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         )
         assert plan.predicted_risk is not None
         text = f"Predicted risk {plan.predicted_risk:.4g} nats per token, {kl}; {took}."
-        if self.preview and self.interaction_strength > TRUSTED_STRENGTH:
-            text += f" Not to be trusted: lambda is above {TRUSTED_STRENGTH:g} on a preview."
+        if self.preview and self.interaction_strength > cl.TRUSTED_STRENGTH:
+            text += f" Not to be trusted: lambda is above {cl.TRUSTED_STRENGTH:g} on a preview."
         return text
 
     # Other views --------------------------------------------------------------------------------
@@ -334,7 +321,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     @guarded
     def _mark(self, _: Any = None) -> None:
         self._marks = {
-            "trusted": TRUSTED_STRENGTH if self.preview else None,
+            "trusted": cl.TRUSTED_STRENGTH if self.preview else None,
             "gate": {"strength": self.gate.recommended, "reason": self.gate.reason},
             "measured": [
                 {
@@ -369,7 +356,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             "layer_cap_factor": self.layer_cap_factor,
             "protect_first": self.protect_first or None,
             "protect_last": self.protect_last or None,
-            "kinds": tuple(self.kinds) if len(self.kinds) < len(KINDS) else None,
+            "kinds": tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else None,
         }
         guards = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
         return (
@@ -414,7 +401,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         super().close()
 
 
-def _same(a: Selection, b: Selection) -> bool:
+def _same(a: cl.Selection, b: cl.Selection) -> bool:
     """Whether two plans were made in the same way, so that showing one shows the other."""
     return (
         a.fingerprint == b.fingerprint

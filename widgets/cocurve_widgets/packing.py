@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from cocurve_lab import Curvature, Selection
+import cocurve_lab as cl
 
 MOST_UNITS = 1200  # with more units H stays in the kernel, and the kernel solves
 _DOUBLE_UNITS = 512  # up to here H is small enough to send in doubles
 
 
-def pack_problem(curvature: Curvature, most_units: int = MOST_UNITS) -> dict[str, Any]:
+def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[str, Any]:
     """A curvature as `unpack` of front/solver.js reads it.
 
     The upper triangle of H is sent row by row: float64 up to 512 units, float32 up to `most_units`.
@@ -36,7 +36,7 @@ def pack_problem(curvature: Curvature, most_units: int = MOST_UNITS) -> dict[str
     }
 
 
-def curve(run: Selection, most: int = 120) -> dict[str, list[float]]:
+def curve(run: cl.Selection, most: int = 120) -> dict[str, list[float]]:
     """The curve of risk over ratio along a removal order: ratio, node part, edge part.
 
     Greedy under fixed guards is nested, so every prefix is the plan of its own ratio.

@@ -11,13 +11,13 @@ from weakref import WeakValueDictionary
 
 from traitlets import HasTraits, Instance, Int, Tuple
 
-from cocurve_lab import CocurveError, Curvature, InputError, MismatchError, Selection
+import cocurve_lab as cl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-class Cancelled(CocurveError):
+class Cancelled(cl.CocurveError):
     """Raised inside a job that was asked to stop."""
 
 
@@ -137,7 +137,7 @@ class MeasuredPlan:
         text: name of the text it was measured on.
     """
 
-    selection: Selection
+    selection: cl.Selection
     risk: float
     standard_error: float
     text: str
@@ -168,13 +168,13 @@ class Session(HasTraits):
         MismatchError: the model's units are not the curvature's.
     """
 
-    selection = Instance(Selection, allow_none=True)
+    selection = Instance(cl.Selection, allow_none=True)
     selected_unit = Int(None, allow_none=True)
     measured = Tuple()
 
     def __init__(
         self,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
@@ -188,7 +188,7 @@ class Session(HasTraits):
             self.attach(model, tokenizer)
 
     @classmethod
-    def of(cls, curvature: Curvature) -> Session:
+    def of(cls, curvature: cl.Curvature) -> Session:
         """The session of this curvature, made on first use and kept as long as it is in use."""
         session = _SESSIONS.get(_identity(curvature))
         if session is None:
@@ -199,7 +199,7 @@ class Session(HasTraits):
     @classmethod
     def bind(
         cls,
-        curvature: Curvature,
+        curvature: cl.Curvature,
         session: Session | None = None,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -217,7 +217,7 @@ class Session(HasTraits):
         """
         session = cls.of(curvature) if session is None else session
         if _identity(session.curvature) != _identity(curvature):
-            raise MismatchError(
+            raise cl.MismatchError(
                 f"the session is on {session.curvature!r}, not on {curvature!r}. Pass a session of "
                 "this curvature, or omit session=."
             )
@@ -235,17 +235,15 @@ class Session(HasTraits):
         Raises:
             MismatchError: the model's units are not the curvature's.
         """
-        from cocurve_lab.models.units import units_like
-
         units = self.curvature.units
-        units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
+        cl.units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
         self.model = model
         self.tokenizer = tokenizer or self.tokenizer
 
     def require_model(self) -> PreTrainedModel:
         """The model; InputError if there is none."""
         if self.model is None:
-            raise InputError(
+            raise cl.InputError(
                 "this session has a curvature but no model, so nothing can be measured. Pass "
                 "model=, or call session.attach(model, tokenizer)."
             )
@@ -257,10 +255,8 @@ class Session(HasTraits):
 
         A build or a measurement in a cell holds the same lock.
         """
-        from cocurve_lab.models.runtime import exclusive
-
         model = self.require_model()
-        lock = exclusive(model)
+        lock = cl.exclusive(model)
         # a build holds the model for minutes; the short timeout lets Cancel end the wait
         while not lock.acquire(timeout=0.1):
             if token is not None:
@@ -281,7 +277,7 @@ class Session(HasTraits):
         return f"Session on {self.curvature!r}, {model}, {len(self.measured)} plans measured"
 
 
-def _identity(curvature: Curvature) -> tuple[str, bool]:
+def _identity(curvature: cl.Curvature) -> tuple[str, bool]:
     """Key of a curvature's session; the fingerprint does not tell a preview from the real H."""
     return curvature.fingerprint, curvature.is_preview
 
