@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
+GREY = GUIDE["color"]
 TITLES = {"none": "without guards", "searched": "each with its own best guards"}
 
 
@@ -113,7 +114,7 @@ def plot_capabilities(
             type="line",
             y0=dense[family],
             y1=dense[family],
-            line={"color": GUIDE["color"]},
+            line={"color": GREY},
             **ends_x,
         )
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
@@ -140,7 +141,7 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
             mode="lines",
             showlegend=False,
             hoverinfo="skip",
-            line={"color": GUIDE["color"], "width": 1},
+            line={"color": GREY, "width": 1},
         )
     marks = {"none": ("diamond-open", PALETTE[1]), "searched": ("circle", PALETTE[0])}
     for search, (symbol, color) in marks.items():
@@ -252,7 +253,7 @@ def plot_frontier(
             marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
             hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
         )
-    marker = {"symbol": "cross", "size": 12, "color": GUIDE["color"]}
+    marker = {"symbol": "cross", "size": 12, "color": GREY}
     figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)

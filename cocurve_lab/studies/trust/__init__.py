@@ -1,11 +1,13 @@
 """Notebook 06: when the edges help and when they hurt.
 
-fidelity.py      predicted against measured: single units, and plans of one budget
-saturation.py    do two losses add up: pairs against the sum of their own
-choices.py       which lambda and which guards, by ratio
-improving.py     local search, the certified bound, and gains on top of a plan
-infinitesimal.py finite H against the exact H* or a preview
-redundancy.py    edge benefit against FFN redundancy, over models
-iterative.py     H rebuilt half-way, against one shot
-findings.py      claims and verdicts
+    fidelity.py      predicted against measured: single units, and plans of one budget
+    saturation.py    do two losses add up: pairs against the sum of their own
+    choices.py       which lambda and which guards, by ratio
+    improving.py     local search, the certified bound, and gains on top of a plan
+    infinitesimal.py finite H against the exact H* or a preview
+    redundancy.py    edge benefit against FFN redundancy, over models
+    iterative.py     H rebuilt half-way, against one shot
+    findings.py      claims and verdicts
+
+A study returns a tidy table. Beside it stand the columns for reading it, and its picture.
 """
