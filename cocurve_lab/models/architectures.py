@@ -1,7 +1,7 @@
-"""A model seen through its family: the modules the lab reads, masks and slices.
+"""Access to the parts of a model: its layers, blocks and projections, found through its family.
 
-No torch import here, so that units can be described without a model and models can be described on
-the meta device. The declarations of the families are in families.py.
+The families are declared in families.py. torch is imported for annotations only: `curvature/` reads
+units through this file, and a stored H must open without torch.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArchitectureError
-from .families import FAMILIES, KINDS, Family, Kind, find_family
+from .families import KINDS, Family, Kind, find_family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# bitsandbytes NF4, by name because it is optional: the layer runs, but its stored weight is a
+# string of bytes without rows and columns
+_PACKED = ("Linear4bit",)
 
-__all__ = ["FAMILIES", "KINDS", "Architecture", "Family", "Kind", "RowBlock", "describe"]
+
+# Models -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows `start:stop` of one linear layer that belong to a unit."""
+    """Rows `start:stop` of one input projection (named as in its block) that belong to a unit."""
 
     projection: str
     start: int
@@ -31,10 +35,14 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model seen through its family: the modules the lab reads, masks and slices.
+    """A model together with its family, so that its parts are found whatever they are called.
 
-    Widths are read from the weights, layer by layer, never from the configuration, so an already
-    pruned model is described as truthfully as a stock one.
+    Widths are read from the weights, layer by layer, never from the configuration. A pruned model
+    is therefore described as correctly as a dense one.
+
+    Attributes:
+        model: the causal language model; may live on the meta device.
+        family: the declaration that fits it.
     """
 
     model: Any
@@ -42,117 +50,129 @@ class Architecture:
 
     @property
     def decoder(self) -> Any:
-        """The stack without its head; returns what the head reads."""
+        """The model without its head; it returns what the head reads."""
         return _find(self.model, self.family.decoder)
 
     @property
     def layers(self) -> Sequence[Any]:
+        """The decoder layers, first to last."""
         return getattr(self.decoder, self.family.layers)
 
     def final(self, hidden: Tensor) -> Tensor:
-        """From the last layer's output to what the head reads: final norm, output embedding."""
+        """Apply the modules between the last layer and the head to hidden states [..., d]."""
         decoder = self.decoder
         for name in self.family.final:
             module = getattr(decoder, name)
+            # OPT keeps None where its sizes need no project_out
             hidden = hidden if module is None else module(hidden)
         return hidden
 
     @property
     def head(self) -> nn.Linear:
-        """The linear part of the head; logits are `logits(hidden)`."""
+        """The linear part of the head, weight [V, d]. `logits` computes the whole head."""
         return self.model.get_output_embeddings()
 
     @property
     def logit_cap(self) -> float | None:
-        """c where the model's logits are c tanh(z / c) of the head's z (Gemma 2), else None."""
+        """The c of logits c tanh(z / c), where z is the head's output (Gemma 2), or None."""
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return None if cap is None else float(cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The model's logits [..., V] of final hidden states [..., d], in the model's dtype."""
+        """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
         logits, cap = self.head(hidden), self.logit_cap
         return logits if cap is None else (logits / cap).tanh() * cap
 
     @property
     def vocabulary(self) -> int:
-        """Number of logits V."""
+        """Number of logits V: the rows of the head, which may be more than the tokens."""
         return int(self.head.weight.shape[0])
 
     def block(self, layer: int, kind: Kind) -> Any:
-        """The attention or FFN module of a layer; the layer itself where projections lie there."""
+        """The attention or FFN module of a layer, or the layer where it holds the projections."""
         name = self.family.attention if kind == "attention" else self.family.ffn
         return _find(self.layers[layer], name)
 
     def projection(self, layer: int, kind: Kind, name: str) -> Any:
-        """A projection of a block by its name there."""
+        """A projection of a block, by its attribute name."""
         return getattr(self.block(layer, kind), name)
 
     def weight(self, layer: int, kind: Kind, name: str) -> Tensor:
-        """A projection's weight as [out, in], a view; ArchitectureError where it is packed."""
+        """Weight [out, in] of a projection, as a view; raises as `weight_of`."""
         return weight_of(self.projection(layer, kind, name))
 
     def output_projection(self, layer: int, kind: Kind) -> Any:
-        """The linear layer whose input columns are the units (W_O or W_down)."""
+        """The linear layer W_O or W_down, whose input columns are the units."""
         return self.projection(layer, kind, self.output_name(kind))
 
     def output_weight(self, layer: int, kind: Kind) -> Tensor:
-        """W_O or W_down as [d, W], a view; ArchitectureError where it is packed."""
+        """Weight [d, W] of W_O or W_down, as a view; raises as `weight_of`."""
         return weight_of(self.output_projection(layer, kind))
 
     def output_name(self, kind: Kind) -> str:
+        """Attribute name of W_O or W_down in its block."""
         return self.family.attention_output if kind == "attention" else self.family.ffn_output
 
     def input_projections(self, kind: Kind) -> tuple[str, ...]:
+        """Attribute names of the input projections: query, key, value, or gate, up."""
         return self.family.qkv if kind == "attention" else self.family.gate_up
 
     def projection_names(self, layer: int, kind: Kind) -> tuple[str, ...]:
-        """The output projection, and the inputs: an attention that lost all its units has none."""
+        """Attribute names of a block's projections, the output projection first."""
+        # an attention block that lost all its units has no input projections left
         inputs = self.input_projections(kind) if self.width(layer, kind) > 0 else ()
         return (self.output_name(kind), *inputs)
 
     def width(self, layer: int, kind: Kind) -> int:
-        """Input columns of the output projection: query heads x head_dim, or FFN channels."""
+        """Input columns W of the output projection: query heads x head_dim, or FFN channels."""
         return widths(self.output_projection(layer, kind))[1]
 
     def head_dim(self, layer: int) -> int:
+        """Dimension d_h of one head."""
         block = self.block(layer, "attention")
+        # GPT-NeoX says head_size
         return int(block.head_dim if hasattr(block, "head_dim") else block.head_size)
 
     def queries_per_group(self, layer: int) -> int:
-        """Query heads that share one key/value head: 1 for MHA, all of them for MQA."""
+        """Query heads r that share one key/value head: 1 for MHA, all of them for MQA."""
         return int(getattr(self.block(layer, "attention"), "num_key_value_groups", 1))
 
     def num_groups(self, layer: int) -> int:
-        """Key/value heads of the layer; each is one attention unit unless heads share a norm."""
+        """Key/value heads of a layer. Each is one attention unit, unless heads share a norm."""
         return self.width(layer, "attention") // (
             self.head_dim(layer) * self.queries_per_group(layer)
         )
 
     def step(self, layer: int, kind: Kind) -> int:
-        """Fewest columns a cut takes: a channel; a query group, or all where heads share a norm."""
+        """Smallest number of columns that can be cut: an FFN channel, or a query group."""
         if kind == "ffn":
             return 1
         if self.family.shared_norms:
-            return max(1, self.width(layer, kind))  # 1 where pruning took them
+            # removing one head would change the norm of the others, so all go together; pruning
+            # may have taken them already, and a step is at least 1
+            return max(1, self.width(layer, kind))
         return self.head_dim(layer) * self.queries_per_group(layer)
 
     def unit_rows(self, layer: int, kind: Kind, start: int, stop: int) -> list[RowBlock]:
-        """Rows of the input projections behind columns `start:stop` of the output projection.
+        """Rows of the input projections that feed columns `start:stop` of the output projection.
 
-        The columns must be whole units: for attention, whole query groups.
+        The columns must be whole units: for attention, whole query groups (appendix "Structured
+        Units").
         """
         stacked = kind in self.family.stacked
         if kind == "ffn":
             names = self.family.gate_up
-            if len(names) == 1 and stacked:
+            if len(names) == 1 and stacked:  # all gate rows, then all up rows
                 return _stacked(names[0], self.width(layer, kind), (start, stop), (start, stop))
+            # gate and up apart, or no gate: row i belongs to channel i
             return [RowBlock(name, start, stop) for name in names]
+        # r query heads read one key/value head, so keys and values have 1/r of the queries' rows
         ratio, names = self.queries_per_group(layer), self.family.qkv
         key_value = start // ratio, stop // ratio
-        if len(names) == 1 and stacked:
+        if len(names) == 1 and stacked:  # all queries, then all keys, then all values
             width = self.width(layer, kind)
             return _stacked(names[0], width, (start, stop), key_value, key_value, ratio=ratio)
-        if len(names) == 1:  # head by head, without key/value groups
+        if len(names) == 1:  # q, k, v of one head, then of the next; such families are MHA
             return [RowBlock(names[0], 3 * start, 3 * stop)]
         query, key, value = names
         return [
@@ -163,27 +183,30 @@ class Architecture:
 
     @property
     def all_projections(self) -> Iterator[Any]:
-        """Every projection of every block."""
+        """Every projection of every block, layer by layer."""
         for layer in range(len(self.layers)):
             for kind in KINDS:
                 for name in self.projection_names(layer, kind):
                     yield self.projection(layer, kind, name)
 
     def require_unpacked(self) -> None:
-        """Raise ArchitectureError if a projection's weights are packed, so that none can be cut."""
+        """Raise ArchitectureError if any projection is packed, because it could not be cut."""
         for projection in self.all_projections:
             weight_of(projection)
 
 
 def describe(model: Any) -> Architecture:
-    """Find the family of a Hugging Face causal language model.
+    """Find a model's family, and check that its layers are as the family declares them.
 
     Args:
-        model: a `PreTrainedModel` for causal language modelling; may live on the meta device.
+        model: a Hugging Face causal language model; may live on the meta device.
+
+    Returns:
+        Access to its layers, blocks and projections. It reads the model live, and stores nothing.
 
     Raises:
-        ArchitectureError: the family is unknown (or a mixture of experts, or has a vision tower),
-            the layers lack the expected projections, or the weights are quantised in a way that
+        ArchitectureError: the family is unknown, the model is a mixture of experts or has a vision
+            or audio tower, a layer lacks a projection, or weights are quantised in a way that
             cannot be measured.
     """
     architecture = Architecture(model, find_family(model))
@@ -196,9 +219,9 @@ def describe(model: Any) -> Architecture:
         )
     if not hasattr(stack, family.layers):
         raise ArchitectureError(
-            f"{type(model).__name__} keeps its layers somewhere else than "
-            f"model.{family.decoder}.{family.layers}. Is it wrapped (an adapter, a trainer)? "
-            "Unwrap it, merge adapters, and try again."
+            f"{type(model).__name__} has no layers at model.{family.decoder}.{family.layers}; it "
+            "may be wrapped, by an adapter or a trainer. Merge adapters, unwrap the model, and try "
+            "again."
         )
     for layer in range(len(architecture.layers)):
         for kind in KINDS:
@@ -207,22 +230,26 @@ def describe(model: Any) -> Architecture:
 
 
 def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
-    """Raise ArchitectureError unless a block has its projections, all of a supported kind."""
+    """Raise ArchitectureError unless a block has its projections, each of a supported kind."""
     try:
         for name in architecture.projection_names(layer, kind):
             require_supported(architecture.projection(layer, kind, name), name, layer)
     except AttributeError as error:
         raise ArchitectureError(
-            f"layer {layer} of {type(architecture.model).__name__} lacks the {kind} projection the "
-            f"family {architecture.family.model_types[0]!r} should have ({error}). Is it a variant "
-            "(mixture of experts, an adapter)? Merge adapters before pruning."
+            f"layer {layer} of {type(architecture.model).__name__} lacks the {kind} projection "
+            f"that family {architecture.family.model_types[0]!r} declares ({error}); the model may "
+            "be a variant, or carry an adapter. Use a plain dense model, or merge adapters first."
         ) from None
 
 
 def _stacked(
     name: str, width: int, first: tuple[int, int], *rest: tuple[int, int], ratio: int = 1
 ) -> list[RowBlock]:
-    """Row blocks of a projection that holds `width` rows, then some of width / ratio each."""
+    """Row blocks of a fused projection whose parts lie one after the other.
+
+    The first part has `width` rows, every further one `width / ratio`. `first` and `rest` are
+    ranges within their parts.
+    """
     blocks, offset = [RowBlock(name, *first)], width
     for start, stop in rest:
         blocks.append(RowBlock(name, offset + start, offset + stop))
@@ -231,20 +258,20 @@ def _stacked(
 
 
 def _find(module: Any, path: str) -> Any:
-    """The submodule at a dotted path, None where there is none; "" is the module itself."""
+    """The submodule at a dotted path, or None; "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
 
 
-_PACKED = ("Linear4bit",)  # layers that run although their stored weight has another shape
+# Projections --------------------------------------------------------------------------------------
 
 
 def weight_of(projection: Any) -> Tensor:
-    """The weight [out, in], a view: writing into it changes the layer.
+    """Weight [out, in] of a projection, as a view: writing into it changes the layer.
 
     Raises:
-        ArchitectureError: the weight is quantised, so it has no rows and columns to read or cut.
+        ArchitectureError: the weight is packed, so it has no rows and columns to read or cut.
     """
     if is_packed(projection):
         raise ArchitectureError(
@@ -264,18 +291,18 @@ def widths(projection: Any) -> tuple[int, int]:
 
 
 def is_transposed(projection: Any) -> bool:
-    """Whether the weight is stored [in, out], as transformers' Conv1D does."""
+    """Whether the weight is stored as [in, out], as in transformers' Conv1D (GPT-2)."""
     return hasattr(projection, "nf")
 
 
 def is_packed(projection: Any) -> bool:
-    """Whether the weight is quantised in a form that runs but cannot be sliced."""
+    """Whether the weight is quantised in a form that runs but cannot be read or cut."""
     return type(projection).__name__ in _PACKED
 
 
 def require_supported(projection: Any, name: str, layer: int) -> None:
     """Raise ArchitectureError unless a projection is a plain, transposed or packed linear layer."""
-    if hasattr(projection, "base_layer"):
+    if hasattr(projection, "base_layer"):  # PEFT puts its layers around the original
         raise ArchitectureError(
             f"{name} of layer {layer} carries an adapter ({type(projection).__name__}). "
             "Merge adapters before pruning."
@@ -285,7 +312,7 @@ def require_supported(projection: Any, name: str, layer: int) -> None:
     weight = weight_of(projection)
     if not weight.is_floating_point() or tuple(weight.shape) != widths(projection):
         raise ArchitectureError(
-            f"{name} of layer {layer} holds {weight.dtype} of shape {tuple(weight.shape)}: "
-            "quantised weights of this kind are not supported (bitsandbytes' 4-bit ones can be "
-            "measured). Load the model unquantised."
+            f"{name} of layer {layer} holds {weight.dtype} weights of shape {tuple(weight.shape)}; "
+            "this kind of quantisation is not supported. Load the model unquantised, or, to "
+            "measure it only, in bitsandbytes' 4 bits."
         )

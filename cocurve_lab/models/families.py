@@ -1,8 +1,8 @@
-"""The declarations: where each model family keeps its projections.
+"""Declarations of the model families: where each keeps its projections.
 
-The lab never copies a model's forward, so a family says only where the projections are and which
-rows of a fused one belong together. The order of residual and norms is not declared: whatever a
-layer does, before or after its blocks, in sequence or in parallel, it does itself.
+The lab never copies a model's forward. A family therefore says only where the projections are, and
+which rows of a fused one belong together. The order of residual and norms is not declared, because
+each layer runs its own forward.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ KINDS: tuple[Kind, Kind] = ("attention", "ffn")
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture family: names inside the model, and how rows are fused.
+    """One family of architectures: the names inside the model, and how its rows are fused.
 
     Attributes:
-        model_types: the `config.model_type` it covers.
+        model_types: the values of `config.model_type` it covers.
         qkv: (query, key, value), or the one projection that holds all three.
         gate_up: (gate, up), or one projection.
-        stacked: what one projection holds. For qkv, all queries, then all keys, then all values
-            (else query, key and value of one head, then of the next). For gate_up, the gate rows,
-            then the up rows (else there is no gate: the rows are the channels).
-        attention, ffn: the blocks in a layer; "" where projections lie in the layer itself.
+        stacked: the kinds of block whose single projection stacks its parts. For qkv: all queries,
+            then all keys, then all values (otherwise query, key and value of one head, then of the
+            next). For gate_up: the gate rows, then the up rows (otherwise there is no gate, and
+            each row is a channel).
+        attention, ffn: attribute names of the blocks in a layer; "" if the projections lie in the
+            layer itself.
         attention_output, ffn_output: the output projections W_O and W_down in their blocks.
-        decoder: path from the model to the stack without its head; `layers` is its list of layers.
-        final: modules of the decoder behind its last layer, in order; those that are None are not
-            run.
+        decoder: path from the model to the part without its head; `layers` is its list of layers.
+        final: modules of the decoder between its last layer and the head, in order; a module that
+            is None is skipped.
         shared_norms: norms over the queries or keys of all heads together. Removing one head would
             change the others, so attention is one unit, and these weights go with it.
-        counts_in_config: the attention cuts q, k and v by the configured head counts, so that
-            layers with fewer heads need a configuration of their own.
-        saved_prefixes: (in the file, in the model) where transformers saves weights under another
-            name than the module has.
+        counts_in_config: whether attention splits q, k and v by the head counts in its
+            configuration; a layer with fewer heads then needs a configuration of its own.
+        saved_prefixes: (prefix in the file, prefix in the model) of weights that transformers saves
+            under another name than the module has.
     """
 
     model_types: tuple[str, ...]
@@ -105,10 +107,11 @@ FAMILIES = (
 
 
 def find_family(model: Any) -> Family:
-    """The family of a Hugging Face causal language model.
+    """Look up the family of a Hugging Face causal language model.
 
     Raises:
-        ArchitectureError: the family is unknown, a mixture of experts, or more than a text model.
+        ArchitectureError: no family covers its `model_type`, it is a mixture of experts, or it has
+            a vision or audio tower.
     """
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
@@ -118,18 +121,18 @@ def find_family(model: Any) -> Family:
     name = f"{type(model).__name__} (model_type {model_type!r})"
     if any(part.rpartition(".")[2] == "experts" for part, _ in model.named_modules()):
         raise ArchitectureError(
-            f"{name} is a mixture of experts: its FFN is many small ones behind a router, so a "
-            "block of channels is not one unit there. Use a dense model."
+            f"{name} is a mixture of experts: a router chooses among many small FFNs, so a block "
+            "of channels is not one unit. Use a model without experts."
         )
     if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
         tower = "a vision" if hasattr(config, "vision_config") else "an audio"
         raise ArchitectureError(
-            f"{name} has {tower} tower, and units are those of a text decoder. Take its language "
-            "model alone; for Gemma 3: text = Gemma3ForCausalLM(model.config.text_config), then "
+            f"{name} has {tower} tower; only a text decoder has units. Extract its language model, "
+            "for Gemma 3: text = Gemma3ForCausalLM(model.config.text_config), then "
             "text.model, text.lm_head = model.model.language_model, model.lm_head."
         )
     supported = ", ".join(sorted(t for f in FAMILIES for t in f.model_types))
     raise ArchitectureError(
-        f"{name} is of a family the lab does not know. Supported: {supported}. A new family is one "
-        "entry in cocurve_lab/models/families.py."
+        f"{name} belongs to no supported family. Use one of {supported}, or add an entry to "
+        "cocurve_lab/models/families.py as the README beside it explains."
     )

@@ -1,7 +1,7 @@
-"""What goes wrong between a model's name and its weights, each as one sentence and a next step.
+"""Explanations for a model that cannot be loaded: the fact, and the next step.
 
-transformers reports a gated, a missing and an unreachable model alike, as an OSError; what really
-happened is in the exception behind it.
+transformers reports a gated, a missing and an unreachable model alike, as an OSError. The actual
+cause is in the chain of exceptions behind it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from ..errors import InputError
 from ..storage import is_full
 
 _PATH_SIGNS = (".", "~", os.sep)
+# The last two are of the hub's HTTP client, so causes are compared by class name, not imported.
 _UNREACHED = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"}
 
 
 def require_place(model_id: str | os.PathLike[str]) -> None:
-    """Raise InputError where `model_id` is plainly a folder, and no model can be in it.
+    """Raise InputError if `model_id` is clearly a path, and no model is there.
 
-    A hub id is `name` or `owner/name`; anything that starts like a path, has more parts than that,
-    or exists here, is a folder.
+    A hub id is `name` or `owner/name`. Anything that starts like a path, has more parts, or exists
+    on this machine is a path.
     """
     text = str(model_id)
     path = Path(text).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:8])
-            found = f"holds no config.json but {held}" if held else "is empty"
+            found = f"has no config.json; it holds {held}" if held else "is empty"
             raise InputError(
                 f"the folder {text!r} {found}. Give the folder that holds config.json and "
                 "the weights."
             )
     elif path.is_file():
-        raise InputError(f"{text!r} is a file. Give the folder that it lies in.")
+        raise InputError(f"{text!r} is a file. Give the folder that contains it.")
     elif text.startswith(_PATH_SIGNS) or text.count("/") > 1 or not isinstance(model_id, str):
         raise InputError(f"there is no folder {text!r}.{_alike(path)} Check the path.")
 
@@ -47,20 +48,22 @@ def explain(
     cache: str | os.PathLike[str] | None = None,
     part: str = "",
 ) -> InputError:
-    """The InputError for a failed load: what happened, and what to do about it.
+    """Build the InputError for a failed load: the fact, and the next step.
 
-    Where the disk is full, what was half downloaded of this model is deleted: it holds the space
-    the user now has to find. Any other broken download stays, because the next one resumes it.
+    If the disk is full, the half-downloaded files of this model are deleted, because they take the
+    space that the user now needs. After any other failure they stay, and the next load resumes
+    them.
 
     Args:
-        model_id: what was asked for.
-        error: what came of it.
+        model_id: the model that was asked for.
+        error: the exception of the load.
         cache: the cache_dir= of the load; None is the hub's own.
-        part: what of the model could not be read, as in "the tokenizer of ".
+        part: the part of the model that could not be read, for example "the tokenizer of ".
     """
     name, cache_dir = repr(str(model_id)), cache_folder(cache)
     chain = list(_chain(error))
     kinds = {type(link).__name__ for link in chain}
+    # first, because a missing or broken file may be the consequence of a full disk
     if any(is_full(link) for link in chain):
         freed = delete_unfinished(str(model_id), cache_dir)
         elsewhere = "set HF_HOME to a folder" if cache is None else "give a cache_dir="
@@ -71,14 +74,14 @@ def explain(
         )
     if "GatedRepoError" in kinds:
         return InputError(
-            f"{name} is gated: its owner asks you to accept terms first. Accept them on the page "
-            "of the model, run `hf auth login` (or pass token=), and try again; or give a folder "
+            f"{name} is gated: its owner asks you to accept terms first. Accept them on the "
+            "model's page, run `hf auth login` (or pass token=), and try again; or give a folder "
             "that holds the model."
         )
     if "RevisionNotFoundError" in kinds:
         return InputError(
-            f"{name} exists, but not in the revision asked for. Leave revision= out, or name a "
-            "branch, tag or commit of that model."
+            f"{name} exists, but not in the requested revision. Omit revision=, or name a branch, "
+            "tag or commit of that model."
         )
     if kinds & {"RepositoryNotFoundError", "HFValidationError"}:
         return InputError(
@@ -92,8 +95,8 @@ def explain(
         )
     if "trust_remote_code=True" in str(error):
         return InputError(
-            f"{part}{name} comes with code of its own, which is not run. Read that code, and load "
-            "the model in Python with trust_remote_code=True; or give a model without."
+            f"{part}{name} comes with its own code, which is not run. Read that code, then load "
+            "the model in Python with trust_remote_code=True; or give a model that needs none."
         )
     return InputError(
         f"{part}{name} cannot be loaded: {type(error).__name__}: {error}\nGive a folder with a "
@@ -102,15 +105,16 @@ def explain(
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where the hub's downloads are kept: the folder given, else its own."""
+    """The folder for downloads: the one given, else the hub's own."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE if cache is None else cache)
 
 
 def delete_unfinished(model_id: str, cache: str | os.PathLike[str] | None = None) -> int:
-    """Delete half-downloaded files of one model from a cache; returns the bytes freed."""
+    """Delete the half-downloaded files of one model from a cache; return the bytes freed."""
     freed = 0
+    # the hub's layout: models--owner--name/blobs/HASH, with .incomplete until it is whole
     blobs = cache_folder(cache) / ("models--" + model_id.replace("/", "--")) / "blobs"
     for part in blobs.glob("*.incomplete"):
         freed += part.stat().st_size
@@ -119,13 +123,14 @@ def delete_unfinished(model_id: str, cache: str | os.PathLike[str] | None = None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those behind it, outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _alike(path: Path) -> str:
-    """A hint: the first part of the path that is missing, or neighbours of a similar name."""
+    """A hint for a wrong path: its first missing part, or folders with a similar name."""
     parent = next(folder for folder in (path.parent, *path.parents) if folder.is_dir())
     if parent != path.parent:
         return f" {str(parent)!r} is there, but holds no {path.relative_to(parent).parts[0]!r}."

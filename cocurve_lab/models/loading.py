@@ -1,4 +1,4 @@
-"""Getting a model: the embedded one by default, else a Hugging Face model by name or folder."""
+"""Loading a model and its tokenizer: the embedded one, a folder, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -13,43 +13,46 @@ import torch
 from ..errors import ArchitectureError, CocurveError, InputError
 from .architectures import describe
 from .hub import explain, require_place
-from .identity import (
-    MANIFEST,
-)
+from .identity import MANIFEST
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO = "demo"
+# the options of from_pretrained that a configuration or a tokenizer takes too
+_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+
+
+# Places -------------------------------------------------------------------------------------------
 
 
 def demo_folder() -> Path:
-    """Folder of the embedded model: inside an installed wheel, else beside the package.
+    """The folder of the embedded model: inside an installed wheel, else beside the package.
 
     Raises:
-        InputError: the data folder is not there (a partial checkout).
+        InputError: the folder is missing (a partial checkout).
     """
     here = Path(__file__).resolve().parents[1]
     for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
         if (folder / "config.json").exists():
             return folder
     raise InputError(
-        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the repository "
-        "whole, or train it again with `python data/train_demo.py`."
+        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the whole "
+        "repository, or train the model again with `python data/train_demo.py`."
     )
 
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Where a model id leads: "demo" to the embedded model's folder, "~/x" to the home folder.
+    """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder.
 
     Raises:
-        InputError: the embedded model is asked for and is not there.
+        InputError: the embedded model was asked for and is missing.
     """
     return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
 
 
 def is_demo(model_id: str | os.PathLike[str]) -> bool:
-    """Whether a model id means the embedded model."""
+    """Whether a model id means the embedded model, by name or by folder."""
     if str(model_id) == DEMO:
         return True
     try:
@@ -58,8 +61,11 @@ def is_demo(model_id: str | os.PathLike[str]) -> bool:
         return False
 
 
+# Devices ------------------------------------------------------------------------------------------
+
+
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """The device to use: the given one, else CUDA where torch can use it, else CPU.
+    """Choose the device: the given one, else CUDA if torch can use it, else the CPU.
 
     Raises:
         InputError: torch knows no such device, or cannot use it.
@@ -69,7 +75,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         return best
     try:
         found = torch.device(device)
-        torch.empty(0, device=found)  # only now torch says whether it can use it
+        torch.empty(0, device=found)  # torch checks a device only when it is used
     except (RuntimeError, AssertionError, ImportError) as error:
         why = str(error).strip().partition("\n")[0]
         raise InputError(f"device {str(device)!r} cannot be used ({why}). Use '{best}'.") from None
@@ -77,10 +83,10 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A dtype by its name, "bfloat16" and so on, or as it is.
+    """Turn a name such as "bfloat16" into a dtype; a dtype is returned as it is.
 
     Raises:
-        InputError: it is none that models run in.
+        InputError: it is not one of the four dtypes that models run in.
     """
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -91,12 +97,17 @@ def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def report_device(
     device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
 ) -> str:
-    """One line on where a model would run: device, dtype, free memory, versions.
+    """Describe in one line where a model would run: device, dtype, free memory, torch version.
 
-    Device and dtype are those to be given to `load_model`.
+    Args:
+        device, dtype: as for `load_model`.
 
-    Warns loudly (a RuntimeWarning) if the machine has an NVIDIA GPU that this torch cannot use,
-    because everything then still works, only a hundred times slower.
+    Raises:
+        InputError: the device cannot be used, or the dtype is unknown.
+
+    Warns:
+        RuntimeWarning: the machine has an NVIDIA GPU that this torch cannot use. Everything still
+            works then, but about a hundred times slower.
     """
     import psutil
 
@@ -118,6 +129,9 @@ def report_device(
     return f"{name}; {used}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
 
 
+# Models and tokenizers ----------------------------------------------------------------------------
+
+
 def load_model(
     model_id: str | os.PathLike[str] = DEMO,
     *,
@@ -125,19 +139,22 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model and its tokenizer, ready to measure (eval mode, no gradients).
+    """Load a causal language model and its tokenizer, ready to measure.
 
     Args:
         model_id: "demo" for the embedded model, a hub id, or a folder.
-        device: default CUDA if usable, else CPU.
-        dtype: default float32 on CPU and for the embedded model, else the checkpoint's own.
-        **options: passed to `from_pretrained` (revision, token, attn_implementation, ...);
-            `trust_remote_code` is off unless given.
+        device: by default CUDA if torch can use it, else the CPU.
+        dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
+        **options: passed to `from_pretrained` (revision, token, attn_implementation, ...).
+            `trust_remote_code` is False unless given.
+
+    Returns:
+        The model, in eval mode and without gradients, and its tokenizer.
 
     Raises:
         ArchitectureError: the family is not supported.
-        InputError: the model is gated, missing, misspelt or out of reach, the disk filled up, or
-            the dtype is unknown; each says what to do next.
+        InputError: the model is gated, missing, misspelt, unreachable or already pruned, the disk
+            filled up, or the device or dtype cannot be used. Each message gives the next step.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -147,18 +164,19 @@ def load_model(
     wanted = None if dtype is None else read_dtype(dtype)
     if (Path(source) / MANIFEST).exists():
         raise InputError(
-            f"{source} holds a pruned model, whose layers have their own widths. Read it with "
-            "load_pruned; its tokenizer is in the folder if it was saved along, else that of the "
-            "dense model."
+            f"{source} holds a pruned model, whose layers differ in width. Load it with "
+            "load_pruned. Its tokenizer is in the folder if it was saved there; otherwise use that "
+            "of the dense model."
         )
     default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     require_place(place)
-    options = {"trust_remote_code": False} | options  # left open, transformers asks at the prompt
+    options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     try:
-        shapes_only(source, **_hub_options(options))  # before gigabytes are downloaded
+        # an unsupported family is rejected before gigabytes are downloaded
+        shapes_only(source, **_hub_options(options))
         tokenizer = load_tokenizer(model_id, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
-    except CocurveError:  # explained already
+    except CocurveError:  # its message is already an explanation
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
@@ -170,9 +188,9 @@ def load_model(
 
 
 def keep_score_cap(model: PreTrainedModel) -> None:
-    """Give a model that caps its attention scores (Gemma 2) attention that does so.
+    """Make sure that a model that caps its attention scores (Gemma 2) does so.
 
-    transformers 5.17 picks sdpa, which leaves the cap out without a word; later ones refuse that.
+    transformers 5.17 chooses sdpa, which silently omits the cap; later releases reject that.
     """
     capped = getattr(model.config, "attn_logit_softcapping", None)
     if capped and model.config._attn_implementation == "sdpa":
@@ -182,20 +200,20 @@ def keep_score_cap(model: PreTrainedModel) -> None:
 def load_tokenizer(
     model_id: str | os.PathLike[str] = DEMO, **options: Any
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, dense or pruned, without the model.
+    """Load the tokenizer of a dense or pruned model, without the model.
 
     Args:
         model_id: "demo", a folder that holds a tokenizer, or a hub id.
-        **options: as for `load_model`; what concerns the weights alone is left out.
+        **options: as for `load_model`; those that concern only the weights are ignored.
 
     Raises:
-        InputError: it is gated, missing, misspelt or out of reach, its files are damaged, or it
-            needs code of its own; each says what to do next.
+        InputError: the tokenizer is gated, missing, misspelt or unreachable, its files are damaged,
+            or it needs its own code. Each message gives the next step.
     """
     from transformers import AutoTokenizer
 
     place = place_of(model_id)
-    if not Path(place).is_dir():
+    if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
         require_place(place)
     options = {"trust_remote_code": False} | _hub_options(options)
     try:
@@ -206,15 +224,15 @@ def load_tokenizer(
 
 
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
-    """A model on the meta device from its configuration, a file of a few kilobytes.
+    """Build a model on the meta device from its configuration, a file of a few kilobytes.
 
     Args:
         source: a folder, a hub id, a config.json, or the configuration itself.
-        **options: for `from_pretrained`, where it is read.
+        **options: passed to `AutoConfig.from_pretrained`.
 
     Raises:
         ArchitectureError: the family is not supported.
-        OSError, ValueError: the configuration cannot be read; `hub.explain` says why.
+        OSError, ValueError: the configuration cannot be read; `hub.explain` finds the reason.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
@@ -228,14 +246,11 @@ def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: An
     except ValueError as error:
         raise ArchitectureError(
             f"{str(config._name_or_path or config.model_type)!r} is a {config.model_type!r} model, "
-            f"which is no causal language model ({str(error).splitlines()[0]}). Give one that "
-            "continues text."
+            f"which is not a causal language model ({str(error).splitlines()[0]}). Give a model "
+            "that continues text."
         ) from None
     describe(model)
     return model
-
-
-_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 
 def _hub_options(options: dict[str, Any]) -> dict[str, Any]:

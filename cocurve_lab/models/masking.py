@@ -1,6 +1,6 @@
 """Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
 
-Nothing else is touched: no normalisation, no position code, no other unit; a bias of the output
+Nothing else changes: no normalisation, no position code, no other unit. A bias of the output
 projection belongs to no unit and stays (appendix "Structured Units").
 """
 
@@ -23,11 +23,11 @@ from .units import Unit, UnitSet, enumerate_units, units_like
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Scales = dict[tuple[int, Kind], Tensor]
+Scales = dict[tuple[int, Kind], Tensor]  # (layer, kind) -> factors of the input columns
 
 
 class Plan(Protocol):
-    """A `Selection` as a model sees it; the class itself lives in `solver/`, above this room."""
+    """The part of a `Selection` that a mask needs; the class itself is in `solver/`, above."""
 
     @property
     def units(self) -> UnitSet: ...
@@ -45,16 +45,17 @@ def ablate(
     *,
     unit_set: UnitSet | None = None,
 ) -> Iterator[PreTrainedModel]:
-    """Run the model without some units, inside a `with` block; always restores on leaving.
+    """Run the model without some units inside a `with` block; leaving it always restores them.
 
     Args:
-        model: the dense model.
-        units: a Selection (its gains are honoured), or units, names or indices.
-        unit_set: what indices and names refer to; by default the model's own 16-group units.
+        model: the model that the units were enumerated on.
+        units: a Selection (its gains are applied), or units, names or indices.
+        unit_set: the set that names and indices refer to; by default the model's own units with
+            16 FFN groups per layer.
 
     Raises:
-        MismatchError: the selection was made for other units, naming the first difference.
-        InputError: an unknown unit, or one named twice.
+        MismatchError: the units are not the model's; names the first difference.
+        InputError: a unit is unknown or named twice, or its weights are offloaded.
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, units, unit_set))
@@ -67,15 +68,19 @@ def resolve(
     units: Plan | Iterable[Unit | str | int],
     unit_set: UnitSet | None = None,
 ) -> tuple[list[Unit], dict[Unit, float]]:
-    """The removed units and the gains of kept ones, checked against the model."""
+    """Return the removed units and the gains of kept ones, after checking them.
+
+    Raises: as `ablate`.
+    """
     if _is_plan(units):
         units.require_units(units_like(model, units.units))
         gains = {units.units[i]: gain for i, gain in units.gains.items()}
         return [units.units[i] for i in units.pruned], gains
     chosen: list[Unit | str | int] = list(units)  # type: ignore[arg-type]
-    if all(isinstance(unit, Unit) for unit in chosen):  # needs no unit set: columns are in the unit
+    if all(isinstance(unit, Unit) for unit in chosen):  # a Unit knows its columns: no set needed
         if len(set(chosen)) != len(chosen):
-            raise InputError("a unit is named twice. Name each unit once.")
+            twice = next(unit for unit in chosen if chosen.count(unit) > 1)
+            raise InputError(f"unit {twice} is named twice. Name each unit once.")
         return chosen, {}  # type: ignore[return-value]
     unit_set = unit_set or enumerate_units(model)
     return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
@@ -88,7 +93,13 @@ def _is_plan(units: Plan | Iterable[Unit | str | int]) -> TypeGuard[Plan]:
 def column_scales(
     architecture: Architecture, pruned: Iterable[Unit], gains: Mapping[Unit, float] | None = None
 ) -> Scales:
-    """Factor of each input column [W] of the output projections that change: 0, 1 or a gain."""
+    """Build the factors [W] of the input columns of each output projection that changes.
+
+    A factor is 0 for a removed column, its gain for a kept one, else 1.
+
+    Raises:
+        MismatchError: a unit does not fit the model.
+    """
     scales: Scales = {}
     for unit, factor in [*((unit, 0.0) for unit in pruned), *(gains or {}).items()]:
         _require_fit(architecture, unit)
@@ -100,7 +111,8 @@ def column_scales(
 
 
 def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
-    """Per-row masks [B, 1, W]: row b of a batch runs with rows[b], so one batch carries B plans."""
+    """Stack masks to [B, 1, W]: row b of a batch runs with rows[b], so one batch tries B plans."""
+    # a projection that some rows leave as it is gets ones there
     keys = sorted({key for scales in rows for key in scales})
     return {
         key: torch.stack(
@@ -123,10 +135,10 @@ def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
 
 
 def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
-    """A scale in the dtype and on the device of the columns it multiplies.
+    """Convert a scale to the dtype and device of the columns it multiplies.
 
     Raises:
-        InputError: the weights are offloaded, so that nobody knows where the columns will be.
+        InputError: the weights are offloaded, so the device of the columns is not known.
     """
     projection = architecture.output_projection(layer, kind)
     weight = projection.weight
@@ -135,7 +147,7 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
             f"the {kind} weights of layer {layer} are on the meta device: offloaded, or never "
             "loaded. Load the model with all weights on one device."
         )
-    # activations of a layer with packed weights have the dtype of the embedding
+    # a packed weight is stored as bytes; the activations have the dtype of the embedding
     dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
     return scale.to(device=weight.device, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Running a model while measuring: a fixed state, fitting text, memory that runs out, Ctrl-C."""
+"""Running a model to measure it: its lock and state, checks beforehand, and interruptions."""
 
 from __future__ import annotations
 
@@ -19,27 +19,32 @@ from .identity import embedding_weight, model_device
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
+# weak, so that a lock lives only as long as its model
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-_REGISTRY = threading.Lock()
-_KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()
+_REGISTRY = threading.Lock()  # guards _LOCKS
+_KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()  # models that passed require_known_head
+
+
+# State --------------------------------------------------------------------------------------------
 
 
 def exclusive(model: nn.Module) -> threading.RLock:
-    """The one lock of a model: whoever masks, builds, measures or generates holds it.
+    """The lock of a model. Hold it to mask, build, measure or generate.
 
-    Widget callbacks arrive on other threads than the cell that is running; without it a slider
-    could run a forward pass through a model whose units are switched off for a measurement.
+    Widget callbacks run on other threads than the current cell. Without the lock, a slider could
+    run a forward pass while units are switched off for a measurement.
     """
+    # reentrant, because a measurement that holds it masks units, which takes it again
     with _REGISTRY:
         return _LOCKS.setdefault(model, threading.RLock())
 
 
 @contextmanager
 def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
-    """The model's lock, eval mode, no gradients, true float32 products, a fixed number of threads.
+    """Hold a model in the state for measuring, and restore it on leaving.
 
-    All is put back on leaving.
+    The state: its lock is held, it is in eval mode, gradients are off, float32 products have full
+    precision, and torch uses `threads` CPU threads.
     """
     with exclusive(model), _fixed_state(model, threads):
         yield
@@ -51,8 +56,8 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     before = torch.get_num_threads()
     model.eval()
-    torch.set_float32_matmul_precision("highest")
-    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")  # no TF32, which keeps 10 bits of a factor
+    torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
     try:
         with torch.inference_mode():
             yield
@@ -65,7 +70,7 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: PreTrainedModel) -> Iterator[None]:
-    """Gradients inside `measuring`, of activations alone: no weight asks for one in the block."""
+    """Allow gradients inside `measuring`, of activations but not of weights."""
     asking = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in asking:
@@ -77,36 +82,42 @@ def differentiable(model: PreTrainedModel) -> Iterator[None]:
             weight.requires_grad_(True)
 
 
-def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
-    """Raise InputError if the model cannot be run on rows of token ids [N, T].
+# Requirements -------------------------------------------------------------------------------------
 
-    Its weights must be on one device (see `require_one_device`); token ids and row length must be
-    such as it was made for; its logits must be those of its head (see `require_known_head`).
+
+def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
+    """Raise unless the model can be measured on rows of token ids [N, T].
+
+    Raises:
+        InputError: its weights are not on one device, a token id is outside its embedding, or rows
+            are longer than its context.
+        ArchitectureError: its logits are not those of its head (see `require_known_head`).
     """
     require_one_device(model)
     largest, rows = int(input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
-            f"the text holds token id {largest}, the model's embedding has {rows} rows. "
+            f"the text holds token id {largest}, but the model's embedding has {rows} rows. "
             "Use the tokenizer that belongs to the model."
         )
     context = getattr(model.config, "max_position_embeddings", None)
     if context is not None and input_ids.shape[1] > context:
         raise InputError(
-            f"rows have {input_ids.shape[1]} tokens, the model's context is {context}. Cut "
+            f"rows have {input_ids.shape[1]} tokens, but the model's context is {context}. Cut "
             f"rows of at most {context} tokens."
         )
     require_known_head(model, input_ids[:1, :8])
 
 
 def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
-    """Raise ArchitectureError where logits are not what `Architecture.logits` says they are.
+    """Raise ArchitectureError unless the model's logits are those of `Architecture.logits`.
 
-    Some families scale or shift their logits after the head; everything measured would then be
-    wrong by a factor, and nothing else would show it. Checked once per model, on a few tokens.
+    Some families scale or shift their logits after the head. Everything measured would then be
+    wrong by a factor, and nothing else would show it. Each model is checked once.
 
     Args:
-        ids: [1, T] token ids.
+        model: the model.
+        ids: [1, T] token ids; a few are enough.
     """
     if model in _KNOWN_HEADS:
         return
@@ -118,13 +129,14 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
             expected = architecture.logits(seen[-1][0])
     finally:
         keep.remove()
+    # one head on the same hidden states: a gap beyond rounding means a further operation
     size = float(expected.abs().max())
     gap = float((logits.float() - expected.float()).abs().max())
     if gap > 0.01 * size:
         raise ArchitectureError(
-            f"the logits of {type(model).__name__} differ by up to {gap:.3g} from what its head "
-            f"makes of its last hidden states (up to {size:.3g}): this family does something to "
-            "them afterwards, such as scaling. Teach Architecture.logits about it first."
+            f"the logits of {type(model).__name__} differ by up to {gap:.3g} from the output of "
+            f"its head (up to {size:.3g}): this family changes them afterwards, by an operation "
+            "such as scaling. Add that operation to Architecture.logits first."
         )
     _KNOWN_HEADS.add(model)
 
@@ -132,29 +144,36 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
 def require_one_device(model: PreTrainedModel) -> None:
     """Raise InputError unless all weights are on one device, and none on the meta device.
 
-    A map of all modules to one device is fine. A model spread over several, or offloaded, is not:
-    a replay joins activations of different layers, and an offloaded weight is not there to be read.
+    A device map to a single device is fine. A model spread over several devices is not, because a
+    replay joins activations of different layers; nor is an offloaded one, whose weights are not
+    there to be read.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1 or "meta" in devices:
         raise InputError(
             f"the model's weights are on {', '.join(devices)} (meta: offloaded, or never loaded); "
             "measuring and pruning need all of them on one device. Load the model with "
-            'device_map={"": 0} or without a device_map; if it does not fit, in bfloat16, or in 4 '
-            "bits to measure it."
+            'device_map={"": 0} or without a device_map. If it does not fit, load it in bfloat16, '
+            "or, to measure it only, in 4 bits."
         )
 
 
+# Interruptions and provenance ---------------------------------------------------------------------
+
+
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out; the CPU allocator and cuBLAS say so by a plain RuntimeError."""
+    """Whether an error means that memory ran out, on the GPU or the CPU."""
+    # the CPU allocator and cuBLAS report it as a plain RuntimeError
     signs = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C for a few lines (main thread only; elsewhere it cannot arrive)."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # in background jobs of a shell
+    """Delay Ctrl-C until the block is left, so that a few lines are done together or not at all."""
+    # Python handles signals in the main thread only; elsewhere none can arrive. A background job of
+    # a shell starts with Ctrl-C ignored, and it stays ignored.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,18 +188,18 @@ def uninterrupted() -> Iterator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or "cpu"."""
+    """The GPU's name, or the type of another device, such as "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def software_versions() -> dict[str, str]:
-    """What a result was made with."""
+    """Versions of this library, torch and transformers, for the provenance of a result."""
     import transformers
 
     from .. import __version__
 
     return {
         "cocurve_lab": __version__,
-        "torch": str(torch.__version__),  # a str subclass, which is not plain
+        "torch": str(torch.__version__),  # TorchVersion is a str subclass, not plain data
         "transformers": transformers.__version__,
     }

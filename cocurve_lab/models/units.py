@@ -1,7 +1,7 @@
-"""Structured units: what can be removed, what each costs, and in which order they are counted.
+"""Structured units: the removable parts of a model, their costs and their order.
 
-Order is layer-major; within a layer attention units come first, then FFN groups. A `UnitSet` needs
-no model to exist, so a stored matrix can be explored on any machine.
+Units are ordered by layer; within a layer, attention units come before FFN groups. A `UnitSet`
+needs no model, so a stored H can be explored on any machine.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+# The set ------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One removable unit u (Section 2, appendix "Structured Units").
 
-    kind "attention": one head, one KV-aligned query group for GQA and MQA, or all heads of a layer
-    where they share a norm (OLMo2); kind "ffn": one block of contiguous intermediate channels.
-    `start:stop` are its input columns of the output projection (W_O or W_down). `cost` is c_u in
-    parameters: everything that physically disappears with it.
+    Attributes:
+        kind: "attention": one head, one KV-aligned query group (GQA, MQA), or all heads of a layer
+            where they share a norm (OLMo2). "ffn": one block of contiguous intermediate channels.
+        layer, index: the decoder layer, and the number among its units of this kind.
+        start, stop: the unit's input columns of the output projection W_O or W_down.
+        cost: c_u in parameters: everything that is deleted with the unit.
     """
 
     kind: Kind
@@ -42,7 +47,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """`L12.ffn[3]`, the spelling used in every message and picture."""
+        """The name in every message and picture, such as L12.ffn[3]."""
         return f"L{self.layer}.{self.kind}[{self.index}]"
 
     def __str__(self) -> str:
@@ -51,15 +56,18 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitSet(Sequence[Unit]):
-    """The ordered set U of M units. Supports len, indexing by number or by name, iteration.
+    """The ordered set U of M units. Supports len, iteration, and indexing by number or name.
 
     Attributes:
         units: the units in order.
-        ffn_groups: groups per FFN layer the set was made with; None where unknown.
-        total_parameters: parameters of the whole model, embeddings included; None where no model
-            is known (then shares of all parameters cannot be stated).
-        model_layers: decoder layers of the model; None where unknown. Pruning may leave the last
-            ones without any unit.
+        ffn_groups: FFN groups per layer the set was made with; None if unknown.
+        total_parameters: parameters of the whole model, embeddings included; None if no model is
+            known, and then no share of all parameters can be stated.
+        model_layers: decoder layers of the model; None if unknown. After pruning, the last layers
+            may have no unit.
+
+    Raises:
+        InputError: a kind is unknown, a cost is not positive, or the units are out of order.
     """
 
     units: tuple[Unit, ...]
@@ -70,16 +78,18 @@ class UnitSet(Sequence[Unit]):
     def __post_init__(self) -> None:
         odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
         if odd is not None:
-            raise InputError(f"unit {odd} is of kind {odd.kind!r}; a kind is one of {KINDS}.")
+            raise InputError(f"unit {odd} is of kind {odd.kind!r}. Use one of {KINDS}.")
         keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
-                "units must be distinct and ordered by layer, attention before FFN, then index. "
-                "Use enumerate_units, or sort them."
+                "the units are not distinct and ordered by layer, attention before FFN, then "
+                "index. Use enumerate_units, or sort them."
             )
         bad = next((unit for unit in self.units if unit.cost <= 0), None)
         if bad is not None:
-            raise InputError(f"unit {bad} has cost {bad.cost}; a cost must be positive.")
+            raise InputError(
+                f"unit {bad} has cost {bad.cost}. Give a positive number of parameters."
+            )
 
     def __len__(self) -> int:
         return len(self.units)
@@ -98,7 +108,7 @@ class UnitSet(Sequence[Unit]):
         """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index.
 
         Raises:
-            InputError: no such unit, with the name or index that was asked for.
+            InputError: there is no such unit in the set.
         """
         if isinstance(unit, (int, np.integer)):
             position: int | None = int(unit) if 0 <= int(unit) < len(self) else None
@@ -112,7 +122,11 @@ class UnitSet(Sequence[Unit]):
         return position
 
     def indices(self, units: Iterable[Unit | str | int]) -> tuple[int, ...]:
-        """Positions of several units, in the given order; duplicates are refused."""
+        """Positions of several units, in the given order.
+
+        Raises:
+            InputError: a unit is unknown or named twice.
+        """
         positions = tuple(self.index(unit) for unit in units)
         if len(set(positions)) != len(positions):
             twice = next(p for p in positions if positions.count(p) > 1)
@@ -125,7 +139,7 @@ class UnitSet(Sequence[Unit]):
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """c [M], int64, in parameters."""
+        """Cost c of each unit [M], int64, in parameters."""
         return _frozen([unit.cost for unit in self.units], np.int64)
 
     @cached_property
@@ -140,23 +154,28 @@ class UnitSet(Sequence[Unit]):
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model; where unknown, up to the last one that has a unit."""
+        """Number of layers of the model; if unknown, up to the last one that has a unit."""
         if self.model_layers is not None:
             return self.model_layers
         return int(self.layers.max()) + 1 if len(self) else 0
 
     @property
     def total_cost(self) -> int:
-        """Sum of all costs: the removable parameters, of which ratios are shares."""
+        """Sum of all costs: the removable parameters. Pruning ratios are shares of it."""
         return int(self.costs.sum())
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the units (not of the model around them)."""
+        """SHA-256 of the units, without the facts about the model around them."""
         return fingerprint(self.to_plain()["units"])
 
     def require_same(self, other: UnitSet, *, mine: str, theirs: str) -> None:
-        """Raise MismatchError naming the first unit in which two sets differ."""
+        """Raise MismatchError, naming the first difference, unless two sets are equal.
+
+        Args:
+            other: the set to compare with.
+            mine, theirs: names of the two sets for the message, such as "the model".
+        """
         for a, b in zip(self, other, strict=False):
             if a != b:
                 raise MismatchError(
@@ -171,7 +190,7 @@ class UnitSet(Sequence[Unit]):
             )
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain containers for JSON and pickles; `from_plain` reads them back."""
+        """Convert to plain containers for JSON and pickles; `from_plain` reads them back."""
         rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
         return {
             "units": rows,
@@ -182,6 +201,7 @@ class UnitSet(Sequence[Unit]):
 
     @classmethod
     def from_plain(cls, value: dict[str, Any]) -> UnitSet:
+        """Make a set from what `to_plain` returned."""
         units = tuple(Unit(kind, *map(int, numbers)) for kind, *numbers in value["units"])
         return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
 
@@ -193,26 +213,30 @@ class UnitSet(Sequence[Unit]):
         )
 
 
-def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
-    """List the removable units of a model; reads shapes only, so the meta device is fine.
+# The units of a model -----------------------------------------------------------------------------
 
-    Heads are removable one by one (MHA) or one KV group at a time (GQA, MQA). In OLMo2 queries and
-    keys are normed over all heads together, so a head less would change the others: there a
-    layer's attention is one unit, norm weights included, that goes whole or not at all. Biases of
-    output projections, norms of the residual and norms that heads share head by head (Qwen3, Gemma
-    3) belong to no unit and stay.
+
+def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
+    """List the removable units of a model (Section 2, appendix "Structured Units").
+
+    Heads are removable one by one (MHA) or one KV group at a time (GQA, MQA). OLMo2 norms queries
+    and keys over all heads together, so removing one head would change the others; there the
+    attention of a layer is one unit, norm weights included. Biases of output projections, norms of
+    the residual, and norms whose weights all heads share (Qwen3, Gemma 3) belong to no unit and
+    stay.
 
     Args:
-        model: a supported causal language model, dense or already pruned.
-        ffn_groups: n_f, contiguous channel groups per FFN layer; where the width does not divide,
+        model: a supported causal language model, dense or already pruned. Only shapes are read, so
+            it may live on the meta device.
+        ffn_groups: n_f, contiguous channel groups per FFN. If the width is not a multiple of it,
             the first groups are one channel wider. A layer that pruning left with fewer channels
-            has one group per channel.
+            than groups has one group per channel.
 
     Returns:
-        A UnitSet; for Llama-3.1-8B with 16 groups, M = 768.
+        The M units; for Llama-3.1-8B with 16 groups, M = 768.
 
     Raises:
-        ArchitectureError: the family is unknown.
+        ArchitectureError: the family is not supported.
         InputError: `ffn_groups` is not between 1 and the widest FFN, or no unit is left.
     """
     architecture = describe(model)
@@ -227,12 +251,12 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
         units += _attention_units(architecture, layer)
         units += _ffn_units(architecture, layer, ffn_groups)
     if not units:
-        raise InputError("the model has nothing left that can be removed. Start from a dense one.")
+        raise InputError("the model has no units left to remove. Start from a dense one.")
     return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
-    """The model's units, its FFNs divided as `units` divide theirs (16 groups where unknown).
+    """Enumerate a model's units with the FFN groups of another set (16 if unknown).
 
     Raises: as `enumerate_units`.
     """
@@ -240,19 +264,20 @@ def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
 
 
 def require_units(model: PreTrainedModel, units: UnitSet) -> None:
-    """Raise MismatchError unless the units are the model's, naming the first difference."""
+    """Raise MismatchError, naming the first difference, unless the units are the model's."""
     units.require_same(units_like(model, units), mine="the unit set", theirs="the model")
 
 
 def _total(model: PreTrainedModel) -> int:
-    """Parameters of the whole model, packed ones counted one by one."""
+    """Parameters of the whole model."""
+    # a packed weight stores several parameters per element: count its rows x columns instead
     stored = sum(p.numel() for p in model.parameters())
     packed: list[Any] = [module for module in model.modules() if is_packed(module)]
     return stored + sum(math.prod(widths(part)) - int(part.weight.numel()) for part in packed)
 
 
 def split_width(width: int, groups: int) -> list[tuple[int, int]]:
-    """Contiguous blocks covering `width`, sizes differing by at most one, wider ones first."""
+    """Split `width` into contiguous (start, stop); sizes differ by at most one, wider first."""
     sizes = [width // groups + (1 if i < width % groups else 0) for i in range(groups)]
     stops = np.cumsum(sizes).tolist()
     return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
@@ -273,10 +298,10 @@ def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit
 def _units_of(
     architecture: Architecture, layer: int, kind: Kind, blocks: list[tuple[int, int]]
 ) -> list[Unit]:
-    """Units over blocks of columns, with the parameters that disappear with each.
+    """Units over blocks of columns, each with its cost.
 
-    These are projection rows with their biases, and the write columns. Where heads share a norm
-    over all of them, that norm's weights go with the one unit they are.
+    The cost counts the rows of the input projections with their biases, and the columns of the
+    output projection. Where all heads share a norm, its weights go with the only unit there is.
     """
     if not blocks:
         return []

@@ -464,7 +464,7 @@ REMOTE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", No
         (
             "tokenizer_config.json",
             json.dumps(REMOTE),
-            "comes with code of its own, which is not run",
+            "comes with its own code, which is not run",
         ),
         ("tokenizer.json", "{broken", "cannot be loaded: "),
         ("tokenizer.json", "{}", "cannot be loaded: "),

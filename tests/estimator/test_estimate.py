@@ -610,7 +610,7 @@ def test_impossible_supports_are_refused(top_r: int) -> None:
 def test_text_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(cl.InputError, match="context is 64"):
         build(tiny_model(), tiny_text(2, 65))
-    with pytest.raises(cl.InputError, match=r"token id \d+, the model's embedding has 97 rows"):
+    with pytest.raises(cl.InputError, match=r"token id \d+, but the model's embedding has 97 rows"):
         build(tiny_model(), tiny_text(2, 20, vocab=500))
 
 

@@ -53,7 +53,9 @@ def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> Non
         with pytest.raises(cl.InputError, match=f"dtype is '{dtype}'"):
             cl.load_model(folder, dtype=dtype)
     T5Config().save_pretrained(tmp_path / "other")  # no weights: refused before they are wanted
-    with pytest.raises(cl.ArchitectureError, match="'t5' model, which is no causal language model"):
+    with pytest.raises(
+        cl.ArchitectureError, match="'t5' model, which is not a causal language model"
+    ):
         cl.load_model(tmp_path / "other", device="cpu")
     (folder / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded: .*eader"):
@@ -89,7 +91,7 @@ def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> Non
         tmp_path / "tinny": r"no folder '.*tinny'\. Did you mean '.*/tiny'\? Check",
         str(tmp_path / "tinny"): r"Did you mean '.*/tiny'\?",
         tmp_path / "no" / "such" / "place": r"is there, but holds no 'no'",
-        tmp_path: r"holds no config\.json but tiny\.",
+        tmp_path: r"has no config\.json; it holds tiny\.",
         folder / "config.json": r"is a file\. Give the folder",
         "./nowhere": "there is no folder './nowhere'",
         "hub/with/three": "there is no folder 'hub/with/three'",
@@ -108,7 +110,7 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
         "gated": "'org/gated' is gated.*`hf auth login`.*or give a folder",
         "missing": "no model 'org/missing' on the hub.*Check the spelling",
         "misspelt": "no model 'org/go od!' on the hub",
-        "revision": "not in the revision asked for",
+        "revision": "not in the requested revision",
         "full": "the disk filled up while 'org/good' .*set HF_HOME",
         "full elsewhere": "the disk filled up while .*/elsewhere; .*give a cache_dir= on a larger",
         "offline": "'org/other' is not in .*the hub cannot be reached",

@@ -367,7 +367,7 @@ def test_saving_and_loading(tmp_path: Path, family: str, name: str, tied: bool) 
         plan.units.units[i].name for i in plan.pruned
     ]
     if name == "the whole model":
-        with pytest.raises(cl.InputError, match="nothing left"):
+        with pytest.raises(cl.InputError, match="no units left"):
             cl.enumerate_units(loaded, GROUPS)
     else:
         assert cl.enumerate_units(loaded, GROUPS) == cl.enumerate_units(pruned, GROUPS)
