@@ -1,7 +1,7 @@
-"""Calibration text: packed rows of tokens and the positions whose predictions are scored.
+"""Calibration text: rows of tokens, and the positions whose predictions are scored.
 
-Rows are documents joined by the end token and cut to equal length, always full. No label is used:
-position t scores the distribution of token t + 1, so positions lie in [0, T - 2].
+Rows are documents joined by the end token and cut to equal length, so every row is full. No label
+is used: position t scores the distribution of token t + 1, so positions lie in [0, T - 2].
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from .storage import fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LONGEST_ROW = 2048  # the paper's row length; contexts of 128k would only waste memory
+LONGEST_ROW = 2048  # the paper's row length; a row of 128k tokens would only waste memory
+
+
+# Rows ---------------------------------------------------------------------------------------------
 
 
 class HasProvenance(Protocol):
-    """What says where it came from: a `Curvature`."""
+    """An object that records where it came from, such as a `Curvature`."""
 
     @property
     def provenance(self) -> dict[str, Any]: ...
@@ -38,16 +41,17 @@ class HasProvenance(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CalibrationSet:
-    """Rows of token ids and scored positions: C and T(x) of eq. (risk).
+    """Rows of token ids and their scored positions: C and T(x) of eq. (risk).
 
     Attributes:
-        input_ids: [N, T] int64, no padding.
-        positions: [N, P] int64 in [0, T - 2], or "all" for every one of them.
+        input_ids: [N, T] int64, without padding, on the CPU.
+        positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
-        seed: the seed positions (and document order) were drawn with; None for explicit ones.
+        seed: the seed that positions and document order were drawn with; None for explicit rows.
 
     Raises:
-        InputError: wrong shapes or dtypes, an empty set, or a position out of range.
+        InputError: a wrong shape or dtype, no row, a negative token id, or a position that is out
+            of range or repeated.
     """
 
     input_ids: Tensor
@@ -59,14 +63,14 @@ class CalibrationSet:
         ids = torch.as_tensor(self.input_ids)
         if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or ids.is_floating_point():
             raise InputError(
-                f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}; expected integer ids "
-                "[N, T] with at least one row of two tokens."
+                f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}. Give integer ids [N, T] "
+                "with at least one row of two tokens."
             )
         rows, length = ids.shape
         positions = self.positions
         if isinstance(positions, str):
             if positions != "all":
-                raise InputError(f'positions is {positions!r}; give a tensor [N, P] or "all".')
+                raise InputError(f'positions is {positions!r}. Give a tensor [N, P] or "all".')
             positions = torch.arange(length - 1).expand(rows, -1)
         positions = torch.as_tensor(positions).cpu()
         if positions.is_floating_point() and bool((positions != positions.floor()).any()):
@@ -74,26 +78,29 @@ class CalibrationSet:
         positions = positions.long().contiguous()
         if positions.dim() != 2 or positions.shape[0] != rows or positions.shape[1] < 1:
             raise InputError(
-                f"positions has shape {tuple(positions.shape)}; expected [{rows}, P], P >= 1."
+                f"positions has shape {tuple(positions.shape)}. Give [{rows}, P] with P >= 1."
             )
         low, high = int(positions.min()), int(positions.max())
         if low < 0 or high > length - 2:
             raise InputError(
-                f"positions reach from {low} to {high}, but position t scores token t + 1, so they "
-                f"lie in [0, {length - 2}] for rows of {length} tokens."
+                f"positions range from {low} to {high}, but position t scores token t + 1. Give "
+                f"positions in [0, {length - 2}] for rows of {length} tokens."
             )
         repeats = (positions.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
         if bool(repeats.any()):
             raise InputError(
                 f"row {int(repeats.nonzero()[0])} scores a position twice, which would count it "
-                "double. Name each position once."
+                "twice. Give each position once."
             )
         if bool((ids < 0).any()):
-            raise InputError(f"input_ids holds {int(ids.min())}; token ids are not negative.")
+            raise InputError(
+                f"input_ids holds {int(ids.min())}, but token ids are not negative. Remove padding."
+            )
+        # the class is frozen; from here on both are int64 tensors on the CPU
         object.__setattr__(self, "input_ids", ids.long().cpu().contiguous())
         object.__setattr__(self, "positions", positions)
 
-    # Sources ------------------------------------------------------------------------------------
+    # Sources --------------------------------------------------------------------------------------
 
     @classmethod
     def from_texts(
@@ -106,20 +113,21 @@ class CalibrationSet:
         seed: int = 0,
         source: str = "texts",
     ) -> CalibrationSet:
-        """Pack documents into rows and draw positions; deterministic given the seed.
+        """Pack documents into rows and draw positions; the seed decides both.
 
         Args:
-            texts: documents; a list is shuffled by the seed, a stream is taken as it comes.
+            texts: documents. A list is shuffled by the seed; a stream is taken as it comes.
             tokenizer: a Hugging Face tokenizer with an end token.
-            num_sequences: N, rows.
-            seq_len: T, tokens per row; None = min(2048, the tokenizer's context).
-            positions_per_sequence: P scored positions, uniform without replacement; "all" scores
-                every position of a row, which costs almost nothing more and gives a better H.
+            num_sequences: N, the number of rows.
+            seq_len: T, tokens per row; None means min(2048, the tokenizer's context).
+            positions_per_sequence: P scored positions per row, drawn uniformly without
+                replacement. "all" scores every position, which costs almost nothing more and gives
+                a better H.
             seed: for document order and positions.
-            source: a name kept in the provenance.
+            source: a name for the provenance.
 
         Raises:
-            InputError: too little text in total, no end token, or P > T - 1.
+            InputError: there is too little text, the tokenizer has no end token, or P > T - 1.
         """
         length = _row_length(tokenizer, seq_len)
         if num_sequences < 1:
@@ -137,10 +145,12 @@ class CalibrationSet:
     ) -> CalibrationSet:
         """Read documents from a file: `.jsonl` with a "text" field, else text split at blank lines.
 
-        `options` are those of `from_texts`.
+        Args:
+            path: the file, in UTF-8.
+            tokenizer, **options: as for `from_texts`.
 
         Raises:
-            FileNotFoundError: no such file.
+            FileNotFoundError: there is no such file.
             InputError: a line of the `.jsonl` has no text, or there is too little text.
         """
         return cls.from_texts(
@@ -160,49 +170,59 @@ class CalibrationSet:
     ) -> CalibrationSet:
         """Stream documents from a hub dataset; needs `pip install cocurve-lab[hub]` and a network.
 
+        Args:
+            dataset: its hub id.
+            name: its configuration, if it has several.
+            split, field_name: the split, and the field that holds the text.
+            tokenizer, **options: as for `from_texts`.
+
         Raises:
-            InputError: `datasets` is not installed, or the dataset cannot be reached.
+            InputError: `datasets` is not installed, the dataset cannot be read, or there is too
+                little text.
         """
         stream = stream_hub(dataset, name=name, split=split, field_name=field_name)
         return cls.from_texts(
             stream, tokenizer, **{"source": f"{dataset} {name or ''}".strip()} | options
         )
 
-    # Parts --------------------------------------------------------------------------------------
+    # Parts ----------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     @property
     def seq_len(self) -> int:
-        """T, tokens per row."""
+        """T, the tokens per row."""
         return int(self.input_ids.shape[1])
 
     @property
     def positions_per_sequence(self) -> int:
-        """P, scored positions per row."""
+        """P, the scored positions per row."""
         return int(self.scored.shape[1])
 
     @property
     def scored(self) -> Tensor:
-        """`positions` as a tensor [N, P]: "all" is spelled out when the set is made."""
+        """`positions` as the tensor [N, P] that it always is after construction."""
         assert isinstance(self.positions, Tensor)
         return self.positions
 
     def rows(self, start: int, stop: int) -> CalibrationSet:
-        """The rows `start:stop` as a set of their own."""
+        """The rows `start:stop` as a new set."""
         return CalibrationSet(
             self.input_ids[start:stop], self.scored[start:stop], self.source, self.seed
         )
 
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
-        """Disjoint parts (calibration, held-out, test); a part of 0 rows is left out of the tuple.
+        """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
 
-        Parts are runs of neighbouring rows, so where a part ends one document may be cut in two.
+        Parts are runs of neighbouring rows, so a document may be cut in two where a part ends.
+
+        Args:
+            held_out, test: rows of these parts; calibration gets the rest.
 
         Raises:
             InputError: no row would remain for calibration.
-            MismatchError: the same row stands in two parts (repeated text).
+            MismatchError: two parts share a row, because the text repeats itself.
         """
         remain = len(self) - held_out - test
         if remain < 1 or min(held_out, test) < 0:
@@ -219,16 +239,16 @@ class CalibrationSet:
 
     @cached_property
     def row_fingerprints(self) -> list[str]:
-        """SHA-256 of each row's tokens [N], by which overlap is found."""
+        """SHA-256 of each row's tokens [N]; overlap between sets is found by it."""
         return [fingerprint(row.numpy()) for row in self.input_ids]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of tokens and positions."""
+        """SHA-256 of the tokens and positions."""
         return fingerprint(self.input_ids.numpy(), self.scored.numpy())
 
     def require_disjoint(self, other: CalibrationSet | HasProvenance) -> None:
-        """Raise MismatchError if a row of this set is also in `other` (or built into that H)."""
+        """Raise MismatchError if a row of this set is also in `other`, or in the text of that H."""
         if isinstance(other, CalibrationSet):
             theirs = other.row_fingerprints
         else:
@@ -237,8 +257,8 @@ class CalibrationSet:
         if shared:
             row = next(i for i, mark in enumerate(self.row_fingerprints) if mark in shared)
             raise MismatchError(
-                f"{len(shared)} rows are in both sets, the first is row {row}: what is measured on "
-                "them is not held out. Use text the calibration has not seen."
+                f"{len(shared)} rows are in both sets (the first is row {row}), so a measurement "
+                "on them is not held out. Use text that H was not built on."
             )
 
     def __repr__(self) -> str:
@@ -250,6 +270,9 @@ class CalibrationSet:
         )
 
 
+# Default text -------------------------------------------------------------------------------------
+
+
 def default_calibration(
     model_id: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -258,19 +281,30 @@ def default_calibration(
     text_file: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[CalibrationSet, CalibrationSet]:
-    """Calibration and held-out rows where the user names none.
+    """Choose calibration and held-out rows for a model.
 
-    The embedded model has its own splits; any other model gets C4 (allenai/c4, en, streamed), or
-    `text_file` where there is no network. `options` are those of `CalibrationSet.from_texts`.
+    The embedded model has its own texts for both. Any other model gets C4 (allenai/c4, en,
+    streamed), or the documents of `text_file`.
+
+    Args:
+        model_id: as for `load_model`.
+        tokenizer: the model's.
+        num_sequences: calibration rows.
+        held_out: held-out rows.
+        text_file: a file as for `CalibrationSet.from_file`, for example where there is no network.
+        **options: as for `CalibrationSet.from_texts`.
+
+    Returns:
+        (calibration, held-out): sets that share no document.
 
     Raises:
-        InputError: offline and no text file given, or too little text.
-        MismatchError: the parts share a row.
+        InputError: C4 cannot be reached and no text file is given, or there is too little text.
+        MismatchError: the two sets share a row.
     """
     if _has_own_text(model_id, text_file):
         built = _own_rows("calibration", tokenizer, num_sequences, options)
         judge = _own_rows("held_out", tokenizer, held_out, options)
-    else:  # one stream, read on: no document is in both sets
+    else:  # both sets read on in one stream, so no document is in both
         stream, source = _default_text(text_file, options)
         built = _next_rows(stream, source, tokenizer, num_sequences, options)
         try:
@@ -278,8 +312,8 @@ def default_calibration(
         except _TooLittle as error:
             raise InputError(
                 f"{built.source} has enough text for the {num_sequences} rows to build on, but not "
-                f"for {held_out} held-out rows, which share no document with them (plain text has "
-                f"one between blank lines): of what is left, {error}"
+                f"for {held_out} held-out rows, which share no document with them (in plain text, "
+                f"blank lines separate documents). In the rest, {error}"
             ) from None
     judge.require_disjoint(built)
     return built, judge
@@ -292,9 +326,9 @@ def default_rows(
     text_file: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> CalibrationSet:
-    """The calibration rows of `default_calibration` alone, where nothing need be held out.
+    """Choose the calibration rows of `default_calibration` alone, with nothing held out.
 
-    Raises: as `default_calibration`.
+    Args and raises: as `default_calibration`.
     """
     if _has_own_text(model_id, text_file):
         return _own_rows("calibration", tokenizer, num_sequences, options)
@@ -302,13 +336,14 @@ def default_rows(
 
 
 def _has_own_text(model_id: str, text_file: str | os.PathLike[str] | None) -> bool:
+    """Whether the texts of the embedded model are to be used."""
     return text_file is None and is_demo(model_id)
 
 
 def _own_rows(
     name: str, tokenizer: PreTrainedTokenizerBase, count: int, options: dict[str, Any]
 ) -> CalibrationSet:
-    """Rows of a split of the embedded model's texts."""
+    """Rows of one of the embedded model's texts, "calibration" or "held_out"."""
     file = demo_folder().parent / "texts" / f"{name}.jsonl"
     named = {"source": f"demo {name}", "num_sequences": count}
     return CalibrationSet.from_file(file, tokenizer, **options, **named)
@@ -317,7 +352,7 @@ def _own_rows(
 def _default_text(
     text_file: str | os.PathLike[str] | None, options: dict[str, Any]
 ) -> tuple[Iterator[str], str]:
-    """The documents of a file, shuffled by the seed, or of C4 as they come; and their source."""
+    """Documents and their source: those of a file, shuffled by the seed, or of C4 as they come."""
     if text_file is None:
         stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
         return stream, "allenai/c4 en"
@@ -333,19 +368,31 @@ def _next_rows(
     count: int,
     options: dict[str, Any],
 ) -> CalibrationSet:
-    """Rows of the next documents of a stream."""
+    """Rows made of the next documents of a stream."""
     named = {"source": source} | options | {"num_sequences": count}
     return CalibrationSet.from_texts(stream, tokenizer, **named)
 
 
+# Packing ------------------------------------------------------------------------------------------
+
+
 def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: int) -> Tensor:
-    """Positions [N, P] uniform without replacement in [0, T - 2], ascending; "all" takes each."""
+    """Draw positions [N, P] int64 uniformly without replacement from [0, T - 2], ascending.
+
+    Args:
+        rows, length: N and T.
+        per_row: P, or "all" for every position.
+        seed: of the draw.
+
+    Raises:
+        InputError: P is not between 1 and T - 1.
+    """
     if per_row == "all":
         return torch.arange(length - 1).repeat(rows, 1)
     if not 1 <= per_row <= length - 1:
         raise InputError(
             f"positions_per_sequence is {per_row}, but a row of {length} tokens has {length - 1} "
-            'positions with a next token. Ask for fewer, or for "all".'
+            f'positions with a next token. Give 1 to {length - 1}, or "all".'
         )
     generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(length - 1, generator=generator)[:per_row] for _ in range(rows)]
@@ -353,25 +400,24 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
 
 
 class _TooLittle(InputError):
-    """A text ended before the rows were full."""
+    """The text ended before the rows were full."""
 
 
 def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
+    """T: the given length, else the tokenizer's context up to `LONGEST_ROW`."""
     if seq_len is None:
         return int(min(LONGEST_ROW, tokenizer.model_max_length))
     if seq_len < 2:
-        raise InputError(
-            f"seq_len is {seq_len}; a row needs two tokens to have a prediction to score."
-        )
+        raise InputError(f"seq_len is {seq_len}. Give at least 2: position t scores token t + 1.")
     return seq_len
 
 
 def _pack(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, rows: int, length: int
 ) -> Tensor:
-    """Join documents by the end token and cut the first rows * length tokens.
+    """Join documents by the end token and cut the first tokens into rows [rows, length].
 
-    Documents are taken one by one, so what a stream holds beyond them stays in it.
+    Documents are taken one by one, so the rest of a stream can be read later.
     """
     if tokenizer.eos_token_id is None:
         raise InputError("the tokenizer has no end token to join documents with. Set eos_token.")
@@ -385,24 +431,33 @@ def _pack(
                 "Give more text, fewer rows, or shorter ones."
             )
         if not isinstance(text, str):
-            raise InputError(f"a document is {type(text).__name__} {text!r:.40}; give strings.")
+            raise InputError(f"a document is {type(text).__name__} {text!r:.40}. Give strings.")
         if text.strip():
+            # not verbose: a document longer than the context is no reason to warn, rows are cut
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             tokens += [*ids, tokenizer.eos_token_id]
     return torch.tensor(tokens[:needed]).view(rows, length)
 
 
+# Documents ----------------------------------------------------------------------------------------
+
+
 def read_documents(path: str | os.PathLike[str]) -> list[str]:
-    """Documents of a text file: the "text" fields of a `.jsonl`, else paragraphs."""
+    """Read the documents of a file: the "text" fields of a `.jsonl`, else text between blank lines.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: it is not UTF-8, or a line of a `.jsonl` has no "text" that is a string.
+    """
     path = Path(path)
     try:
-        content = path.read_text(encoding="utf-8-sig")  # a byte-order mark is no text
+        content = path.read_text(encoding="utf-8-sig")  # a byte-order mark is not part of the text
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}). Convert it first.") from None
+        raise InputError(f"{path} is not UTF-8 text ({error}). Convert it to UTF-8.") from None
     if path.suffix.lower() != ".jsonl":
         return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     documents = []
-    # not splitlines: a JSON string may hold other line separators (U+2028) as they are
+    # not splitlines: a JSON string may contain other line separators, such as U+2028
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -412,15 +467,19 @@ def read_documents(path: str | os.PathLike[str]) -> list[str]:
             document = None
         if not isinstance(document, str):
             raise InputError(
-                f'{path}, line {number} is not a JSON object with a "text" field that is a string. '
-                "Correct the line, or remove it."
+                f'line {number} of {path} is not a JSON object with a "text" field that is a '
+                "string. Correct the line, or remove it."
             )
         documents.append(document)
     return documents
 
 
 def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -> Iterator[str]:
-    """Yield the text field of a hub dataset, streamed; `datasets` is imported only here."""
+    """Yield the texts of a hub dataset, streamed. `datasets` is imported only here.
+
+    Raises:
+        InputError: `datasets` is not installed, or the dataset cannot be read.
+    """
     try:
         from datasets import load_dataset
     except ImportError:
@@ -433,6 +492,6 @@ def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -
         yield from (row[field_name] for row in rows)
     except Exception as error:  # each hub client release raises its own network errors
         raise InputError(
-            f"{dataset} cannot be read ({type(error).__name__}: {error}). Offline? Give a text "
-            "file: CalibrationSet.from_file(path, tokenizer)."
+            f"{dataset} cannot be read ({type(error).__name__}: {error}). Check the name and the "
+            "network, or give a text file: CalibrationSet.from_file(path, tokenizer)."
         ) from None

@@ -1,6 +1,6 @@
-"""The exceptions of the lab: one base class, and a kind for each thing a caller may want to catch.
+"""The exceptions of the lab: a base class, and one class for each case a caller may want to catch.
 
-Every message says the fact, the offending value, and the next step, in that order.
+Every message states the fact, the offending value and the next step, in that order.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ class InputError(CocurveError, ValueError):
 
 
 class ArchitectureError(CocurveError):
-    """The model is of a family, or in a state, that the lab cannot take apart."""
+    """The model's family, or the form of its weights, does not allow the operation."""
 
 
 class MismatchError(CocurveError):
-    """Two things that must belong together do not (model and selection, checkpoint and build)."""
+    """Two objects do not belong together, such as a model and a selection made on another."""
 
 
 class FileFormatError(CocurveError):
-    """A file is truncated, hostile, of another version, or not what it should be."""
+    """A file is truncated, hostile, of another version, or of another format."""
 
 
 class NumericalError(CocurveError):
-    """A model or a matrix gave numbers that cannot be used (NaN, infinity, a negative square)."""
+    """A model or matrix gave unusable numbers: NaN, infinity, or a negative square."""
 
 
 class EquivalenceError(CocurveError):
-    """The physically pruned model does not compute what the masked model computes."""
+    """The pruned model does not compute what the masked model computes."""
 
 
 class WorkerError(CocurveError):
-    """The workers of a distributed build could not start, or none of them is left."""
+    """The workers of a distributed build could not start, or all of them died."""
 
 
 class InfeasibleError(CocurveError):
-    """No plan, or no greedy plan, removes what was asked for under the given guards.
+    """No plan, or no greedy plan, removes the requested share under the guards.
 
     Attributes:
-        requested_ratio: the share of removable cost asked for, in [0, 1).
-        reachable_ratio: the largest share any plan can remove under the guards.
-        stalled_ratio: the share at which greedy stopped; None where no plan could do it at all.
+        requested_ratio: the requested share of the removable cost, in [0, 1).
+        reachable_ratio: the largest share that any plan can remove under the guards.
+        stalled_ratio: the share at which greedy stopped; None if no plan reaches the request.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Progress where there is no screen: whole lines, seconds apart, for the log of a batch job."""
+"""Progress of long work: a bar on a screen, or whole lines in the log of a batch job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SECONDS_APART = 30.0
 
 
 def open_bar(progress: Progress, **settings: Any) -> Any:
-    """A tqdm bar (True), a hidden one (False), or `Lines`; `settings` are those of tqdm.
+    """Make a tqdm bar (True), a hidden bar (False), or `Lines` ("lines").
 
-    Where nothing is left to do (total 0), nothing is shown.
+    If there is nothing to do (total 0), nothing is shown. `settings` are those of tqdm.
     """
     if progress == "lines" and settings["total"]:
         return Lines(**settings)
@@ -23,7 +23,10 @@ def open_bar(progress: Progress, **settings: Any) -> Any:
 
 
 class Lines:
-    """Stands in for a tqdm bar: a line on stderr at most every `SECONDS_APART`, and at the end."""
+    """A substitute for a tqdm bar: lines on stderr, `SECONDS_APART` seconds apart or more.
+
+    A last line is written at the end.
+    """
 
     def __init__(self, total: int, initial: int = 0, desc: str = "", unit: str = "") -> None:
         self.total, self.initial, self.done = total, initial, initial
@@ -37,15 +40,18 @@ class Lines:
         self._say()
 
     def update(self, count: int = 1) -> None:
+        """Count work as done."""
         self.done += count
         if time.monotonic() - self.said >= SECONDS_APART:
             self._say()
 
     def write(self, text: str) -> None:
+        """Write one line to stderr at once."""
         print(text, file=sys.stderr, flush=True)
 
     def _say(self) -> None:
         self.said = time.monotonic()
+        # the rate is that of this run: what an earlier run did (initial) took none of its time
         passed, new = self.said - self.begun, self.done - self.initial
         left = "" if not new > 0 or self.done >= self.total else (
             f", about {duration(passed / new * (self.total - self.done))} left"
@@ -53,12 +59,12 @@ class Lines:
         share = self.done / max(self.total, 1)
         self.write(
             f"{self.desc}: {self.done:,} of {self.total:,} {self.unit}s ({share:.0%}), "
-            f"{duration(passed)} here{left}"
+            f"{duration(passed)} in this run{left}"
         )
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader says them: "45 s", "12 min", "3.4 h"."""
+    """Write seconds in a readable unit: "45 s", "12 min", "3.4 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

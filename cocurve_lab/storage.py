@@ -1,8 +1,8 @@
-"""Files that can be trusted: written whole or not at all, and read without running anything.
+"""Safe files: written as a whole or not at all, and read without running any code.
 
-Results are pickles because notebooks expect a pickle next to them, but only of plain containers:
-numpy arrays travel as their bytes with dtype and shape, and the reader allows no global at all, so
-a hostile file can name nothing to call.
+Results are pickles, because notebooks expect a pickle beside them, but pickles of plain containers
+only. An array is stored as bytes with its dtype and shape. The reader allows no global name at all,
+so a hostile file has nothing to call.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ import numpy as np
 from .errors import FileFormatError, MismatchError
 
 log = logging.getLogger(__name__)
-_ARRAY = "__array__"
+_ARRAY = "__array__"  # marks the dict that stands for an array
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
+# a full disk, or a user's quota where the system knows one
 _NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
+# Fingerprints and settings ------------------------------------------------------------------------
+
+
 def fingerprint(*parts: Any) -> str:
-    """SHA-256 (64 hex digits) of arrays, bytes and JSON-able values, each with its length."""
+    """SHA-256, as 64 hex digits, of arrays, bytes and values that JSON can express.
+
+    The length of each part is hashed too, so that parts cannot run into each other.
+    """
     digest = hashlib.sha256()
     payload: bytes | memoryview
     for part in parts:
@@ -51,10 +58,29 @@ def fingerprint(*parts: Any) -> str:
     return digest.hexdigest()
 
 
+def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
+    """Raise MismatchError, naming every field that differs, unless `found` has all of `expected`.
+
+    Args:
+        found: settings of a file.
+        expected: settings it must have; others do not matter.
+        what: the file, as the message names it.
+    """
+    wrong = [key for key, value in expected.items() if found.get(key) != value]
+    if wrong:
+        details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
+        raise MismatchError(
+            f"{what} was made with other settings: {details}. Use those settings, or another file."
+        )
+
+
+# Writing: all or nothing --------------------------------------------------------------------------
+
+
 def write_atomically(
     path: str | os.PathLike[str], payload: bytes, *, keep_previous: bool = False
 ) -> None:
-    """Write `payload` to `path` so that a crash leaves the old file or the new one, never half.
+    """Write `payload` to `path`; a crash leaves the old file or the new one, never half of one.
 
     Raises: as `replacing`.
     """
@@ -64,44 +90,45 @@ def write_atomically(
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[Path]:
-    """A temporary file to write inside the block; it takes the place of `path` once that is done.
+    """Yield a temporary file to write; it replaces `path` when the block is left.
 
-    It lies in the same folder, is flushed to disk, and is renamed over `path`: a crash leaves the
-    old file or the new one, never half. With `keep_previous` the old file stays beside it as
-    `<path>.previous`. An exception in the block leaves the old file untouched.
+    A crash leaves the old file or the new one, never half of one. An exception in the block leaves
+    the old file untouched. With `keep_previous`, the old file stays as `<path>.previous`.
 
     Raises:
-        OSError: the disk is full or the folder is not writable; the old file is untouched and the
-            temporary one removed.
+        OSError: the disk is full or the folder is not writable. The old file is untouched, and the
+            temporary one is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder, because a rename is atomic only within one file system
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
+        # flushed before the rename: otherwise a power cut could leave the new name on empty data
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes 0600, hiding results from a group
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes 0600, which hides results from a group
         if keep_previous and path.exists():
             _keep_as_previous(path)
         temporary.replace(path)
         _sync_folder(path.parent)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill inside the block; it takes the place of `folder` once that is done.
+    """Yield a temporary folder to fill; it replaces `folder` when the block is left.
 
-    Whoever calls has made sure that what is in `folder` may go. Links are not followed.
+    The caller makes sure that the contents of `folder` may be deleted. Links are not followed.
 
     Raises:
-        OSError: the folder cannot be written. After this or an exception in the block, what was
-            there is still there and the new folder is removed.
+        OSError: the folder cannot be written. After this, as after an exception in the block, the
+            old folder is untouched, and the temporary one is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(folder)
@@ -115,24 +142,26 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _beside(folder: Path) -> Path:
-    """A new hidden folder on the same disk; not mkdtemp, whose folders are for one user alone."""
+    """Make a hidden folder in the same place, and so on the same disk."""
+    # not with mkdtemp, whose folders are closed to the group
     path = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     path.mkdir()
     return path
 
 
 def _open_to_others(folder: Path) -> None:
-    """Give files the permissions of the umask, as the folder has them: weights come as 0600."""
+    """Give files the permissions of their folder, which follow the umask; safetensors sets 0600."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.chmod(stat.S_IMODE(folder.stat().st_mode) & 0o666)
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Rename into place; what was there is set aside, and comes back if that fails."""
+    """Rename a folder into place; the old one is set aside first, and restored on failure."""
     if not folder.exists():
         temporary.rename(folder)
         return
+    # a folder with contents cannot be renamed over, so for a moment there is none
     old = _beside(folder)
     aside = old / folder.name
     try:
@@ -147,10 +176,10 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets a folder be synced."""
+    """Make a rename survive a power cut, if the system can sync a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except OSError:  # Windows opens no folders
         return
     try:
         os.fsync(handle)
@@ -161,7 +190,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _keep_as_previous(path: Path) -> None:
-    """Give the present file a second name, so that `path` exists at every moment."""
+    """Give the current file a second name, so that `path` exists at every moment."""
     previous(path).unlink(missing_ok=True)
     try:
         os.link(path, previous(path))
@@ -170,26 +199,40 @@ def _keep_as_previous(path: Path) -> None:
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
-    """Where `replacing(keep_previous=True)` leaves the file it replaced."""
+    """The path under which `replacing(keep_previous=True)` keeps the old file."""
     return Path(f"{os.fspath(path)}.previous")
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, or a user's share of it, is full."""
+    """Whether an error means that a disk, or a user's quota on it, is full."""
     return getattr(error, "errno", None) in _NO_ROOM
 
 
+def _umask() -> int:
+    """The umask of the process; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# Pickles of plain containers ----------------------------------------------------------------------
+
+
 def dump_plain(value: dict[str, Any]) -> bytes:
-    """Pickle a dict of plain containers and numpy arrays so that `load_plain` can read it."""
+    """Pickle a dict of plain containers and numpy arrays in the form that `load_plain` reads.
+
+    Raises:
+        TypeError: it holds another kind of value, or an array of another dtype than `_DTYPES`.
+    """
     return pickle.dumps(_encode(value), protocol=4)
 
 
 def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
-    """Read what `dump_plain` wrote, checking `format` and `version`; runs nothing from the file.
+    """Read what `dump_plain` wrote, and check its format and version; run no code of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: the file is truncated, names a global, or holds another format or version.
+        FileFormatError: the file is truncated, names a global, or has another format or version.
     """
     path = Path(path)
     payload = path.read_bytes()
@@ -199,77 +242,37 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
         raise FileFormatError(f"{path}: {error}") from None
     except Exception as error:  # a broken pickle can raise nearly anything
         raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated or not one "
-            "of our files. Check the path; else build again, or use its .previous if there is one."
+            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated, or not a "
+            "file of cocurve-lab. Check the path; if it is right, build again, or use "
+            f"{previous(path).name} if it exists."
         ) from None
     _require_format(value, path, format_name, version)
     return value
-
-
-def dump_npz(value: dict[str, Any]) -> bytes:
-    """A dict of numpy arrays and JSON-able values as an `.npz` archive; the rest is its header."""
-    arrays: dict[str, Any] = {
-        name: item for name, item in value.items() if isinstance(item, np.ndarray)
-    }
-    header = {name: item for name, item in value.items() if name not in arrays}
-    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
-
-
-def load_npz(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
-    """Read what `dump_npz` wrote, checking `format` and `version`; runs nothing from the file.
-
-    Raises: as `load_plain`.
-    """
-    path = Path(path)
-    try:
-        # opened here, because np.load leaves a truncated archive open
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            value: dict[str, Any] = {
-                name: archive[name] for name in archive.files if name != "header"
-            }
-            value |= json.loads(archive["header"].tobytes())
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # zipfile, numpy and json each have their own
-        raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): truncated, or not ours. "
-            "Build it again."
-        ) from None
-    _require_format(value, path, format_name, version)
-    return value
-
-
-def _require_format(value: Any, path: Path, format_name: str, version: int) -> None:
-    found = value.get("format") if isinstance(value, dict) else type(value).__name__
-    if found != format_name:
-        raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
-    if value.get("version") != version:
-        raise FileFormatError(
-            f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
-            f"{version}. Build it again, or read it with the release that wrote it."
-        )
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler for which no class or function exists."""
+    """An unpickler that finds no class and no function, so that a file can call nothing."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise FileFormatError(
-            f"the file asks to import {module_name}.{global_name}, which our files never do. "
-            "Nothing was run; do not trust its source."
+            f"the file asks to import {module_name}.{global_name}, which a file of cocurve-lab "
+            "never does. Nothing was run. Do not trust the source of this file."
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise FileFormatError("the file refers to an outside object, which our files never do.")
+        raise FileFormatError(
+            "the file refers to an outside object, which a file of cocurve-lab never does. Nothing "
+            "was run. Do not trust the source of this file."
+        )
 
 
 def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.name not in _DTYPES:
-            raise TypeError(f"arrays of dtype {value.dtype} are not storable")
+            raise TypeError(
+                f"an array of dtype {value.dtype} cannot be stored. Convert it to one of "
+                f"{', '.join(sorted(_DTYPES))}."
+            )
         data = np.ascontiguousarray(value)
         return {_ARRAY: data.dtype.str, "shape": list(data.shape), "data": data.tobytes()}
     if isinstance(value, dict):
@@ -280,10 +283,12 @@ def _encode(value: Any) -> Any:
         return value.item()
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    for plain in (int, float, str):  # subclasses (TorchVersion, say) would need an import
+    for plain in (int, float, str):  # reading a subclass, such as TorchVersion, needs an import
         if isinstance(value, plain):
             return plain(value)
-    raise TypeError(f"{type(value).__name__} is not a plain value")
+    raise TypeError(
+        f"a {type(value).__name__} cannot be stored. Convert it to plain containers or an array."
+    )
 
 
 def _decode(value: Any) -> Any:
@@ -296,22 +301,60 @@ def _decode(value: Any) -> Any:
     dtype = np.dtype(value[_ARRAY])
     if dtype.name not in _DTYPES:
         raise FileFormatError(
-            f"an array claims dtype {value[_ARRAY]!r}, which our files never hold."
+            f"an array claims dtype {value[_ARRAY]!r}, which a file of cocurve-lab never holds. "
+            "Check the path."
         )
     return np.frombuffer(value["data"], dtype=dtype).reshape(value["shape"]).copy()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+# Archives of arrays -------------------------------------------------------------------------------
 
 
-def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
-    """Raise MismatchError naming every field of `expected` that `found` does not match."""
-    wrong = [key for key, value in expected.items() if found.get(key) != value]
-    if wrong:
-        details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
-        raise MismatchError(
-            f"{what} was made with other settings: {details}. Use those settings, or another file."
+def dump_npz(value: dict[str, Any]) -> bytes:
+    """Pack a dict of numpy arrays and other values into an `.npz`; the others become a header.
+
+    Numpy alone can read it. Values other than arrays must be expressible in JSON.
+    """
+    arrays: dict[str, Any] = {
+        name: item for name, item in value.items() if isinstance(item, np.ndarray)
+    }
+    header = {name: item for name, item in value.items() if name not in arrays}
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def load_npz(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
+    """Read what `dump_npz` wrote, and check its format and version; run no code of the file.
+
+    Raises: as `load_plain`.
+    """
+    path = Path(path)
+    try:
+        # opened here, because np.load does not close a truncated archive
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            value: dict[str, Any] = {
+                name: archive[name] for name in archive.files if name != "header"
+            }
+            value |= json.loads(archive["header"].tobytes())
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, numpy and json each have their own
+        raise FileFormatError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated, or not a "
+            "file of cocurve-lab. Check the path; if it is right, build again."
+        ) from None
+    _require_format(value, path, format_name, version)
+    return value
+
+
+def _require_format(value: Any, path: Path, format_name: str, version: int) -> None:
+    found = value.get("format") if isinstance(value, dict) else type(value).__name__
+    if found != format_name:
+        raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
+    if value.get("version") != version:
+        raise FileFormatError(
+            f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
+            f"{version}. Build again, or read it with the release that wrote it."
         )

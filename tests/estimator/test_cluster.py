@@ -455,9 +455,9 @@ def test_lines_for_a_log_say_how_far_and_how_long(
             bar.update(50)
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "H: 200 of 400 ablations (50%), 40 s here, about 80 s left",
-        "H: 300 of 400 ablations (75%), 80 s here, about 40 s left",
-        "H: 300 of 400 ablations (75%), 80 s here, about 40 s left",
+        "H: 200 of 400 ablations (50%), 40 s in this run, about 80 s left",
+        "H: 300 of 400 ablations (75%), 80 s in this run, about 40 s left",
+        "H: 300 of 400 ablations (75%), 80 s in this run, about 40 s left",
     ]
 
 
