@@ -1,12 +1,10 @@
-"""Coupling-aware compensation: kept FFN groups take over what the pruned units wrote (eq. comp).
+"""Coupling-aware compensation: gains on kept FFN groups that make up for the pruned units.
 
-`solve_gains` is one small ridge system in blocks of H that are already there. Whether the gains
-help is a question for text H has not seen, which is what `choose_gains` asks.
+The gains solve one small ridge system in blocks of H (Section "Edge-derived coupling-aware
+compensation"). They need no text and no model. What H predicts for them is `compensated_risk`.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,37 +12,35 @@ from ..curvature.matrix import Curvature
 from ..errors import InputError, NumericalError
 from .selection import Selection
 
-if TYPE_CHECKING:
-    pass
-
-RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)  # gamma / mean diagonal, and tau (app. "Protocol")
+# the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
+RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)
 
 
 def solve_gains(
     curvature: Curvature, selection: Selection, ridge: float = 0.2, clip: float = 1.0
 ) -> dict[int, float]:
-    """Output gains of the kept FFN groups that cancel the loss of the pruned units (eq. comp).
+    """Solve for gains of kept FFN groups that cancel the loss of the pruned units (eq. comp).
 
     Solves (H_KK + gamma I) alpha = H_KS 1_S, then gain_v = clip(1 + alpha_v, 1 - tau, 1 + tau). K
-    is every kept FFN group, also in protected layers and of kinds that may not be pruned. H is the
-    full signed H, whatever lambda or edge structure made the plan.
+    is every kept FFN group, including those in protected layers and of kinds that may not be
+    pruned. H is the full signed H, whatever lambda or edge structure made the plan.
 
-    Sign: delta z_u = z_0 - z_{-u} is what u contributes, so scaling a kept v by 1 + alpha_v adds
-    alpha_v delta z_v, and a v that writes what the pruned units wrote gets a gain above 1.
+    Sign: delta z_u = z_0 - z_{-u} is the contribution of u. Scaling a kept v by 1 + alpha_v adds
+    alpha_v delta z_v, so a v that writes what the pruned units wrote gets a gain above 1.
 
-    Where a norm follows the write of a block (Gemma 2 and 3, OLMo2), it divides out a gain common
-    to all kept groups of a layer: there only differences between the gains of a layer act.
+    Some models normalise the write of a block (Gemma 2 and 3, OLMo2). The norm divides out a gain
+    common to all kept groups of a layer, so only differences between gains of a layer act there.
 
     Args:
         curvature: H [M, M], nats per token.
-        selection: the plan; gains it already has play no part.
-        ridge: gamma >= 0 in units of the mean diagonal of H_KK. At 0 the solution of least norm is
-            taken, so directions in which H_KK vanishes get nothing.
-        clip: tau > 0; inf leaves gains as solved. With tau > 1 a gain may be negative.
+        selection: the plan; gains it already has are ignored.
+        ridge: gamma >= 0, in units of the mean diagonal of H_KK. At 0 the solution of least norm is
+            taken, which has no part in directions where H_KK vanishes.
+        clip: tau > 0; inf leaves the gains as solved. With tau > 1 a gain may be negative.
 
     Returns:
         {unit index: gain} for every unit of K, ascending: all 1 if nothing is pruned, empty if no
-        FFN group is kept. `selection.with_gains` takes it.
+        FFN group is kept. Pass it to `selection.with_gains`.
 
     Raises:
         InputError: ridge or clip out of range.
@@ -52,9 +48,15 @@ def solve_gains(
         NumericalError: H_KK + gamma I is not positive semidefinite, so there is no minimum.
     """
     if not 0 <= ridge < np.inf:
-        raise InputError(f"ridge is {ridge}; it is finite and at least 0 (the paper: 0.05 to 1).")
+        raise InputError(
+            f"ridge is {ridge}, but it is finite and at least 0. Give one such as 0.2 (the paper "
+            "uses 0.05 to 1)."
+        )
     if not clip > 0:
-        raise InputError(f"clip is {clip}; tau is above 0 (the paper: 1 or 2; inf: no clipping).")
+        raise InputError(
+            f"clip is {clip}, but tau is above 0. Give 1 or 2, as the paper does, or inf for no "
+            "clipping."
+        )
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     kept = np.flatnonzero((selection.units.kinds == "ffn") & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]
@@ -65,11 +67,11 @@ def solve_gains(
 
 
 def compensated_risk(curvature: Curvature, selection: Selection) -> float:
-    """What H predicts for a plan with its gains: 1/2 d^T H d, nats per token.
+    """Predict the risk of a plan with its gains: 1/2 d^T H d, nats per token (eq. quadratic).
 
-    d_u is the share of unit u's contribution that is gone: 1 for a pruned unit, 1 - gain = -alpha
-    for a compensator, 0 elsewhere (eq. quadratic with real entries). Without gains this is
-    `selection.predicted_risk`, which itself never counts them.
+    d_u is the share of unit u's contribution that is removed: 1 for a pruned unit, 1 - gain =
+    -alpha for a unit with a gain, 0 otherwise. Without gains this equals
+    `selection.predicted_risk`, which never includes them.
 
     Raises:
         MismatchError: the curvature is of other units.
@@ -82,13 +84,14 @@ def compensated_risk(curvature: Curvature, selection: Selection) -> float:
 
 
 def _solve_ridge(block: np.ndarray, lost: np.ndarray, ridge: float) -> np.ndarray:
-    """alpha [K] of (H_KK + gamma I) alpha = lost; of least norm where that is singular."""
+    """Solve (H_KK + gamma I) alpha = lost for alpha [K]; of least norm where that is singular."""
     if not len(lost):
         return np.zeros(0)
     values, vectors = np.linalg.eigh(block)
     damped = values + ridge * np.diagonal(block).mean()
     rounding = 1e-12 * float(np.abs(damped).max())
-    # float32 matrices have eigenvalues down to about -1e-7 of the largest: those count as zero
+    # a matrix stored in float32 has eigenvalues down to about -1e-7 of the largest; those count as
+    # zero, and only clearly negative ones are an error
     if damped.min() < -1e-5 * float(np.abs(damped).max()):
         raise NumericalError(
             f"H_KK + gamma I has an eigenvalue of {damped.min():.3g} (largest {damped.max():.3g}), "

@@ -1,4 +1,7 @@
-"""Where units may go, and how much can go at most under that; the objective is not known here."""
+"""Guards: where units may be pruned, and the most that any plan can remove under them.
+
+The objective plays no part here: which of the admissible units to remove is greedy.py's question.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,21 @@ UnitsLike = Iterable[Unit | str | int]
 
 @dataclass(frozen=True)
 class Guards:
-    """Anti-collapse guards (Alg. 2): they bound where units may go, never the objective.
+    """Anti-collapse guards (Alg. 2): limits on where units may be pruned.
+
+    They never change the objective.
 
     Attributes:
-        layer_cap: kappa, the largest share of a layer's removable cost that may go; None: no cap.
-        layer_cap_factor: the same as a multiple of the ratio (the release uses 1.5). At most one of
-            the two caps. The cap then depends on the ratio, so plans of smaller ratios are not
+        layer_cap: kappa, the largest share of a layer's removable cost that may be removed, in
+            (0, 1]; None for no cap.
+        layer_cap_factor: the cap as a multiple of the ratio (the release uses 1.5). Give at most
+            one of the two caps. This one depends on the ratio, so plans of smaller ratios are not
             prefixes of larger ones.
-        protect_first, protect_last: layers at either end that stay whole.
-        kinds: kinds that may be pruned.
+        protect_first, protect_last: number of layers at either end that stay whole.
+        kinds: the unit kinds that may be pruned.
+
+    Raises:
+        InputError: both caps given, or a value out of range.
     """
 
     layer_cap: float | None = None
@@ -37,24 +46,30 @@ class Guards:
     def __post_init__(self) -> None:
         if self.layer_cap is not None and self.layer_cap_factor is not None:
             raise InputError(
-                f"layer_cap is {self.layer_cap} and layer_cap_factor {self.layer_cap_factor}. Give "
-                "one of the two."
+                f"layer_cap is {self.layer_cap} and layer_cap_factor is {self.layer_cap_factor}. "
+                "Give only one of them."
             )
         if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
-            raise InputError(f"layer_cap is {self.layer_cap}; it is a share in (0, 1].")
+            raise InputError(
+                f"layer_cap is {self.layer_cap}, but a share lies in (0, 1]. Give one in that "
+                "range, or None for no cap."
+            )
         if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
-            raise InputError(f"layer_cap_factor is {self.layer_cap_factor}; it must be above 0.")
+            raise InputError(
+                f"layer_cap_factor is {self.layer_cap_factor}, but it must be above 0. Give 1.5, "
+                "say, or None for no cap."
+            )
         if min(self.protect_first, self.protect_last) < 0:
             raise InputError(
                 f"protect_first/protect_last are {self.protect_first}/{self.protect_last}; "
-                "they count layers and cannot be negative."
+                "they count layers and cannot be negative. Give 0 or more."
             )
         if not self.kinds or set(self.kinds) - set(KINDS):
             raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
         object.__setattr__(self, "kinds", tuple(self.kinds))
 
     def cap_at(self, ratio: float) -> float:
-        """The layer cap in force at a ratio, a share of a layer's cost; 1 where there is none."""
+        """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""
         if self.layer_cap_factor is not None:
             return min(1.0, self.layer_cap_factor * ratio)
         return 1.0 if self.layer_cap is None else self.layer_cap
@@ -80,19 +95,22 @@ def reachable_ratio(
     include: UnitsLike = (),
     exclude: UnitsLike = (),
 ) -> float:
-    """The largest share of removable cost any plan can remove under the guards, in [0, 1].
+    """Return the largest share of removable cost that any plan can remove under the guards.
 
-    Guards bind layer by layer and no plan is too large, so this is one subset-sum per layer: the
-    dearest set of its admissible units within the layer cap. Exact up to 40 units per layer, and
-    for more wherever the cap is at most 2^24 times the common divisor of whole costs (so in all
-    real models, where costs are multiples of a width); else the cap itself stands in, an upper
-    bound.
+    Guards act on each layer separately, so the maximum is one subset-sum problem per layer: the
+    most expensive set of admissible units that fits under the cap. It is solved exactly for up to
+    40 units per layer. For more units it is exact if the costs are whole and the cap is at most
+    2^24 times their common divisor, which is true of all real models. Otherwise the cap itself is
+    used, which is an upper bound.
 
     Args:
         units: the UnitSet.
-        guards: where units may go.
+        guards: where units may be pruned.
         ratio: the ratio asked for; it matters only through `Guards.layer_cap_factor`.
         include, exclude: as for `solve_greedy`.
+
+    Returns:
+        A share of the removable parameters, in [0, 1].
 
     Raises:
         InputError: as for `solve_greedy`.
@@ -101,14 +119,17 @@ def reachable_ratio(
 
 
 class Rules:
-    """Guards, include and exclude, resolved for one UnitSet and ratio.
+    """Guards, include and exclude, resolved for one UnitSet and budget.
 
     Attributes:
-        admissible: [M] bool, False for units that no plan may hold.
+        admissible: [M] bool, False for units that no plan may contain.
         forced: indices of the included units, in the given order.
-        room: per layer, the cost that may go (kappa x the cost of all its units), whole where costs
-            are.
-        budget: what costs are counted in, and how much must go.
+        room: [layers] the cost that each layer may lose (kappa x the cost of all its units); whole
+            where costs are whole.
+        budget: the unit costs, and the cost to remove.
+
+    Raises:
+        InputError: the ratio is out of range, a unit is unknown, or an included unit breaks a rule.
     """
 
     def __init__(
@@ -124,9 +145,9 @@ class Rules:
         costs = self.budget.costs
         self.cap = guards.cap_at(self.budget.share)
         layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
-        # the hair keeps 0.29 x 100 (28.999999999999996) at 29
+        # slightly more than the product, so that 0.29 x 100 = 28.999999999999996 stays 29
         room = self.cap * layer_costs * (1 + 1e-12)
-        if costs.dtype == np.int64:
+        if costs.dtype == np.int64:  # whole costs are then compared and summed exactly
             room = np.floor(room).astype(np.int64)
         self.room = room.tolist()
         layers = units.layers
@@ -137,26 +158,28 @@ class Rules:
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True
         self.admissible = self.open & self.of_kind & ~self.excluded
+        # a unit larger than its layer's room never fits; one of cost 0 brings the target no nearer
         self.admissible &= (costs <= room[layers]) & (costs > 0)
         self.forced = units.indices(include)
         self._require_forced()
 
     def room_after(self, pruned: Sequence[int]) -> list[int]:
-        """Cost still free under the cap in each layer once `pruned` is gone."""
+        """Return the cost that each layer may still lose once `pruned` is removed [layers]."""
         room = self.room.copy()
         for u in pruned:
             room[self.units[u].layer] -= self.budget.costs[u].item()
         return room
 
     def reachable(self) -> tuple[float, bool]:
-        """The most that any plan removes, in the budget's costs, and whether that is exact.
+        """Return the most that any plan can remove, in the budget's costs, and whether it is exact.
 
-        Where it is not, it is an upper bound: see `reachable_ratio`.
+        Where it is not exact it is an upper bound; see `reachable_ratio`.
         """
         costs = self.budget.costs
         reachable, exact = costs[list(self.forced)].sum().item(), True
         free = self.admissible.copy()
         free[list(self.forced)] = False
+        # more is always allowed (a plan may overshoot its target), so layers do not compete
         for layer, room in enumerate(self.room_after(self.forced)):
             largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
             reachable, exact = reachable + largest, exact and sure
@@ -188,22 +211,23 @@ class Rules:
         for count, u in enumerate(self.forced, start=1):
             unit = self.units[u]
             if self.excluded[u]:
-                why = "is in exclude too"
+                why = "is also in exclude"
             elif not self.open[u]:
                 first, last = self.guards.protect_first, self.guards.protect_last
                 why = f"is in a protected layer (first {first}, last {last})"
             elif not self.of_kind[u]:
                 why = f"is of a kind that may not be pruned (kinds {self.guards.kinds})"
+            # only the units up to this one, so that the first to exceed the cap is named
             elif self.room_after(self.forced[:count])[unit.layer] < 0:
                 why = (
                     f"takes layer {unit.layer} above its cap of {self.cap:.4g} of the layer's cost"
                 )
             else:
                 continue
-            raise InputError(f"include names {unit}, which {why}. Drop it or loosen the guards.")
+            raise InputError(f"include names {unit}, which {why}. Remove it or loosen the guards.")
 
     def __str__(self) -> str:
-        """What binds, in words."""
+        """The guards and exclusions in force, in words."""
         guards, excluded = self.guards, int(self.excluded.sum())
         parts = [
             f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
@@ -217,24 +241,28 @@ class Rules:
 
 
 def _largest_sum(costs: np.ndarray, room: float) -> tuple[float, bool]:
-    """The largest sum of a subset of `costs` that is at most `room`, and whether it is exact."""
+    """Largest sum of a subset of `costs` that is at most `room`, and whether it is exact."""
     if costs.sum() <= room:
         return costs.sum().item(), True
+    # every sum of whole costs is a multiple of their common divisor, so sums are counted in steps
+    # of it. Costs of a model are multiples of a width: a layer of Llama-3.1-8B has 416 steps
     whole = costs.dtype == np.int64
     step = int(np.gcd.reduce(costs)) if whole else 0
-    # a bit per possible sum of whole costs: 2 MB and milliseconds per cost up to here
-    if not whole or room // step > 1 << 24:
-        few = len(costs) <= 40  # 2^20 sums per half up to here
+    if not whole or room // step > 1 << 24:  # above this the bits below would take over 2 MB
+        few = len(costs) <= 40  # each half then has at most 2^20 sums, 8 MB
         return (_largest_of_halves(costs, room) if few else room), few
     room = int(room)
-    sums, within = 1, (1 << room // step + 1) - 1  # bit k: some subset sums to k steps
+    # one big integer holds every reachable sum: bit k is set if some subset sums to k steps
+    sums, within = 1, (1 << room // step + 1) - 1
     for cost in costs.tolist():
+        # shifting adds this cost to every sum so far; the mask drops sums beyond the room
         sums |= sums << cost // step & within
-    return (sums.bit_length() - 1) * step, True
+    return (sums.bit_length() - 1) * step, True  # the highest set bit is the largest sum
 
 
 def _largest_of_halves(costs: np.ndarray, room: float) -> float:
-    """The largest sum within `room`: every sum of one half, met by the best of the other."""
+    """Largest subset sum within `room`, by meeting in the middle (Horowitz and Sahni 1974)."""
+    # listing the sums of all subsets takes 2^n; of two halves, 2 x 2^(n/2)
     halves = []
     for half in (costs[::2], costs[1::2]):
         sums = np.zeros(1, dtype=costs.dtype)
@@ -242,4 +270,6 @@ def _largest_of_halves(costs: np.ndarray, room: float) -> float:
             sums = np.concatenate([sums, sums + cost])
         halves.append(np.sort(sums[sums <= room]))
     one, other = halves
+    # each sum of one half is paired with the largest sum of the other that still fits; the empty
+    # sum 0 is in both halves, so there always is one
     return (one + other[np.searchsorted(other, room - one, "right") - 1]).max().item()

@@ -1,8 +1,8 @@
-"""How much to trust the edges: the redundancy gate, and every plan lambda can make.
+"""The interaction strength lambda: a default from H alone, and every plan that lambda can make.
 
-The gate reads a default off the matrix alone (Section "Scope of Applicability"); the path lists all
-plans between the diagonal selector and the full edge model, for sliders and for choosing lambda on
-held-out text.
+The redundancy gate recommends a lambda before any evaluation (Section "Scope of Applicability").
+The lambda path lists all plans between the diagonal selector and the full edge model, for sliders
+and for choosing lambda on held-out text.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from .guards import Guards, UnitsLike
 from .selection import Selection
 from .solve import solve_greedy
 
-GRAY, HIGH = 0.10, 0.12
+GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin
 _PREVIEW = (
-    "This H is a preview from random probes: infinitesimal, and noisy enough to cross a threshold "
-    "by itself. The gate says nothing on it; build H by ablations."
+    "This H is a preview from random probes: it is infinitesimal, and its noise alone can cross a "
+    "threshold. The gate says nothing on it; build H by ablations."
 )
+
+
+# The redundancy gate ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gate:
-    """What the curvature alone says about lambda; made by `redundancy_gate`.
+    """A recommendation for lambda from the curvature alone; made by `redundancy_gate`.
 
     Attributes:
         redundancy: mean |rho_uv| over FFN pairs; NaN without such pairs.
-        noise_floor: what sampling alone puts into `redundancy`; None without groups.
+        noise_floor: the part of `redundancy` that is sampling noise alone; None without groups.
         corrected: `redundancy` without its upward bias; None without groups.
         diagonal_cv: kind -> std / mean of the saliency H_uu (population std); NaN where undefined.
         edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
         edge_to_diagonal_measured: the left-hand side of that proposition, measured on S.
-        band: "low", "gray", "high", or "unknown" without FFN pairs and on a preview.
-        recommended: lambda; None where unknown.
+        band: "low", "gray" or "high"; "unknown" without FFN pairs or on a preview.
+        recommended: a lambda; None where unknown.
         reason: one sentence with the numbers.
     """
 
@@ -60,17 +63,18 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     """Recommend lambda from the FFN redundancy, before any evaluation (Section "Scope").
 
     The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
-    high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. We say low below
-    0.10, gray from 0.10, high from 0.12, and recommend what the paper did: 1 when low, 0 otherwise.
-    A default to start from, not a verdict: the best lambda also falls with the ratio. On a preview
-    (`Curvature.is_preview`) it recommends nothing: the noise of probes alone can cross a threshold.
+    high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. Here the bands are
+    low below 0.10, gray from 0.10 and high from 0.12. The recommendation follows the paper: 1 when
+    low, 0 otherwise. It is a default to start from, not a verdict: the best lambda also falls with
+    the ratio. A preview (`Curvature.is_preview`) gets no recommendation, because the noise of its
+    probes alone can cross a threshold.
 
     The edge-to-diagonal balance is taken on S, the plan of `ratio` at lambda = 0 without guards.
     Predicted: 2 |S| |rho_bar|, rho_bar = mean signed rho_uv over ordered pairs u != v of S.
     Measured: median over u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu).
 
     Args:
-        curvature: H [M, M]; with group Grams the noise floor is known too.
+        curvature: H [M, M]; the noise floor needs its group Grams.
         ratio: share of removable cost of S, [0, 1).
 
     Raises:
@@ -94,16 +98,71 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     )
 
 
+def _band(redundancy: float) -> tuple[Literal["low", "gray", "high", "unknown"], float | None]:
+    if np.isnan(redundancy):
+        return "unknown", None
+    if redundancy < GRAY:
+        return "low", 1.0
+    return ("gray" if redundancy < HIGH else "high"), 0.0
+
+
+def _variation(curvature: Curvature) -> dict[str, float]:
+    """Coefficient of variation of the saliency per kind; NaN for no unit or no saliency."""
+    saliency, kinds = curvature.saliency, curvature.units.kinds
+    parts = {kind: saliency[kinds == kind] for kind in KINDS}
+    return {
+        kind: float(part.std() / part.mean()) if part.any() else float("nan")
+        for kind, part in parts.items()
+    }
+
+
+def _edge_to_diagonal(curvature: Curvature, chosen: list[int]) -> tuple[float, float]:
+    """Both sides of Proposition "Edge-to-diagonal balance" on a set S: predicted, measured.
+
+    (0, 0) for fewer than two units.
+    """
+    size = len(chosen)
+    if size < 2:
+        return 0.0, 0.0
+    block = np.ix_(chosen, chosen)
+    mean_correlation = (curvature.correlation()[block].sum() - size) / (size * (size - 1))
+    curve = curvature.matrix[block]
+    diagonal = np.diagonal(curve)
+    edges = np.abs(curve.sum(axis=1) - diagonal)
+    live = diagonal > 0
+    measured = np.median(edges[live] / (diagonal[live] / 2)) if live.any() else 0.0
+    return float(2 * size * abs(mean_correlation)), float(measured)
+
+
+def _reason(redundancy: float, floor: float | None, band: str, strength: float | None) -> str:
+    if strength is None:
+        return (
+            "The FFN redundancy is NaN because there is no pair of FFN units, so the gate cannot "
+            "recommend a lambda. Choose it on held-out text."
+        )
+    bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
+    bound = bounds.get(band, f"at least {HIGH:.2f}")
+    noise = "" if floor is None else f" (sampling alone reads {floor:.3f})"
+    advice = "take the edges in full" if strength else "damp the edges away"
+    return (
+        f"The FFN redundancy is {redundancy:.3f}{noise}, {bound}, "
+        f"the {band} band: {advice} (lambda = {strength:g})."
+    )
+
+
+# The lambda path --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Segment:
     """One plan and the half-open interval start <= lambda < stop on which greedy makes it.
 
     Attributes:
         start, stop: the interval; the last segment of a path includes its stop.
-        selection: the plan; None where greedy stalls. Several removal orders may prune its set:
-            this is the one that holds longest, and its `interaction_strength` is the middle of
-            where it does, so that `solve_greedy` there gives it again.
-        stalled_ratio: the share of removable cost at which it stalls; None where it does not.
+        selection: the plan; None where greedy stalls. Several removal orders may prune the same
+            set; this is the order that holds longest. Its `interaction_strength` is the middle of
+            the interval of that order, so `solve_greedy` at that lambda gives the plan again.
+        stalled_ratio: the share of removable cost at which greedy stalls; None if it does not.
     """
 
     start: float
@@ -132,17 +191,17 @@ class LambdaPath:
 
     @property
     def breakpoints(self) -> tuple[float, ...]:
-        """The lambda strictly inside (0, maximum) at which the pruned set changes."""
+        """The values of lambda, strictly inside (0, maximum), at which the pruned set changes."""
         return tuple(segment.start for segment in self.segments[1:])
 
     @property
     def distinct_sets(self) -> int:
-        """Number of different plans; a set that comes back later counts once."""
+        """Number of different pruned sets; one that returns at a larger lambda counts once."""
         plans = [segment.selection for segment in self.segments if segment.selection is not None]
         return len({frozenset(plan.pruned) for plan in plans})
 
     def at(self, interaction_strength: float) -> Segment:
-        """The segment that holds a lambda.
+        """Return the segment that contains a lambda.
 
         Raises:
             InputError: it lies outside [0, maximum].
@@ -180,17 +239,18 @@ def lambda_path(
     exclude: UnitsLike = (),
     progress: bool = False,
 ) -> LambdaPath:
-    """All plans of `solve_greedy` over lambda in [0, maximum], by an exact event sweep.
+    """Find all plans of `solve_greedy` over lambda in [0, maximum], by an exact event sweep.
 
-    A removal order holds on an interval of lambda, because everything but the argmin depends on the
-    units already removed. At each step the score of u is the line a_u + lambda b_u with
-    a = (1/2 H_uu) / c_u and b = g_u / c_u, so candidate v overtakes the winner w at
-    (a_v - a_w) / (b_w - b_v), where b_v < b_w. The first such event over all steps ends the order;
-    only the steps from there on are solved again.
+    A removal order holds on an interval of lambda, because guards, budget and g depend only on the
+    units already removed, and lambda enters only the argmin. At each step the score of u is the
+    line a_u + lambda b_u, with a = (1/2 H_uu) / c_u and b = g_u / c_u. Candidate v therefore
+    overtakes the winner w at lambda = (a_v - a_w) / (b_w - b_v), if b_v < b_w. The first such event
+    over all steps ends the order, and only the steps from there on are solved again.
 
-    Equal to `solve_greedy` at every lambda farther than rounding (about 1e-9) from a breakpoint,
-    unless two units score alike at every lambda (one the copy of the other): which of them goes is
-    then up to rounding, at each lambda anew in a solve, once for an interval on the path.
+    The path equals `solve_greedy` at every lambda farther than rounding (about 1e-9) from a
+    breakpoint. The exception is two units that score alike at every lambda (one is a copy of the
+    other): rounding then decides between them, once per interval on the path and anew at each
+    lambda in `solve_greedy`.
 
     Args:
         curvature, ratio, guards, include, exclude: as for `solve_greedy`.
@@ -198,9 +258,9 @@ def lambda_path(
         progress: show a bar over lambda.
 
     Raises:
-        InputError: as for `solve_greedy`, and for a bad maximum.
-        InfeasibleError: no plan reaches the ratio under the guards, whatever lambda. Where only
-            greedy stalls, the segment says so instead.
+        InputError: as for `solve_greedy`, or the maximum is out of range.
+        InfeasibleError: no plan reaches the ratio under the guards at any lambda. If only greedy
+            stalls, the segment states that instead.
     """
     require_strength(maximum)
     greedy = Greedy(curvature, ratio, guards, include, exclude, keep_history=True)
@@ -215,7 +275,16 @@ def lambda_path(
 
 
 class _Sweep:
-    """The state of the event sweep: the current order, since when it holds, and what ends it."""
+    """State of the event sweep over lambda, which only ever moves up.
+
+    Attributes:
+        now: the lambda reached.
+        since: the lambda from which the current order (`greedy.order`) holds.
+        orders: removal orders passed through.
+        events: [M] per step, the next lambda at which its winner may change; inf if none is left.
+        patience: [M] per step, how far ahead to look again after an event that changed nothing.
+        base: [M] a_u, the score of each unit at lambda = 0.
+    """
 
     def __init__(self, greedy: Greedy) -> None:
         self.greedy = greedy
@@ -224,47 +293,46 @@ class _Sweep:
         self.may_stall = False  # known: some plan reaches the ratio, so a stall is greedy's own
         self.segments: list[Segment] = []
         self.pruned: bytes | None = None  # the set of the last segment, as sorted indices
-        self.widest = 0.0  # the longest interval of one order in it
-        self.events = np.full(greedy.size, np.inf)  # per step, the lambda of its next event
+        self.widest = 0.0  # the longest interval of one order in the last segment
+        self.events = np.full(greedy.size, np.inf)
         self.patience = np.zeros(greedy.size)
         self.base = greedy.half / greedy.costs
         self._solve(0)
 
     def next_event(self) -> float:
+        """Return the smallest lambda at which any step may change its winner; inf if none can."""
         return float(self.events.min(initial=np.inf))
 
     def advance(self, event: float) -> None:
-        """Go to the next event: a new order, or a second look a little later.
-
-        Rounding can put an event a hair before the lambda at which floating-point scores really
-        change places. Then the step is looked at again after 1e-13, 2e-13, 4e-13, ... (relative),
-        but no later than its next event, after which this begins anew: the sweep always moves and
-        skips nothing.
-        """
-        self.now = max(self.now, event)
+        """Move to the next event: start a new order, or look at the step again a little later."""
+        self.now = max(self.now, event)  # rounding may put an event before the last one
         step = int(self.events.argmin())
         if self._winner(step) == self.greedy.order[step]:
+            # the division that gave the event rounds differently from the scores, which may change
+            # places a hair later. So look again after 1e-13, 2e-13, 4e-13, ... (relative): doubling
+            # bounds the number of looks, and stopping at the next crossing skips none
             times = self._crossings(step, step + 1)[0]
-            crossing = (times == event).any()  # else one more look after the last
+            crossing = (times == event).any()  # otherwise this was itself such a later look
             self.patience[step] = self._hair() if crossing else 2 * self.patience[step]
             later = times[times > self.now].min(initial=np.inf)
             self.events[step] = min(self.now + self.patience[step], later)
         else:
             self.close(self.now)
-            self.orders += self.now > self.since
+            self.orders += self.now > self.since  # an order of zero width was never in force
             self.since = self.now
-            self._solve(step)
+            self._solve(step)  # steps before this one keep their winners, and so their events
 
     def close(self, stop: float) -> None:
-        """The current order held until `stop`: append its segment or lengthen the last one."""
+        """Record that the current order held until `stop`, in a new segment or the last one."""
         start, width = self.since, stop - self.since
         if width == 0 and stop > 0:
-            return  # superseded where it began
+            return  # another order replaced it where it began
+        # orders differ more often than sets do, and a segment is one set
         pruned = np.sort(self.greedy.order).tobytes()
         if pruned != self.pruned:
             self.segments.append(Segment(start, stop, *self._outcome(start, stop)))
             self.pruned, self.widest = pruned, width
-        elif width > self.widest:
+        elif width > self.widest:  # the order that holds longest stands for the set
             first = self.segments.pop().start
             self.segments.append(Segment(first, stop, *self._outcome(start, stop)))
             self.widest = width
@@ -272,20 +340,25 @@ class _Sweep:
             self.segments.append(replace(self.segments.pop(), stop=stop))
 
     def _outcome(self, start: float, stop: float) -> tuple[Selection | None, float | None]:
-        """The plan or the ratio of the stall; lambda mid-way, where rounding changes nothing."""
+        """The plan of the current order, or None and the ratio at which greedy stalls."""
         if self.greedy.stalled:
             return None, self.greedy.realized_ratio
+        # recorded at the middle of its interval, where rounding cannot give another order
         return self.greedy.selection((start + stop) / 2), None
 
     def _solve(self, start: int) -> None:
+        """Solve again at `now` from step `start` on, and find the events of the new steps."""
         greedy = self.greedy
-        stop = greedy.run(self.now, start)  # later steps stand, and so do their events
+        # from `stop` on the new order removes the same units as the old one, so the old steps and
+        # their events are kept. `run` requires that none of them changes its winner at this lambda:
+        # the event was the earliest of all steps
+        stop = greedy.run(self.now, start)
         if greedy.stalled and not self.may_stall:
-            error = greedy.infeasible()
+            error = greedy.infeasible()  # expensive, so asked once: can any plan reach the ratio?
             if error.stalled_ratio is None:
                 raise error
             self.may_stall = True
-        if stop == len(greedy.order):
+        if stop == len(greedy.order):  # nothing was kept: drop events beyond a shorter new order
             self.events[start:] = np.inf
         self.patience[start:stop] = self._hair()
         start = max(start, len(greedy.rules.forced))  # forced steps have no rivals
@@ -293,13 +366,14 @@ class _Sweep:
             self.events[start:stop] = self._crossings(start, stop).min(axis=1)
 
     def _hair(self) -> float:
-        """How far after an event a step is looked at again for the first time."""
-        return 1e-13 * max(self.now, 1e-3)
+        """How far after an event to look at a step again for the first time."""
+        return 1e-13 * max(self.now, 1e-3)  # relative, but not 0 at lambda = 0
 
     def _winner(self, step: int) -> int:
-        """What greedy would remove at this step at the current lambda; the very sum of its loop."""
+        """The unit that greedy would remove at this step at the current lambda."""
         greedy = self.greedy
         assert greedy.history is not None
+        # the same operations in the same order as in the loop of greedy, so the same rounding
         half = np.where(greedy.until > step, greedy.half, np.inf)
         return int(((greedy.history[step] * self.now + half) / greedy.costs).argmin())
 
@@ -307,6 +381,9 @@ class _Sweep:
         """Lambda [stop - start, M] at which each unit overtakes the winner of each step, or inf."""
         greedy = self.greedy
         assert greedy.history is not None
+        # per step: b_w - b_v and a_v - a_w of the docstring of `lambda_path`. Only a unit whose
+        # score grows more slowly than the winner's can overtake it (the winner itself does not),
+        # and only one that is still admissible at that step
         steps = np.arange(start, stop)
         winners = np.array(greedy.order[start:stop])
         slope = greedy.history[start:stop] / greedy.costs
@@ -317,56 +394,7 @@ class _Sweep:
 
 
 def _bar(progress: bool, maximum: float) -> Any:
-    from tqdm.auto import tqdm  # imported late: only a path has a bar
+    from tqdm.auto import tqdm  # imported here: only a path shows a bar
 
     form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
     return tqdm(total=maximum, desc="lambda", bar_format=form, disable=not progress)
-
-
-def _band(redundancy: float) -> tuple[Literal["low", "gray", "high", "unknown"], float | None]:
-    if np.isnan(redundancy):
-        return "unknown", None
-    if redundancy < GRAY:
-        return "low", 1.0
-    return ("gray" if redundancy < HIGH else "high"), 0.0
-
-
-def _variation(curvature: Curvature) -> dict[str, float]:
-    """Coefficient of variation of the saliency per kind; NaN for no unit or no saliency."""
-    saliency, kinds = curvature.saliency, curvature.units.kinds
-    parts = {kind: saliency[kinds == kind] for kind in KINDS}
-    return {
-        kind: float(part.std() / part.mean()) if part.any() else float("nan")
-        for kind, part in parts.items()
-    }
-
-
-def _edge_to_diagonal(curvature: Curvature, chosen: list[int]) -> tuple[float, float]:
-    """Both sides of Proposition "Edge-to-diagonal balance" on a set S; (0, 0) without pairs."""
-    size = len(chosen)
-    if size < 2:
-        return 0.0, 0.0
-    block = np.ix_(chosen, chosen)
-    mean_correlation = (curvature.correlation()[block].sum() - size) / (size * (size - 1))
-    curve = curvature.matrix[block]
-    diagonal = np.diagonal(curve)
-    edges = np.abs(curve.sum(axis=1) - diagonal)
-    live = diagonal > 0
-    measured = np.median(edges[live] / (diagonal[live] / 2)) if live.any() else 0.0
-    return float(2 * size * abs(mean_correlation)), float(measured)
-
-
-def _reason(redundancy: float, floor: float | None, band: str, strength: float | None) -> str:
-    if strength is None:
-        return (
-            "The FFN redundancy is NaN because there is no pair of FFN units, so the gate has "
-            "nothing to read: choose lambda on held-out text."
-        )
-    bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
-    bound = bounds.get(band, f"at least {HIGH:.2f}")
-    noise = "" if floor is None else f" (sampling alone reads {floor:.3f})"
-    advice = "take the edges in full" if strength else "damp the edges away"
-    return (
-        f"The FFN redundancy is {redundancy:.3f}{noise}, {bound}, "
-        f"the {band} band: {advice} (lambda = {strength:g})."
-    )

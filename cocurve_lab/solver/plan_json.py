@@ -1,4 +1,8 @@
-"""What each field of a plan in JSON may hold: a file from elsewhere is checked before use."""
+"""Validation of a plan in JSON: its fields, and the values each may hold.
+
+Plan files are passed between people, so every field is checked before it is used. The tables of
+allowed values are at the end of the file; `Selection.from_json` checks fields against each other.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ Checks = dict[str, tuple[str, Callable[[Any], bool]]]
 
 
 def read_fields(text: str) -> dict[str, Any]:
-    """The fields of a plan in JSON, without format and version, each of its own type.
+    """Parse a plan in JSON and return its fields, checked one by one, without format and version.
 
     Raises:
-        FileFormatError: not JSON, no object, another format or version, or a field that is missing,
-            unknown, or holds what it cannot (named).
+        FileFormatError: not JSON, not an object, another format or version, or a field that is
+            missing, unknown, or has a value of the wrong type or range (the field is named).
     """
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise no_plan(f"it is no JSON ({error})") from None
+    except (ValueError, RecursionError) as error:  # deep nesting exhausts the stack
+        raise no_plan(f"it is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise no_plan(f"it is {_shown(content)}, not an object with fields")
     found = (content.pop("format", None), content.pop("version", None))
@@ -36,7 +40,7 @@ def read_fields(text: str) -> dict[str, Any]:
         ("guards.", _GUARD_FIELDS, tuple(_GUARD_FIELDS)),
     ):
         parts = content[whole[:-1]] if whole else content
-        for name in (*checks, *parts):
+        for name in (*checks, *parts):  # the expected fields, and the fields there are
             if name not in checks:
                 raise no_plan(f"no field is called {_shown(whole + name)}")
             if name not in parts and name not in optional:
@@ -53,8 +57,8 @@ def read_fields(text: str) -> dict[str, Any]:
 
 
 def no_plan(fact: str) -> FileFormatError:
-    """The error that a file holds no plan."""
-    return FileFormatError(f"not a selection: {fact}. Give what Selection.to_json wrote.")
+    """Make the error for a file that is not a plan; `fact` has no full stop."""
+    return FileFormatError(f"not a selection: {fact}. Use a file that Selection.to_json wrote.")
 
 
 def _shown(value: Any) -> str:
@@ -63,17 +67,18 @@ def _shown(value: Any) -> str:
 
 
 def _is_integer(value: Any) -> bool:
-    """A number of things that fits int64; true and false are no numbers."""
+    """Whether a value is a count that fits int64."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def _is_number(value: Any) -> bool:
-    """A finite number of float64; true and false are none."""
+    """Whether a value is a finite float64."""
+    # not isinstance: true and false are int, but no numbers; 10**400 is int, but no float64
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _is_unit(value: Any) -> bool:
-    """A row of `UnitSet.to_plain`: kind, layer, index, start, stop, cost."""
+    """Whether a value is a row of `UnitSet.to_plain`: kind, layer, index, start, stop, cost."""
     if not isinstance(value, list) or len(value) != 6:
         return False
     return value[0] in KINDS and all(map(_is_integer, value[1:]))

@@ -1,7 +1,7 @@
-"""Better plans by local search on the surrogate R_lambda of eq. (lambda).
+"""Local search for better plans on the surrogate R_lambda (eq. lambda); not in the paper.
 
-A plan that is better there is a better answer to the solver's question, which held-out text may or
-may not reward.
+A plan of lower R_lambda answers the solver's question better. Whether it is better on held-out text
+has to be measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .selection import Selection, risk_terms
 from .targets import target_cost
 
 log = logging.getLogger(__name__)
-_WIN = 1e-12  # of the trace: an exchange that lowers R_lambda by less is rounding
+_WIN = 1e-12  # of the trace of H: an exchange that lowers R_lambda by less is rounding
 
 
 def refine(
@@ -29,26 +29,28 @@ def refine(
     exclude: UnitsLike = (),
     max_rounds: int = 10_000,
 ) -> Selection:
-    """Improve a plan by local search on the objective, budget and guards that made it.
+    """Improve a plan by local search, keeping its objective, budget and guards.
 
-    A round makes one exchange that lowers R_lambda: the best of dropping a unit, adding one and
-    swapping one for one; where none of these helps, two for one or one for two (the best exchange
-    of the first unit that has one). Ties go to the lowest indices, so equal input gives equal
-    output. The result is a local optimum: no such exchange improves it. It reaches `target_cost`
-    and overshoots by less than the dearest admissible unit, as greedy does (Proposition
-    "Overshoot").
+    Each round makes one exchange that lowers R_lambda: the best of dropping a unit, adding one, and
+    swapping one for one. If none of these helps, it tries two for one and one for two, and takes
+    the best exchange of the first unit that has one. Ties go to the lowest indices, so the result
+    is deterministic. It is a local optimum: no such exchange improves it. Like a greedy plan, it
+    reaches `target_cost` and overshoots by less than the most expensive admissible unit
+    (Proposition "Overshoot bound").
 
     Args:
-        selection: a plan with an interaction strength. Its `forced` units stay; its gains, solved
-            for its own pruned set, are dropped.
-        curvature: H [M, M] to judge by, nats per token.
-        exclude: units that may not enter; a Selection does not record what `solve_greedy` excluded.
-        max_rounds: exchanges at most; beyond, the plan so far is returned, and that is logged.
+        selection: a plan with an interaction strength. Its `forced` units stay. Its gains are
+            dropped, because they were solved for its own pruned set.
+        curvature: H [M, M] that defines the objective, nats per token.
+        exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
+            not record them.
+        max_rounds: the most exchanges to make. At this limit the plan so far is returned, with a
+            warning in the log.
 
     Returns:
-        A Selection with the same ratio asked for, guards and lambda, but no removal order: forced
-        units first, then ascending; a plan that cannot be improved keeps its order. Its objective
-        is never above the plan's.
+        A Selection with the same requested ratio, guards and lambda, whose objective is never above
+        that of `selection`. It has no removal order (forced units first, then ascending), unless
+        nothing could be improved.
 
     Raises:
         InputError: the plan has no interaction strength, misses its ratio, overshoots by a unit or
@@ -63,7 +65,7 @@ def refine(
         )
     require_strength(strength)
     if max_rounds < 0:
-        raise InputError(f"max_rounds is {max_rounds}; it counts exchanges.")
+        raise InputError(f"max_rounds is {max_rounds}, but it counts exchanges. Give 0 or more.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     selection.require_by_ratio("a refined plan")
     search = _Search(selection, curvature, strength, exclude)
@@ -73,7 +75,7 @@ def refine(
     rest = sorted(set(np.flatnonzero(search.pruned).tolist()) - set(forced))
     same = set(selection.pruned) == {*forced, *rest}
     if same and selection.curvature_fingerprint == curvature.fingerprint and not selection.gains:
-        # summed in another order, its terms could come out above the plan's by rounding
+        # nothing changed: terms summed in another order could exceed the plan's own by rounding
         return replace(selection, ordered=False)
     node, edge = risk_terms(curvature.matrix, (*forced, *rest))
     return replace(
@@ -89,7 +91,7 @@ def refine(
 
 @dataclass(frozen=True)
 class _Exchange:
-    """Units that change sides, and by how much that changes R_lambda, nats per token."""
+    """Units that change sides, and the change of R_lambda in nats per token."""
 
     change: float
     units: tuple[int, ...] = ()
@@ -98,17 +100,18 @@ class _Exchange:
 class _Search:
     """State of the local search.
 
-    With t = +1 for a unit that enters the pruned set and -1 for one that leaves, an exchange
-    changes R_lambda by the sum of t_u m_u plus, over its pairs, t_u t_v E_uv.
+    Let t_u = +1 for a unit that enters the pruned set and -1 for one that leaves it. An exchange
+    then changes R_lambda by the sum of t_u m_u over its units plus that of t_u t_v E_uv over its
+    pairs.
 
     Attributes:
         pruned: s [M], bool.
-        edges: E = lambda H without its diagonal [M, M], so that a unit has no edge to itself.
-        marginal: m_u = 1/2 H_uu + lambda g_u [M], g over the pruned units other than u: the running
-            sum of eq. (marginal).
+        edges: E = lambda H with a zero diagonal [M, M], so that a unit has no edge to itself.
+        marginal: m_u = 1/2 H_uu + lambda g_u [M], where g sums over the pruned units other than u
+            (eq. marginal); updated with each exchange.
         free: [M] bool, units that may change sides: admissible and not forced.
         spent: pruned cost, parameters; at least `target` and below `ceiling`.
-        room: [layers] cost still free under the cap, parameters.
+        room: [layers] the cost each layer may still lose under its cap, parameters.
         win: an exchange must lower R_lambda by more than this.
     """
 
@@ -130,6 +133,7 @@ class _Search:
         self.room = np.array(rules.room_after(selection.pruned), dtype=np.int64)
         self.target = target_cost(units, ratio)
         largest = int(self.costs[rules.admissible].max(initial=0))
+        # forced units may exceed the target by any amount, and the plan must still be admitted
         self.ceiling = max(self.target + largest, int(self.costs[forced].sum()) + 1)
         self._require_feasible(selection, rules)
 
@@ -137,7 +141,7 @@ class _Search:
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
         if len(strangers):
-            why = f"prunes {selection.units[int(strangers[0])]}, which it may not"
+            why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"
         elif len(full):
             why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
         elif self.spent < self.target:
@@ -148,11 +152,11 @@ class _Search:
             return
         raise InputError(
             f"{selection!r} cannot be refined: it {why}. Give a plan that keeps its own ratio and "
-            "guards, such as one of solve_greedy."
+            "guards, such as one from solve_greedy."
         )
 
     def run(self, max_rounds: int) -> bool:
-        """Make up to `max_rounds` exchanges; whether a local optimum was reached."""
+        """Make up to `max_rounds` exchanges; return whether a local optimum was reached."""
         for _ in range(max_rounds):
             exchange = self._best()
             if exchange is None:
@@ -161,9 +165,11 @@ class _Search:
         return self._best() is None
 
     def _best(self) -> _Exchange | None:
+        """The exchange to make next; None at a local optimum."""
         simple = min(self._single(), self._swap(), key=lambda exchange: exchange.change)
         if simple.change < -self.win:
             return simple
+        # three units at a time are M^3 exchanges, so the first unit that has a winning one suffices
         movable = np.flatnonzero(self.free)
         inside = self.pruned[movable]
         sides = movable[inside], movable[~inside]
@@ -209,12 +215,16 @@ class _Search:
     ) -> _Exchange:
         """The best exchange of `pivot` for two partners from the other side.
 
-        `lowest` is min over partners k of E_jk: together with the smallest x it shows which j
-        cannot be in any exchange that wins, which is most of them.
+        Args:
+            pivot: the unit that changes sides alone; `leaving` tells whether it leaves.
+            partners: the units on the other side.
+            lowest: [partners] the minimum over partners k of E_jk.
         """
         sign = -1 if leaving else 1
         alone = sign * self.marginal[pivot]
         x = -sign * self.marginal[partners] - self.edges[pivot, partners]
+        # x_j is the change that partner j adds, apart from its edge to the other partner. Even with
+        # the smallest x and the lowest edge most j cannot win: only the others are tried in pairs
         hopeful = alone + x + x.min(initial=0.0) + lowest < -self.win
         one, x = partners[hopeful], x[hopeful]
         two = one[:, None]
@@ -226,7 +236,7 @@ class _Search:
         )
         pair = self.costs[two] + self.costs[one]
         allowed = self._in_budget(self.spent + sign * (cost - pair)) & (one < two)
-        if leaving:  # the partners enter: each fits, and both do where they share a layer
+        if leaving:  # the partners enter: each must fit, and both together if they share a layer
             room = self.room[self.layers[one]] + cost * (self.layers[one] == layer)
             fits = self.costs[one] <= room
             allowed &= fits & fits[:, None] & (~same | (pair <= room))
@@ -238,7 +248,13 @@ class _Search:
 
 
 def _lowest(change: np.ndarray, allowed: np.ndarray, *units: np.ndarray) -> _Exchange:
-    """The allowed entry of lowest change, first in order among equals; `units` name its axes."""
+    """The allowed exchange of lowest change, the first among equals.
+
+    Args:
+        change: change of R_lambda for each combination of units, nats per token.
+        allowed: bool of the same shape.
+        *units: for each unit of an exchange, its indices along the axes of `change`.
+    """
     if not allowed.any():
         return _Exchange(np.inf)
     place = int(np.where(allowed, change, np.inf).argmin())

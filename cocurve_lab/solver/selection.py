@@ -1,4 +1,4 @@
-"""A plan: which units go, in which order, under which guards, and what it is predicted to cost."""
+"""A plan: the units to prune, their removal order, the guards, and the predicted risk."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ from .targets import Target, require_ratio, target_cost
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The pruned set S of a plan.
+    """A plan: the pruned set S, how it was made, and what H predicts for it.
 
     Attributes:
-        units: the whole UnitSet.
-        pruned: indices of the removed units, in removal order where `ordered`.
-        requested_ratio: share of removable cost asked for, [0, 1).
+        units: the whole UnitSet, M units.
+        pruned: indices of the k removed units, in removal order where `ordered`.
+        requested_ratio: the share of removable cost asked for, [0, 1).
         ordered: whether `pruned` is a removal order (a published mask has none).
-        node_terms: 1/2 H_uu of each removed unit [k]; None where no curvature is known.
-        edge_terms: sum of H_uv over the units removed before it [k]; None likewise.
-        interaction_strength: the lambda that made the plan; None where it does not apply.
-        guards: the guards it was made under.
-        gains: output gain of kept FFN units by index; empty means none.
-        curvature_fingerprint: of the matrix it was solved on.
+        node_terms: [k] float64, 1/2 H_uu of each removed unit, nats per token; None without a
+            curvature.
+        edge_terms: [k] float64, for each removed unit the sum of H_uv over the units v removed
+            before it, nats per token; None without a curvature.
+        interaction_strength: the lambda that made the plan; None where none did.
+        guards: the guards under which the plan was made.
+        gains: output gain of kept FFN units, by index; empty if there are none.
+        curvature_fingerprint: fingerprint of the H on which the plan was solved.
         forced: how many leading units were forced (`include`) rather than chosen.
-        target: what was asked for where that was not a ratio. `requested_ratio` is then the share
-            of parameters it comes to; for other costs, which ask for no such share, the realised.
-        uniform: solved so that every layer loses the same counts.
+        target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
+            of parameters the target implies. Targets in other costs imply none; it is then the
+            realised share.
+        uniform: whether every layer was required to lose the same number of units.
     """
 
     units: UnitSet
@@ -67,17 +70,17 @@ class Selection:
     def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
         """Read a mask of the authors' release: `registry.json` and `rXX/masks/prune_solution.json`.
 
-        It has no removal order and does not name its guards. Its predicted risk is filled where
-        `matrices/H.npy` is there too.
+        A mask has no removal order and does not state its guards. The plan has a predicted risk if
+        the folder also holds `matrices/H.npy`.
 
         Args:
             folder: the folder of one model.
-            ratio: the ratio it was published for; 0.2 reads r20.
+            ratio: the published ratio; 0.2 reads r20.
 
         Raises:
-            FileNotFoundError: no mask for this ratio; lists those there are.
-            FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one
-                another (names both).
+            FileNotFoundError: no mask for this ratio; the message lists the ratios there are.
+            FileFormatError: a Git LFS pointer, another layout, or two numbers that contradict each
+                other (both are named).
         """
         units, pruned, facts = read_mask(folder, ratio)
         curvature = Curvature.from_release(folder) if has_matrix(folder) else None
@@ -91,13 +94,17 @@ class Selection:
         curvature: Curvature | None = None,
         **fields: Any,
     ) -> Selection:
-        """A plan from any set of units: a random one, a baseline's, one chosen by hand.
+        """Make a plan from any set of units: random, from a baseline, or chosen by hand.
 
         Args:
             units: the UnitSet.
             pruned: units, names or indices.
-            curvature: fills the predicted risk where given.
+            curvature: H [M, M]; if given, the plan has a predicted risk.
             **fields: further fields of Selection (`requested_ratio` defaults to the realised one).
+
+        Raises:
+            InputError: an unknown unit, or one named twice.
+            MismatchError: the curvature is of other units.
         """
         indices = units.indices(pruned)
         node = edge = mark = None
@@ -113,7 +120,7 @@ class Selection:
 
     @cached_property
     def pruned_cost(self) -> int:
-        """Removed parameters."""
+        """Number of removed parameters."""
         return int(self.units.costs[list(self.pruned)].sum())
 
     @property
@@ -129,10 +136,10 @@ class Selection:
 
     @property
     def realized_target(self) -> float | None:
-        """What the plan comes to in the unit of `target`; None where a ratio was asked for.
+        """The realised value in the unit of `target`; None where a ratio was asked for.
 
-        Parameters, bytes, or bytes per token that are left; for a share of own costs, the share
-        removed.
+        It counts the parameters, bytes, or bytes per token that are left. For a ratio of custom
+        costs it is the share removed.
         """
         return None if self.target is None else self.target.realized(self.units, self.pruned)
 
@@ -140,12 +147,12 @@ class Selection:
 
     @property
     def node_risk(self) -> float | None:
-        """1/2 sum of H_uu over the plan, nats per token."""
+        """1/2 sum of H_uu over the plan (eq. decomp), nats per token."""
         return None if self.node_terms is None else float(self.node_terms.sum())
 
     @property
     def edge_risk(self) -> float | None:
-        """Sum of H_uv over pairs of the plan, nats per token."""
+        """Sum of H_uv over pairs of the plan (eq. decomp), nats per token."""
         return None if self.edge_terms is None else float(self.edge_terms.sum())
 
     @property
@@ -157,7 +164,7 @@ class Selection:
 
     @property
     def marginals(self) -> np.ndarray | None:
-        """Delta(u | S) = 1/2 H_uu + lambda g_u of each removal [k] (eq. marginal)."""
+        """Delta(u | S) = 1/2 H_uu + lambda g_u [k], nats per token (eq. marginal)."""
         if self.node_terms is None or self.edge_terms is None or self.interaction_strength is None:
             return None
         return self.node_terms + self.interaction_strength * self.edge_terms
@@ -183,7 +190,7 @@ class Selection:
     def layer_budget(self) -> dict[str, np.ndarray]:
         """Share of each layer's cost removed, per kind: arrays [layers] under "attention", "ffn".
 
-        A layer without units of a kind is NaN there.
+        Layers without units of a kind are NaN.
         """
         budget: dict[str, np.ndarray] = {}
         for kind in KINDS:
@@ -198,12 +205,12 @@ class Selection:
         return budget
 
     def prefix(self, ratio: float) -> Selection:
-        """The plan of a smaller ratio, read off this one: greedy under fixed guards is nested.
+        """Return the plan of a smaller ratio without solving: greedy under fixed guards is nested.
 
         Raises:
-            InputError: the plan has no order, its cap depends on the ratio (layer_cap_factor), it
-                has gains (they belong to its own pruned set), is uniform or counts other costs, or
-                `ratio` is larger than what was solved.
+            InputError: the plan has no removal order, has a cap that depends on the ratio
+                (layer_cap_factor), has gains (they belong to its own pruned set), is uniform, or
+                has a target in other costs; or `ratio` is larger than the solved one.
         """
         self.require_by_ratio("its prefixes")
         if not self.ordered:
@@ -220,7 +227,10 @@ class Selection:
             )
         require_ratio(ratio)
         if ratio > self.requested_ratio:
-            raise InputError(f"ratio {ratio} is above the {self.requested_ratio} that was solved.")
+            raise InputError(
+                f"ratio {ratio} is above the {self.requested_ratio} that was solved. Solve at that "
+                "ratio."
+            )
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         length = int(np.searchsorted(running, target_cost(self.units, ratio)))
         length = max(length, self.forced)  # a fresh solve forces them at every ratio too
@@ -234,27 +244,33 @@ class Selection:
         )
 
     def with_gains(self, gains: Mapping[int, float]) -> Selection:
-        """The same plan with output gains on kept FFN units (eq. comp).
+        """Return the same plan with output gains on kept FFN units (eq. comp).
+
+        Args:
+            gains: unit index -> gain; it replaces any gains the plan has.
 
         Raises:
-            InputError: a gain names a pruned or an attention unit, or is not finite.
+            InputError: a gain is on a pruned unit or an attention unit, or is not finite.
         """
         for index, gain in gains.items():
             unit = self.units[int(index)]
             if unit.kind != "ffn" or self.indicator[int(index)] or not np.isfinite(gain):
-                raise InputError(f"gain {gain} on {unit}: gains are finite and on kept FFN units.")
+                raise InputError(
+                    f"gain {gain} is on {unit}, but gains are finite and on kept FFN units. Remove "
+                    "or correct it."
+                )
         return replace(self, gains={int(index): float(gain) for index, gain in gains.items()})
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of what the plan does to a model: units, pruned set, gains."""
+        """SHA-256 of the plan's effect on a model: units, pruned set and gains."""
         gains = sorted(self.gains.items())
         return fingerprint(self.units.fingerprint, sorted(self.pruned), gains)
 
     # Files --------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The plan as JSON text; `from_json` reads it back."""
+        """Write the plan as JSON text; `from_json` reads it back."""
         guards = {name: getattr(self.guards, name) for name in Guards.__dataclass_fields__}
         content = {
             "format": FORMAT,
@@ -282,8 +298,8 @@ class Selection:
         """Read `to_json` output.
 
         Raises:
-            FileFormatError: not JSON, another format or version, or a field is missing, holds what
-                it cannot, or contradicts another (named).
+            FileFormatError: not JSON, another format or version, or a field that is missing, has
+                an impossible value, or contradicts another (the field is named).
         """
         content = read_fields(text)
         try:
@@ -304,16 +320,20 @@ class Selection:
         return plan
 
     def require_units(self, units: UnitSet) -> None:
-        """Raise MismatchError if a model's units are not this selection's, naming the first."""
+        """Raise MismatchError if `units` are not this selection's; names the first difference."""
         units.require_same(self.units, mine="the model", theirs="the selection")
 
     @property
     def by_ratio(self) -> bool:
-        """Whether a ratio of parameters, guards and lambda are all the plan was made by."""
+        """Whether ratio, guards and lambda alone made the plan: no other target, not uniform."""
         return not self.uniform and (self.target is None or self.target.in_parameters)
 
     def require_by_ratio(self, what: str) -> None:
-        """Raise InputError if the plan keeps to more than a ratio, which `what` would not keep."""
+        """Raise InputError if the plan keeps to more than a ratio.
+
+        Args:
+            what: the result wanted of the plan, which would not, such as "a refined plan".
+        """
         if not self.by_ratio:
             kept = "equal counts in every layer" if self.uniform else f"a target, {self.target}"
             raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
@@ -341,7 +361,7 @@ class Selection:
 
 
 def _require_consistent(plan: Selection) -> None:
-    """Raise FileFormatError where fields of a plan contradict one another; names both."""
+    """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, target = plan.units, plan.target
     last = max((unit.layer for unit in units), default=0)
     if units.model_layers is not None and units.model_layers <= last:
@@ -372,6 +392,14 @@ def _is_uniform(plan: Selection) -> bool:
 
 
 def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Node and edge term [k] of each removal in order: 1/2 H_uu, and sum of H_uv over earlier v."""
+    """Return the node and edge terms [k] of a removal order, nats per token (eq. marginal).
+
+    Args:
+        matrix: H [M, M].
+        pruned: k unit indices, in removal order.
+
+    Returns:
+        1/2 H_uu of each unit, and for each unit the sum of H_uv over the units v before it.
+    """
     block = matrix[np.ix_(pruned, pruned)]
     return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)

@@ -1,4 +1,9 @@
-"""Would other text give another plan? A bootstrap over groups, and when a build may stop."""
+"""Dependence of a plan on the calibration text: a bootstrap over groups, and a stopping rule.
+
+The groups of sequences of a build are its independent draws of text (see curvature/uncertainty.py).
+Resampling them shows which units other text would prune; comparing halves shows whether the build
+has enough text.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +26,21 @@ TOLERANCE = 0.1
 _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
 
 
-# Does the plan hold? ----------------------------------------------------------------------------
+# Stability of a plan ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Stability:
-    """How far a plan depends on the calibration text; made by `selection_stability`.
+    """The dependence of a plan on the calibration text; made by `selection_stability`.
 
     Attributes:
         selection: the plan of the whole H.
-        frequency: [M] share of the feasible draws whose plan prunes the unit; NaN if none was.
+        frequency: [M] share of the feasible draws whose plan prunes the unit; NaN if no draw was
+            feasible.
         overlaps: [feasible draws] Jaccard overlap of each draw's plan with `selection`, [0, 1].
-        draws: bootstrap draws.
-        infeasible: draws on which greedy stalled; they count in nothing else.
-        groups: G, groups that hold a position.
+        draws: number of bootstrap draws.
+        infeasible: number of draws on which greedy stalled; no other field counts them.
+        groups: G, the number of groups with at least one scored position.
     """
 
     selection: Selection
@@ -56,11 +62,11 @@ class Stability:
 
     @property
     def note(self) -> str:
-        """What to think of the frequencies, in a sentence."""
+        """How far the frequencies can be trusted, in a sentence."""
         return trust(self.groups)
 
     def contested(self, low: float = 0.1, high: float = 0.9) -> tuple[int, ...]:
-        """Units the text cannot decide: pruned in more than `low`, less than `high` of draws."""
+        """Return the units pruned in more than `low` and less than `high` of the draws."""
         return tuple(np.flatnonzero((self.frequency > low) & (self.frequency < high)).tolist())
 
     def __repr__(self) -> str:
@@ -80,28 +86,32 @@ def selection_stability(
     draws: int = 200,
     seed: int = 0,
 ) -> Stability:
-    """How often each unit is pruned when the groups of sequences are drawn again.
+    """Measure how often each unit is pruned when the groups of sequences are drawn again.
 
-    A bootstrap over groups (Efron and Tibshirani 1993, An Introduction to the Bootstrap): each draw
-    takes G of the G groups with replacement, so that H = weighted sum of Grams / weighted
-    positions, and solves again. Its spread is low by about (G - 1) / G in variance. About 3 s for
-    200 draws at M = 768 on one core, with 64 MB (at least one matrix) beside the groups.
+    This is a bootstrap over groups (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
+    Each draw takes G of the G groups with replacement, forms H = weighted sum of Grams / weighted
+    positions, and solves again. With G groups the variance over draws is too small by a factor of
+    about (G - 1) / G. It takes about 3 s for 200 draws at M = 768 on one core, and 64 MB (at least
+    one matrix) beside the groups.
 
     Args:
         curvature: H [M, M] with its groups.
-        ratio, interaction_strength, guards: of the plan, as for `solve_greedy`.
-        draws: bootstrap draws, at least 1.
-        seed: of the draws.
+        ratio, interaction_strength, guards: as for `solve_greedy`.
+        draws: number of bootstrap draws, at least 1.
+        seed: seed of the draws.
 
     Raises:
-        InputError: H came without groups or is not their mean, or an argument is out of range.
-        InfeasibleError: no plan of the whole H; that of a draw is only counted.
+        InputError: H has no groups or is not their mean, or an argument is out of range.
+        InfeasibleError: the whole H has no plan. Draws without a plan are only counted.
     """
     if draws < 1:
-        raise InputError(f"draws is {draws}; give at least 1 (200 resolves 3 percentage points).")
+        raise InputError(
+            f"draws is {draws}. Give at least 1 (200 draws resolve 3 percentage points)."
+        )
     groups = Groups.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength, guards)
     even = np.full(len(groups), 1 / len(groups))
+    # drawing G groups with replacement is the same as drawing how often each one is taken
     counts = np.random.default_rng(seed).multinomial(len(groups), even, size=draws)
     chosen = []
     for sample in _resampled(groups, counts):
@@ -116,9 +126,9 @@ def selection_stability(
 
 
 def _resampled(groups: Groups, counts: np.ndarray) -> Iterator[Curvature]:
-    """H of each row of counts [draws, G]; a chunk of rows is one matrix product."""
+    """Yield the H of each row of counts [draws, G]."""
     size = len(groups.units)
-    step = max(1, _CHUNK // (8 * size**2))
+    step = max(1, _CHUNK // (8 * size**2))  # as many draws per matrix product as memory allows
     for start in range(0, len(counts), step):
         part = counts[start : start + step]
         sums = np.tensordot(part.astype(np.float64), groups.grams, axes=1)
@@ -132,24 +142,26 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
     return int((one & other).sum()) / either if either else 1.0
 
 
-# Is H converged? --------------------------------------------------------------------------------
+# Convergence of H -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Whether more text would still change the plan; made by `is_converged`.
+    """Whether H is known well enough to plan; made by `is_converged`.
+
+    The errors and the overlap are NaN where they are unknown (a single group).
 
     Attributes:
-        converged: enough groups, and the three errors are at most the tolerance.
-        risk: predicted risk of the plan of the whole, nats per token.
-        risk_error: relative standard error of `risk`, the plan taken as given; NaN where unknown.
-        saliency_error: median over units of the relative standard error of H_uu; likewise.
-        optimism: by what share `risk` is likely too low because the plan was chosen on the very H
-            that prices it; likewise.
-        overlap: Jaccard overlap of the plans of the even and the odd groups; likewise. No part of
-            the criterion: units worth the same swap places however much text there is.
-        groups: G, groups that hold a position.
-        tolerance: what the errors were held against.
+        converged: True if there are enough groups and the three errors are within the tolerance.
+        risk: predicted risk of the plan of the whole H, nats per token.
+        risk_error: relative standard error of `risk`, with the plan taken as given.
+        saliency_error: median over units of the relative standard error of H_uu.
+        optimism: the share by which `risk` is likely too low, because the plan was chosen on the
+            same H that predicts its risk.
+        overlap: Jaccard overlap of the plans of the even and the odd groups. It is not part of the
+            criterion: units of equal worth swap places however much text there is.
+        groups: G, the number of groups with at least one scored position.
+        tolerance: the largest error allowed.
         reason: one sentence with the numbers.
     """
 
@@ -173,31 +185,34 @@ def is_converged(
     interaction_strength: float = 1.0,
     tolerance: float = TOLERANCE,
 ) -> Convergence:
-    """Is H known well enough to plan at this ratio and lambda? Milliseconds, also during a build.
+    """Decide whether H is known well enough to plan at this ratio and lambda.
 
-    Converged means: at least 16 groups, and each of these at most `tolerance`:
+    H counts as converged if there are at least 16 groups and each of these is at most `tolerance`:
 
     - the relative standard error of the plan's predicted risk (delete-a-group jackknife of
       1/2 s^T H s with the plan fixed);
-    - the median relative standard error of the saliency over units with H_uu > 0;
-    - the optimism. Plans of the even and of the odd groups are priced on the half they were not
-      made on and on their own: optimism = (risk elsewhere / risk at home - 1) / 2, halved because
-      the whole has twice the text and such errors fall about as 1 / n.
+    - the median relative standard error of the saliency, over units with H_uu > 0;
+    - the optimism. The even and the odd groups each give a plan, whose risk is predicted by its own
+      half and by the other half. Then optimism = (risk by the other / risk by its own - 1) / 2.
 
-    The first two alone would speak too soon: a plan chosen among millions looks good on its own
-    H. On a trained model of 120 units (64 sequences x 255 positions, ratio 0.3, lambda 1) that risk
-    was known to 8 %, while the plans of the halves cost 34 % more on the other half.
+    The first two alone would pass too early, because a plan chosen among millions looks good on its
+    own H. On a trained model of 120 units (64 sequences x 255 positions, ratio 0.3, lambda 1) that
+    risk was known to 8 %, while the plans of the halves cost 34 % more on the other half.
+
+    It takes milliseconds, so it can be asked during a build.
 
     Args:
         curvature: H [M, M] with its groups; `Build.so_far()` during a build.
-        ratio, interaction_strength: of the plan, without guards.
-        tolerance: relative, above 0.
+        ratio, interaction_strength: as for `solve_greedy`; the plan is solved without guards.
+        tolerance: the largest relative error allowed, above 0.
 
     Raises:
-        InputError: H came without groups or is not their mean, or an argument is out of range.
+        InputError: H has no groups or is not their mean, or an argument is out of range.
     """
     if not tolerance > 0:
-        raise InputError(f"tolerance is {tolerance}; it is a relative error above 0, such as 0.1.")
+        raise InputError(
+            f"tolerance is {tolerance}, but a relative error is above 0. Give one such as 0.1."
+        )
     groups = Groups.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength).indicator
     risk = _risk(curvature.matrix, plan)
@@ -211,7 +226,7 @@ def is_converged(
         "median saliency": saliency_error,
         "optimism of the plan": optimism,
     }
-    failing = [name for name, error in errors.items() if not error <= tolerance]
+    failing = [name for name, error in errors.items() if not error <= tolerance]  # NaN fails too
     return Convergence(
         converged=len(groups) >= ENOUGH and not failing,
         risk=risk,
@@ -245,6 +260,7 @@ def _split(groups: Groups, ratio: float, strength: float) -> tuple[float, float]
     plans = [solve_greedy(half, ratio, strength).indicator for half in halves]
     home = sum(_risk(half.matrix, plan) for half, plan in zip(halves, plans, strict=True))
     away = sum(_risk(half.matrix, plan) for half, plan in zip(halves, plans[::-1], strict=True))
+    # halved: the whole has twice the text of a half, and such errors fall about as 1 / n
     return _share(away - home, home) / 2, _overlap(*plans)
 
 
@@ -261,8 +277,11 @@ def _verdict(errors: dict[str, float], failing: list[str], groups: int, toleranc
     return f"Converged: relative errors at most {tolerance:.1%} ({numbers})."
 
 
+# Stopping a build -------------------------------------------------------------------------------
+
+
 class Running(Protocol):
-    """What a criterion reads of a build between two sequences (`estimator.build.Build`)."""
+    """The part of a running build that a stopping rule reads (`estimator.build.Build` has it)."""
 
     events: list[str]
 
@@ -278,25 +297,24 @@ class Running(Protocol):
 
 
 class StopWhenConverged:
-    """Ends a build once H is good enough: `cl.BuildOptions(on_sequence=StopWhenConverged())`.
+    """Stop a build once H is good enough: `cl.BuildOptions(on_sequence=StopWhenConverged())`.
 
-    After each sequence it asks `is_converged`; after `patience` yeses in a row it writes the reason
-    into the build's events and raises KeyboardInterrupt, the way a user stops a build. The H over
-    the sequences done is returned with provenance["complete"] False, the reason in
-    provenance["events"], and the checkpoint, where there is one, is kept: running again goes on
-    (the patience starts anew). A criterion looked at after every sequence is met a little too soon
-    by luck; the patience is against that. It needs groups >= 16, the default.
+    It asks `is_converged` after each sequence. After `patience` positive answers in a row it writes
+    the reason into the build's events and raises KeyboardInterrupt, just as a user stops a build.
+    The build then returns the H over the sequences done, with provenance["complete"] False and the
+    reason in provenance["events"]. It keeps its checkpoint, if it has one, so running it again
+    continues (and the patience starts again). It needs groups >= 16, the default.
 
     Args:
         ratio, interaction_strength, tolerance: as for `is_converged`.
-        patience: yeses in a row, at least 1.
+        patience: positive answers in a row, at least 1.
 
     Attributes:
-        history: (sequences done, Convergence) of every look.
+        history: (sequences done, Convergence) after each sequence.
 
     Raises:
-        InputError: an argument is out of range, or at the first look, the build keeps fewer than 16
-            groups though it has the sequences for them.
+        InputError: an argument is out of range; or, after the first sequence, the build keeps fewer
+            than 16 groups though it has enough sequences for them.
     """
 
     def __init__(
@@ -310,14 +328,16 @@ class StopWhenConverged:
         require_strength(interaction_strength)
         if not tolerance > 0 or patience < 1:
             raise InputError(
-                f"tolerance is {tolerance}, patience {patience}; they are above 0 and at least 1."
+                f"tolerance is {tolerance} and patience {patience}, but tolerance is above 0 and "
+                "patience at least 1. Give such values."
             )
         self.criterion = (ratio, interaction_strength, tolerance)
         self.patience = patience
         self.history: list[tuple[int, Convergence]] = []
 
     def __call__(self, build: Running) -> None:
-        """Take a look; the build calls this after each sequence."""
+        """Check convergence; the build calls this after each sequence."""
+        # a build of fewer than 16 sequences cannot have 16 groups: no error, it just never stops
         if len(build.positions) < ENOUGH <= len(build.calibration):
             raise InputError(
                 f"the build keeps {len(build.positions)} groups, and convergence cannot be judged "
@@ -325,13 +345,15 @@ class StopWhenConverged:
             )
         readout = is_converged(build.so_far(), *self.criterion)
         self.history.append((build.done, readout))
+        # a criterion checked after every sequence is met too early by luck; the patience makes up
+        # for that
         recent = [look.converged for _, look in self.history[-self.patience :]]
         enough = len(recent) == self.patience and all(recent)
-        if enough and build.done < build.total:
+        if enough and build.done < build.total:  # after the last sequence there is nothing to stop
             reason = f"sequence {build.done}: stopped early. {readout.reason}"
             build.events.append(reason)
             raise KeyboardInterrupt(reason)
 
     def __repr__(self) -> str:
-        last = self.history[-1][1].reason if self.history else "No look taken yet."
-        return f"StopWhenConverged after {self.patience} yeses in a row. {last}"
+        last = self.history[-1][1].reason if self.history else "Not checked yet."
+        return f"StopWhenConverged after {self.patience} positive checks in a row. {last}"

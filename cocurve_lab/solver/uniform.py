@@ -1,9 +1,9 @@
-"""The same counts in every layer: plans whose pruned model is one of its stock class.
+"""Uniform plans: every layer loses the same number of units, so the model keeps its stock class.
 
 A stock configuration has one number of heads, of key/value heads and of FFN channels for all
-layers. So each layer loses as many units of each width, which ones being free. A plan is searched
-over these counts: every choice that reaches the budget and would not with one unit per layer less
-is filled by greedy within its quotas, and the one with the least objective wins.
+layers. Each layer must therefore lose the same number of units of each shape, but not the same
+units. The search runs over these counts. Greedy fills each choice of counts that just reaches the
+budget (with one unit per layer less it would not), and the plan of lowest objective wins.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from ..models.families import KINDS, Kind
 from .greedy import Greedy
 from .selection import Selection
 
-Shape = tuple[Kind, int]  # of a unit: its kind and columns
-Counts = tuple[int, ...]  # units that go per layer, of each shape
+Shape = tuple[Kind, int]  # kind and number of columns of a unit
+Counts = tuple[int, ...]  # units of each shape that every layer loses
 
 
 def solve_uniform(greedy: Greedy, strength: float) -> Selection:
-    """The plan `solve_greedy(..., uniform=True)` describes: the best of one greedy fill per counts.
+    """Solve for the best uniform plan; `solve_greedy(..., uniform=True)` calls this.
 
-    Every layer keeps at least one unit of each kind: no stock class has layers without. Layer caps,
-    kinds, include and exclude bind as ever.
+    Every layer keeps at least one unit of each kind, because no stock class has layers without.
+    Layer caps, kinds, include and exclude apply as in any solve.
+
+    Args:
+        greedy: a solve that has not run: its curvature, budget and rules.
+        strength: lambda >= 0.
 
     Raises:
-        InputError: guards protect layers, layers differ in their units, or own costs differ between
-            units of one width.
-        InfeasibleError: no such plan reaches the budget.
+        InputError: guards protect layers, layers differ in their units, or custom costs differ
+            between units of one shape.
+        InfeasibleError: no uniform plan reaches the budget.
     """
     slices = _Slices(greedy)
     choices = list(slices.minimal())
@@ -53,12 +57,15 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
 
 
 class _Slices:
-    """The units of each layer by shape, and which counts a plan may take of them.
+    """The units of each layer by shape, and the counts that a plan may take of them.
 
     Attributes:
-        shapes: (kind, columns) of the units of a layer; the same in each.
-        of: [M] position of each unit's shape.
-        free: [layers, shapes] units that may go; `forced` of them must.
+        shapes: (kind, columns) of the units of a layer; every layer has the same.
+        of: [M] index of each unit's shape in `shapes`.
+        total: [shapes] units in a layer.
+        free: [layers, shapes] units that may be removed.
+        forced: [layers, shapes] units that must be removed.
+        cost: [shapes] cost of one unit.
     """
 
     def __init__(self, greedy: Greedy) -> None:
@@ -67,7 +74,8 @@ class _Slices:
         if guards.protect_first or guards.protect_last:
             raise InputError(
                 f"protect_first/protect_last are {guards.protect_first}/{guards.protect_last}, but "
-                "uniform=True takes the same from every layer. Leave one of the two away."
+                "uniform=True takes the same from every layer. Remove the protection or omit "
+                "uniform."
             )
         shape_of: list[Shape] = [(unit.kind, unit.stop - unit.start) for unit in units]
         self.greedy, self.layers = greedy, layers
@@ -83,7 +91,9 @@ class _Slices:
         self.cost = greedy.budget.costs[first].tolist()
 
     def allowed(self) -> Iterator[Counts]:
-        """Counts that guards, include and exclude allow and that leave each kind one unit."""
+        """Yield the counts that guards, include and exclude allow and that keep each kind."""
+        # one count serves all layers: the layer with the most forced units sets the minimum, those
+        # with the fewest free units and the least room set the maximum
         low, high = self.forced.max(axis=0), self.free.min(axis=0)
         room = min(self.greedy.rules.room)
         for counts in product(*(range(a, b + 1) for a, b in zip(low, high, strict=True))):
@@ -91,7 +101,8 @@ class _Slices:
                 yield counts
 
     def minimal(self) -> Iterator[Counts]:
-        """Allowed counts that reach the budget, and would not with one unit per layer less."""
+        """Yield the allowed counts that reach the budget and would not with one unit less."""
+        # larger counts would remove more than was asked for
         needed, low = self.greedy.target, self.forced.max(axis=0)
         for counts in self.allowed():
             removed = self.removed(counts)
@@ -102,12 +113,12 @@ class _Slices:
                 yield counts
 
     def removed(self, counts: Counts) -> float:
-        """What a plan of these counts removes, in the budget's costs."""
+        """Return the cost that a plan of these counts removes, in the budget's costs."""
         per_layer = sum(n * cost for n, cost in zip(counts, self.cost, strict=True))
         return float(per_layer * self.layers)
 
     def fill(self, counts: Counts, strength: float) -> tuple[list[int], list[float]]:
-        """Alg. 2 with a quota per layer and shape: the order, and g_u at each removal."""
+        """Run Alg. 2 with a quota per layer and shape: the order, and g_u at each removal."""
         greedy, units = self.greedy, self.greedy.curvature.units
         left = np.tile(counts, (self.layers, 1))
         half = np.where(greedy.rules.admissible, greedy.half, np.inf)  # +inf: never the argmin
@@ -123,7 +134,7 @@ class _Slices:
             g += greedy.curvature.matrix[u]
             half[u] = np.inf
             left[layer, shape] -= 1
-            if left[layer, shape] == 0:
+            if left[layer, shape] == 0:  # the quota of this layer and shape is filled
                 half[(units.layers == layer) & (self.of == shape)] = np.inf
         return order, edges
 
@@ -135,7 +146,7 @@ class _Slices:
         )  # fmt: skip
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
-        """How many chosen units there are [layers, shapes]."""
+        """Count the chosen units of each layer and shape [layers, shapes]."""
         counts = np.zeros((self.layers, len(self.shapes)), dtype=np.int64)
         np.add.at(counts, (self.greedy.curvature.units.layers[chosen], self.of[chosen]), 1)
         return counts
@@ -149,7 +160,7 @@ class _Slices:
         if odd is not None:
             raise InputError(
                 f"layer {odd} has other units than layer 0 (a pruned model?), so the same counts "
-                "do not make layers alike. Start from the dense model, or leave uniform away."
+                "do not make layers alike. Start from the dense model, or omit uniform."
             )
         for number, (kind, width) in enumerate(self.shapes):
             mine = costs[self.of == number]
@@ -157,5 +168,5 @@ class _Slices:
                 raise InputError(
                     f"costs of {kind} units of {width} columns range from {mine.min():g} to "
                     f"{mine.max():g}; uniform=True needs one cost for all of them. Give equal "
-                    "costs, or leave uniform away."
+                    "costs, or omit uniform."
                 )

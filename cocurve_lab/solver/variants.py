@@ -1,8 +1,8 @@
-"""Edge variants of H: what a plan loses when parts of the edges are dropped or changed.
+"""Edge variants of H: the paper's ablations of the edges, in one place.
 
-The paper's ablations (Table "Extended Ablations", and "Joint co-pruning vs. single-module pruning")
-in one place. A variant changes what is solved on; what a plan is predicted to cost always comes
-from the full signed H.
+They are those of appendix "Extended Ablations" and of Table "Joint co-pruning vs. single-module
+pruning". A variant changes the matrix that is solved on. The predicted risk of the plan always
+comes from the full signed H.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "
 Reach = Literal["all", "adjacent", "within_layer"]
 Sign = Literal["signed", "clipped", "absolute", "correlation_clipped"]
 
-_FURTHEST = {"adjacent": 1, "within_layer": 0}  # layers between the two ends of an edge
+_FURTHEST = {"adjacent": 1, "within_layer": 0}  # most layers between the two ends of an edge
+
+
+# Variants of H ----------------------------------------------------------------------------------
 
 
 def edge_variant(
@@ -36,28 +39,28 @@ def edge_variant(
     sign: Sign = "signed",
     keep_diagonal: bool = True,
 ) -> Curvature:
-    """H with some of its edges dropped or changed (appendix "Extended Ablations", (i) to (iii)).
+    """Drop or change some edges of H (appendix "Extended Ablations", (i) to (iii)).
 
-    An edge is an entry H_uv, u != v. The three choices are independent and combine: an edge stays
-    if `structure` and `reach` both keep it, and `sign` is applied to the full H first.
+    An edge is an entry H_uv, u != v. The three choices are independent and combine: an edge is kept
+    if `structure` and `reach` both keep it. `sign` is applied to the full H first.
 
     Args:
         curvature: H [M, M] float64, nats per token.
         structure: "full"; "diagonal" (no edge: the lambda = 0 selector); "within_module" (the
             paper's "no attn-FFN": both ends of one kind, in any layers; for one layer and kind add
             reach="within_layer"); "attention", "cross" and "ffn" keep that block alone.
-        reach: "all"; "adjacent", layers differ by at most 1; "within_layer", same layer.
-        sign: "signed"; "clipped", max(H_uv, 0); "absolute", |H_uv|; "correlation_clipped", rho_uv
+        reach: "all"; "adjacent": layers differ by at most 1; "within_layer": same layer.
+        sign: "signed"; "clipped": max(H_uv, 0); "absolute": |H_uv|; "correlation_clipped": rho_uv
             clipped to [-1, 1] ("Scope of Applicability", 32B: none exceeds 1), so |H_uv| is at
-            most sqrt(H_uu H_vv). The latter leaves a Gram matrix as it is (to rounding) and only
-            tames matrices that are none.
-        keep_diagonal: False zeroes the whole diagonal too, as the paper's collapsing "block only"
-            rows do: a unit without edges in the block then looks free to remove.
+            most sqrt(H_uu H_vv). The last changes a Gram matrix by rounding only; it matters for
+            matrices that are not one.
+        keep_diagonal: False also zeroes the diagonal, as the paper's collapsing "block only" rows
+            do. A unit without edges in the block then looks free to remove.
 
     Returns:
-        A Curvature over the same units. Its provenance lists the variants it went through and what
-        they started from; it has no group Grams or risks, which would belong to another matrix. It
-        may be indefinite.
+        A Curvature over the same units, which may be indefinite. Its provenance lists the variants
+        it went through and the fingerprint of the H they started from. It has no group Grams or
+        risks: they would belong to another matrix.
 
     Raises:
         InputError: an unknown structure, reach or sign.
@@ -81,24 +84,24 @@ def edge_variant(
 
 
 def measured_diagonal(curvature: Curvature) -> Curvature:
-    """H with what each unit really costs alone on its diagonal: 2 R(u), correlations kept.
+    """Replace the diagonal of H by the measured costs 2 R(u) and keep its correlations.
 
-    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. Removing a unit is not
-    a small step, and where the teacher is sure of its token the quadratic falls short, by much for
-    some units and little for others. The build measures R(u) anyway. Here
+    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. But removing a unit is
+    not a small step. Where the teacher is sure of its token the quadratic falls short, by a lot for
+    some units and by little for others. The build measures R(u) anyway. Here
 
-        H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u),
+        H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u).
 
-    which scales rows and columns of H and so stays a Gram matrix. Not in the paper.
+    This scales rows and columns of H, so H' is a Gram matrix too. It is not in the paper.
 
     Args:
         curvature: H [M, M] of a build by ablations, with its `single_unit_risk` [M].
 
     Returns:
-        A variant to solve on (`solve_variant`); what a plan is predicted to cost stays with H.
+        A variant to solve on with `solve_variant`, which predicts risks with H itself.
 
     Raises:
-        InputError: H came without the measured risks.
+        InputError: H has no measured risks.
     """
     risk = curvature.single_unit_risk
     if risk is None:
@@ -116,7 +119,7 @@ def measured_diagonal(curvature: Curvature) -> Curvature:
 
 
 def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
-    """Which ordered pairs u != v a structure keeps: bool [M, M]."""
+    """Mask of the ordered pairs u != v that a structure keeps: bool [M, M]."""
     if structure in BLOCKS:
         return curvature.pair_mask(structure)
     size = len(curvature.units)
@@ -126,7 +129,7 @@ def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
 
 
 def _kept_by_reach(curvature: Curvature, reach: str) -> np.ndarray:
-    """Which ordered pairs lie within reach of one another: bool [M, M]."""
+    """Mask of the ordered pairs within reach of each other: bool [M, M]."""
     layers = curvature.units.layers
     distance = np.abs(layers[:, None] - layers[None, :])
     return distance <= _FURTHEST.get(reach, np.inf)
@@ -152,19 +155,19 @@ def solve_variant(
     interaction_strength: float = 1.0,
     guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
 ) -> Selection:
-    """Solve on a variant, judge by the full H: the plan of one ablation row.
+    """Solve on a variant and predict with the full H: the plan of one ablation row.
 
     Args:
         curvature: the full signed H [M, M], nats per token.
-        variant: what is solved on, over the same units; from `edge_variant`, or any other matrix.
+        variant: the matrix to solve on, over the same units; from `edge_variant`, or any other.
         ratio: share of removable cost to remove, [0, 1).
         interaction_strength: lambda >= 0, applied to the edges of the variant.
-        guards: where units may go.
+        guards: where units may be pruned.
 
     Returns:
-        The greedy plan on `variant`: its order, guards and lambda, but node and edge terms [k] (so
-        predicted risk, marginals and objective, nats per token) and the fingerprint are those of
-        the full H. The marginals are thus not the ones greedy compared.
+        The greedy plan on `variant`, with its order, guards and lambda. Node and edge terms [k]
+        (hence predicted risk, marginals and objective, nats per token) and the fingerprint are
+        those of the full H, so the marginals are not the ones that greedy compared.
 
     Raises:
         MismatchError: the two are over different units.
@@ -184,17 +187,17 @@ def plain_greedy(
     interaction_strength: float = 1.0,
     guards: Guards = Guards(),  # noqa: B008
 ) -> Selection:
-    """Greedy by argmin of the marginal itself, not per parameter: Alg. 2 without the c_u.
+    """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
 
-    The plain counterpart of `solve_greedy`, for the ablation of cost normalisation. Everything
-    else is the same: signed marginals, ties to the lowest index, guards, stopping rule. With equal
-    costs the two are one.
+    This is `solve_greedy` for the ablation of cost normalisation. Everything else is the same:
+    signed marginals, ties to the lowest index, guards, stopping rule. With equal costs the two
+    agree.
 
     Args:
         curvature: H [M, M], nats per token.
         ratio: share of removable cost to remove, [0, 1).
         interaction_strength: lambda >= 0.
-        guards: where units may go.
+        guards: where units may be pruned.
 
     Returns:
         A Selection in removal order with node and edge terms [k], nats per token.
@@ -222,9 +225,9 @@ def plain_greedy(
     return greedy.selection(interaction_strength)
 
 
-# The study ----------------------------------------------------------------------------------------
+# The table of ablations ---------------------------------------------------------------------------
 
-# axis, row, what edge_variant is given; the first row of an axis is the method itself
+# axis, name of the row, arguments of edge_variant; the first row of an axis is the method itself
 _VARIANTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("structure", "full H", {}),
     ("structure", "diagonal", {"structure": "diagonal"}),
@@ -250,27 +253,27 @@ def structure_table(
     interaction_strength: float = 1.0,
     guards: Guards = Guards(),  # noqa: B008
 ) -> list[dict[str, Any]]:
-    """Every row of the edge ablations, ready for `measure_plans` (Tables "Extended", "Ablations").
+    """Solve every row of the edge ablations, ready for `measure_plans` ("Extended Ablations").
 
-    Axes: edge structure, reach, sign, which kinds may go (joint, head-only, FFN-only), and the
-    greedy rule (per cost, plain). The first row of each axis is the same plan, that of the method;
-    `measure_plans` measures equal plans once.
+    The axes are edge structure, reach, sign, the kinds that may be pruned (joint, head-only,
+    FFN-only) and the greedy rule (per cost, plain). The first row of each axis is the same plan,
+    that of the method; `measure_plans` measures equal plans once.
 
     Args:
         curvature: the full signed H [M, M], nats per token.
         ratio: share of removable cost to remove, [0, 1).
         interaction_strength: lambda >= 0, for all rows.
-        guards: for all rows; the kinds axis restricts `guards.kinds` and is left out where they
-            name one kind only.
+        guards: for all rows. The kinds axis restricts `guards.kinds`; it is omitted if they name
+            only one kind.
 
     Returns:
         One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
-        "note". Where a row has no plan (head-only at a high ratio, say), "selection" is None and
-        "note" says why; else "note" is empty.
+        "note". If a row has no plan (head-only at a high ratio, say), "selection" is None and
+        "note" gives the reason; otherwise "note" is empty.
 
     Raises:
         InputError: ratio or lambda out of range.
-        InfeasibleError: the method itself reaches no plan: then there is nothing to compare.
+        InfeasibleError: the method itself reaches no plan, so there is nothing to compare.
     """
     settings = (ratio, interaction_strength)
     solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
@@ -288,7 +291,7 @@ def structure_table(
 
 
 def _row(axis: str, name: str, solve: Callable[..., Selection], *arguments: Any) -> dict[str, Any]:
-    """One row of the study; a solve that reaches no plan leaves its reason."""
+    """One row of the table; if no plan is reached, the reason becomes its note."""
     try:
         selection, note = solve(*arguments), ""
     except InfeasibleError as error:

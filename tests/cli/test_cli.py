@@ -568,7 +568,7 @@ def _without(text: str, key: str) -> str:
     ("payload", "message"),
     [
         (b"\xff\xfe\0", "is not UTF-8"),
-        (b"[" * 200_000, "it is no JSON"),
+        (b"[" * 200_000, "it is not JSON"),
         (b"{}", "its format is None"),
     ],
     ids=["binary", "deep", "empty"],

@@ -491,7 +491,7 @@ def test_stopping_refuses_bad_settings() -> None:
             StopWhenConverged(**wrong)
     with pytest.raises(cl.InputError, match="patience 0"):
         StopWhenConverged(patience=0)
-    assert "No look" in repr(StopWhenConverged())
+    assert "Not checked" in repr(StopWhenConverged())
     options = cl.BuildOptions(groups=4, on_sequence=StopWhenConverged())
     with pytest.raises(cl.InputError, match=r"4 groups.*groups=16"):
         cl.estimate_curvature(

@@ -311,8 +311,8 @@ def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any], sa
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("[" * 200_000, "it is no JSON"), ("[]", "it is [], not an object"), ("7", "it is 7"),
-     ("null", "it is None"), ("{", "it is no JSON"), ("{}", "its format is None"),
+    [("[" * 200_000, "it is not JSON"), ("[]", "it is [], not an object"), ("7", "it is 7"),
+     ("null", "it is None"), ("{", "it is not JSON"), ("{}", "its format is None"),
      ('{"format": "cocurve-selection", "version": 1}', "is missing")],
     ids=lambda text: text[:9],
 )  # fmt: skip
@@ -520,7 +520,7 @@ def test_unknown_units(unit: Any) -> None:
 @pytest.mark.parametrize(
     ("guards", "exclude", "message"),
     [
-        (Guards(), ["L0.ffn[1]"], "in exclude too"),
+        (Guards(), ["L0.ffn[1]"], "also in exclude"),
         (Guards(protect_first=1), [], "protected layer"),
         (Guards(kinds=("attention",)), [], "kind that may not be pruned"),
         (Guards(layer_cap=0.3), [], "above its cap"),

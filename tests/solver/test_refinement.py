@@ -243,7 +243,7 @@ def test_excluded_units_stay_out() -> None:
     assert entered
     refined = refine(greedy, curvature, exclude=entered)
     assert not entered & set(refined.pruned)
-    with pytest.raises(InputError, match="which it may not"):
+    with pytest.raises(InputError, match="which is not admissible"):
         refine(greedy, curvature, exclude=greedy.pruned[:1])
 
 
@@ -284,7 +284,11 @@ def test_the_size_of_an_8b_takes_seconds() -> None:
         ([0, 2], {}, "no interaction_strength"),
         ([0], {"requested_ratio": 0.3}, "of the 29 parameters asked for"),
         ([0, 2, 3, 6], {"requested_ratio": 0.1}, "38 parameters where 10 were"),
-        ([0, 2], {"guards": Guards(protect_first=1)}, r"prunes L0.attention\[0\], which it may"),
+        (
+            [0, 2],
+            {"guards": Guards(protect_first=1)},
+            r"prunes L0.attention\[0\], which is not admissible",
+        ),
         ([0, 2], {"guards": Guards(layer_cap=0.4)}, "takes layer 0 above its cap of 0.4"),
     ],
 )

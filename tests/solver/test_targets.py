@@ -61,7 +61,7 @@ def test_bytes(text: Any, amount: int) -> None:
      True, float("nan"), float("inf"), -5, 0.2, [6]],
 )  # fmt: skip
 def test_what_is_no_count_is_refused(text: Any) -> None:
-    with pytest.raises(InputError, match=r"no positive quantity.*6B"):
+    with pytest.raises(InputError, match=r"not a positive quantity.*6B"):
         read_count(text, "parameters")
 
 
@@ -76,11 +76,11 @@ def test_bytes_that_mean_two_things_are_refused(text: str) -> None:
     [
         ({}, "names none"),
         ({"parameters": "6B", "size": "1 GB"}, "names parameters and size"),
-        ({"size": "12 GB"}, "say of what"),
-        ({"kv_cache": "96 KiB"}, "say of what"),
+        ({"size": "12 GB"}, "size is in bytes, but the number format is not given"),
+        ({"kv_cache": "96 KiB"}, "kv_cache is in bytes, but the number format is not given"),
         ({"size": "12 GB", "dtype": "int4"}, "dtype is 'int4'; choose from float64"),
-        ({"parameters": "6B", "dtype": "bf16"}, "has no part"),
-        ({"ratio": 0.2, "dtype": "bf16"}, "has no part"),
+        ({"parameters": "6B", "dtype": "bf16"}, "this target is parameters=. Remove dtype"),
+        ({"ratio": 0.2, "dtype": "bf16"}, "this target is ratio=. Remove dtype"),
         ({"parameters": "6B", "costs": [1]}, "do not go with parameters"),
         ({"ratio": 1.0}, r"in \[0, 1\)"),
         ({"ratio": float("nan")}, r"in \[0, 1\)"),
