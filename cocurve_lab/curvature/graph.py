@@ -1,4 +1,4 @@
-"""The co-pruning graph: units as nodes, signed curvature as edges, and the bridge units in it."""
+"""The co-pruning graph: units as nodes, signed curvature as edges, and its bridge units."""
 
 from __future__ import annotations
 
@@ -13,36 +13,42 @@ from scipy.stats import rankdata
 from ..errors import InputError
 from .matrix import Curvature
 
-FEW = 5  # with fewer bridge units than this, rank instead of cutting
+FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead
+
+
+# The graph --------------------------------------------------------------------------------------
 
 
 def edge_graph(
     curvature: Curvature, threshold: float | None = None, top_k: int | None = None
 ) -> nx.Graph:
-    """The graph of the co-pruning curvature; every attribute is a plain Python value.
-
-    Nodes 0..M-1 carry name, kind, layer, index, cost [parameters], saliency H_uu and connectivity
-    b_u [nats per token]; edges carry `curvature` H_uv [nats per token] and `correlation` rho_uv,
-    both signed. A pair with H_uv = 0 is never an edge.
+    """Make the graph of the co-pruning curvature; every attribute is a plain Python value.
 
     Args:
         curvature: H [M, M].
         threshold: keep edges with |rho_uv| >= threshold, in [0, 1]; None keeps all.
-        top_k: keep the k edges of largest |rho_uv| over the whole graph (of those above the
+        top_k: keep the k edges of largest |rho_uv| in the whole graph (of those above the
             threshold, if both are given); ties go to the lowest (u, v). None keeps all.
+
+    Returns:
+        Nodes 0 to M - 1 with name, kind, layer, index, cost (parameters), saliency H_uu and
+        connectivity b_u (nats per token). Edges with `curvature` H_uv (nats per token) and
+        `correlation` rho_uv, both signed. A pair with H_uv = 0 is never an edge.
 
     Raises:
         InputError: threshold outside [0, 1] or top_k negative.
     """
     if threshold is not None and not 0 <= threshold <= 1:
-        raise InputError(f"threshold is {threshold}; it bounds |correlation| and lies in [0, 1].")
+        raise InputError(
+            f"threshold is {threshold}, but it bounds |correlation|. Give one in [0, 1]."
+        )
     if top_k is not None and top_k < 0:
-        raise InputError(f"top_k is {top_k}; it counts edges and cannot be negative.")
+        raise InputError(f"top_k is {top_k}, but it counts edges. Give 0 or more.")
     first, second = np.triu_indices(len(curvature.units), k=1)
     edges, correlations = curvature.matrix[first, second], curvature.correlation()[first, second]
     strength = np.abs(correlations)
     keep = np.flatnonzero((edges != 0) & (strength >= (threshold or 0.0)))
-    if top_k is not None:
+    if top_k is not None:  # a stable sort, so that ties go to the lowest (u, v)
         keep = keep[np.argsort(-strength[keep], kind="stable")[:top_k]]
     graph = nx.Graph()
     graph.add_nodes_from(_nodes(curvature))
@@ -71,21 +77,26 @@ def _nodes(curvature: Curvature) -> Iterator[tuple[int, dict[str, str | int | fl
         )
 
 
+# Bridge units -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Bridges:
-    """Bridge units: low saliency, high connectivity. Iterates over unit indices.
+    """Bridge units: low saliency, high connectivity; iterates over unit indices.
 
     Attributes:
-        indices: the units; ascending, or by falling residual where `ranked`.
-        saliency_threshold: at most this H_uu, nats per token.
-        connectivity_threshold: at least this connectivity, in the units of the measure used.
+        indices: the bridge units; ascending, or by falling residual if `ranked`.
+        saliency_threshold: the largest H_uu that counts as low, nats per token.
+        connectivity_threshold: the smallest connectivity that counts as high, in the unit of the
+            measure used.
         residual: [M] log connectivity minus its least-squares line on log saliency; NaN for units
             with no saliency or no connectivity.
-        ranked: too few units passed both thresholds, so the largest residuals stand in.
-        note: what was done, in a sentence.
-        saliency_connectivity_correlation: Pearson, over all units (the paper reports 0.63); NaN
-            where one of the two is constant.
-        saliency_connectivity_rank_correlation: Spearman, likewise.
+        ranked: whether too few units passed both thresholds, so that those of largest residual are
+            given instead.
+        note: how the units were found, in a sentence.
+        saliency_connectivity_correlation: Pearson correlation over all units (the paper reports
+            0.63); NaN if one of the two is constant.
+        saliency_connectivity_rank_correlation: Spearman correlation, likewise.
     """
 
     indices: tuple[int, ...]
@@ -116,20 +127,22 @@ def bridge_units(
     connectivity_quantile: float = 0.5,
     connectivity: Literal["sum", "relative"] = "sum",
 ) -> Bridges:
-    """Units cheap to remove alone but tied to many others (appendix "Mechanism Analysis").
+    """Find the units that are cheap to remove alone but tied to many others.
 
-    The paper gives no thresholds (its 8B has 87 of 768; its example lies in the bottom 31 % of
-    saliency and the top 10 % of connectivity). Ours: H_uu at most its median, and connectivity at
-    least its median. If fewer than five units pass, the thresholds say little about this model;
-    then the five units most connected for their saliency are given instead (largest positive
-    residual of log connectivity on log saliency) and `ranked` is True.
+    See appendix "Mechanism Analysis". The paper gives no thresholds (its 8B has 87 of 768 units;
+    its example lies in the bottom 31 % of saliency and the top 10 % of connectivity). Here H_uu is
+    at most its median and connectivity at least its median. If fewer than five units pass, these
+    thresholds say little about the model. Then the five units that are most connected for their
+    saliency are given (largest positive residual of log connectivity on log saliency), and
+    `ranked` is True.
 
     Args:
         curvature: H [M, M].
-        saliency_quantile: quantile of H_uu that bounds "low", [0, 1].
-        connectivity_quantile: quantile of the connectivity that bounds "high", [0, 1].
+        saliency_quantile: the quantile of H_uu up to which saliency is low, [0, 1].
+        connectivity_quantile: the quantile from which connectivity is high, [0, 1].
         connectivity: "sum" is b_u = sum over v != u of |H_uv|, nats per token, which grows with
-            sqrt(H_uu) by construction; "relative" is sum over v != u of |rho_uv|, free of scale.
+            sqrt(H_uu) by construction; "relative" is the sum over v != u of |rho_uv|, which has no
+            unit.
 
     Raises:
         InputError: a quantile outside [0, 1], or an unknown connectivity.
@@ -139,7 +152,7 @@ def bridge_units(
         ("connectivity_quantile", connectivity_quantile),
     ):
         if not 0 <= value <= 1:
-            raise InputError(f"{name} is {value}; a quantile lies in [0, 1].")
+            raise InputError(f"{name} is {value}, but a quantile lies in [0, 1]. Give one there.")
     saliency, degree = curvature.saliency, _connectivity(curvature, connectivity)
     low, high = np.quantile(saliency, saliency_quantile), np.quantile(degree, connectivity_quantile)
     residual = _residual(saliency, degree)
@@ -155,7 +168,7 @@ def bridge_units(
             "these are the most connected for their saliency (log-log residual)."
         )
         order = np.argsort(np.where(np.isnan(residual), np.inf, -residual), kind="stable")[:FEW]
-        found = order[residual[order] > 1e-9]  # on the line itself, rounding decides the sign
+        found = order[residual[order] > 1e-9]  # for units on the line rounding decides the sign
     if curvature.is_preview:
         note += " H is a preview: the noise of its probes alone adds connectivity."
     return Bridges(
@@ -179,7 +192,7 @@ def _connectivity(curvature: Curvature, measure: str) -> np.ndarray:
 
 
 def _residual(saliency: np.ndarray, degree: np.ndarray) -> np.ndarray:
-    """log degree minus its least-squares line on log saliency [M]; NaN where a log is undefined."""
+    """Least-squares residual [M] of log degree on log saliency; NaN where a log is undefined."""
     residual = np.full(len(saliency), np.nan)
     live = (saliency > 0) & (degree > 0)
     if live.any():

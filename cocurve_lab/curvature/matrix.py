@@ -1,6 +1,7 @@
-"""The co-pruning curvature H: the one matrix everything after the build stands on.
+"""The co-pruning curvature H: the matrix that every later step reads.
 
-Numpy only: a stored matrix opens on a machine without torch, without a GPU and without the model.
+This file needs numpy only: a stored H opens without torch, without a GPU and without the model. The
+last section is about previews, the H of random probes.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ BLOCKS = ("attention", "cross", "ffn")
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """The matrix H of eq. (gram), its units, and how it came about.
+    """The matrix H (eq. gram), its units, and how it was built.
 
     Attributes:
-        matrix: H [M, M] float64, symmetric, diagonal >= 0, in nats per token: 1/2 s^T H s predicts
+        matrix: H [M, M] float64, symmetric, diagonal >= 0, in nats per token. 1/2 s^T H s predicts
             the KL of removing the units s (eq. quadratic).
-        units: the UnitSet the rows and columns follow.
-        provenance: how it was built (model, calibration, top_r, ...), plain values only.
-        group_grams: [G, M, M] float64 sums of feature outer products, one per group of sequences;
-            None for matrices that came without them.
+        units: the M units, in the order of rows and columns.
+        provenance: the settings of the build (model, calibration, top_r, ...), plain values only.
+        group_grams: [G, M, M] float64, sums over positions of products of features, nats; one Gram
+            per group of sequences. None for matrices without them.
         group_positions: [G] int64, scored positions in each group.
-        group_risks: [G, M] float64 sums over positions of the measured KL of removing one unit,
-            on the teacher's top-r support.
+        group_risks: [G, M] float64, sums over positions of the measured KL of removing each unit
+            alone, on the teacher's top-r support, nats.
 
     Raises:
         NumericalError: H is not finite, not symmetric, or has a negative diagonal.
@@ -64,7 +65,8 @@ class Curvature:
         matrix = np.array(self.matrix, dtype=np.float64)
         object.__setattr__(self, "matrix", matrix)
         _require_curvature(matrix, len(self.units))
-        matrix[:] = (matrix + matrix.T) / 2  # exact symmetry, so rows and columns are the same bits
+        # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
+        matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
         size = len(self.units)
         shapes = {"group_grams": (size, size), "group_risks": (size,), "group_positions": ()}
@@ -83,7 +85,7 @@ class Curvature:
 
     @property
     def is_preview(self) -> bool:
-        """Whether H is from random probes: infinitesimal and noisy, to look at while H is built."""
+        """Whether H is a preview from random probes: infinitesimal and noisy."""
         return self.provenance.get("method") == "probe"
 
     def note(self, view: str = "instrument") -> str:
@@ -94,7 +96,7 @@ class Curvature:
 
     @cached_property
     def saliency(self) -> np.ndarray:
-        """Node saliency d_u = H_uu [M], nats per token; removing u alone costs about half of it."""
+        """Node saliency H_uu [M], nats per token; removing u alone costs about half of it."""
         return np.diagonal(self.matrix).copy()
 
     @cached_property
@@ -110,9 +112,9 @@ class Curvature:
         return self.group_risks.sum(axis=0) / self.group_positions.sum()
 
     def correlation(self) -> np.ndarray:
-        """Signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M], unit diagonal.
+        """Return the signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M].
 
-        Units whose removal changes nothing (H_uu = 0) correlate 0 with every other unit.
+        The diagonal is 1. Units whose removal changes nothing (H_uu = 0) correlate 0 with others.
         """
         return self._correlation.copy()
 
@@ -121,14 +123,18 @@ class Curvature:
         return _correlate(self.matrix)
 
     def block_means(self) -> dict[str, float]:
-        """Mean |rho_uv| off the diagonal within attention, across kinds ("cross"), within FFN.
+        """Return the mean |rho_uv| of each block: within attention, across kinds, within FFN.
 
-        A block with no pair (a model pruned to one kind, say) is NaN.
+        A block without pairs (a model pruned to one kind, say) is NaN.
         """
         return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in BLOCKS}
 
     def pair_mask(self, block: str) -> np.ndarray:
-        """Which ordered pairs u != v belong to a block (one of BLOCKS): bool [M, M]."""
+        """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M].
+
+        Raises:
+            InputError: an unknown block.
+        """
         if block not in BLOCKS:
             raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
         attention = self.units.kinds == "attention"
@@ -146,47 +152,58 @@ class Curvature:
 
     @cached_property
     def ffn_redundancy_noise_floor(self) -> float | None:
-        """What sampling alone puts into `ffn_redundancy`: mean |error| of its rho.
+        """The part of `ffn_redundancy` that is sampling noise: the mean |error| of its rho.
 
-        From two halves of the groups: (rho_a - rho_b) / 2 has the sampling error of the whole where
-        the halves are equally long (it is too large where they are not). None without at least two
-        groups. Where every true rho is 0 it is what `ffn_redundancy` reads, the sqrt(2 / (pi n)) of
-        independent positions, without assuming they are independent; as |rho| grows it falls
-        below that, by about 1 - rho^2.
+        None without at least two groups. If every true rho is 0, `ffn_redundancy` reads this value;
+        for n independent positions it would be sqrt(2 / (pi n)). As |rho| grows the noise falls, by
+        a factor of about 1 - rho^2.
         """
         halves = self._halves()
         if halves is None:
             return None
+        # half the difference of two halves has the sampling error of the whole, if they are equally
+        # long (otherwise it is too large); it needs no assumption that positions are independent
         return _mean(np.abs(halves[0] - halves[1]) / 2, self.pair_mask("ffn"))
 
     @cached_property
     def ffn_redundancy_corrected(self) -> float | None:
-        """`ffn_redundancy` without the upward bias of |.|: each half is signed by the other.
+        """`ffn_redundancy` without its upward bias; None without at least two groups.
 
-        Unbiased where the true rho is 0; otherwise low by at most the chance of a wrong sign.
+        It is unbiased where the true rho is 0. Elsewhere it is too low by at most the chance that
+        noise turns a sign.
         """
         halves = self._halves()
         if halves is None:
             return None
+        # |.| makes noise of either sign positive. But the sign of one half is independent of the
+        # noise of the other, so noise cancels in the mean of sign(a) b
         a, b = halves
         return _mean((np.sign(a) * b + np.sign(b) * a) / 2, self.pair_mask("ffn"))
 
     def _halves(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Correlations of two disjoint halves of the calibration, or None without groups."""
+        """Correlations [M, M] of two disjoint halves of the calibration; None without groups."""
         if self.group_grams is None or self.group_positions is None:
             return None
         filled = np.flatnonzero(self.group_positions)
         if len(filled) < 2:
             return None
+        # every other group, so that the halves are alike even where the text is sorted
         even, odd = (self.group_grams[part].sum(axis=0) for part in (filled[::2], filled[1::2]))
         return _correlate(even), _correlate(odd)
 
     def spectrum(self) -> np.ndarray:
-        """Eigenvalues of H [M], largest first, nats per token; a Gram matrix has none below 0."""
+        """Return the eigenvalues of H [M], largest first, nats per token.
+
+        A Gram matrix has none below 0.
+        """
         return np.linalg.eigvalsh(self.matrix)[::-1]
 
     def risk(self, pruned: Sequence[int]) -> float:
-        """1/2 s^T H s of a set of unit indices, nats per token (eq. quadratic)."""
+        """Predict the risk of removing a set of unit indices: 1/2 s^T H s (eq. quadratic).
+
+        Returns:
+            Nats per token.
+        """
         chosen = list(pruned)
         return 0.5 * float(self.matrix[np.ix_(chosen, chosen)].sum())
 
@@ -198,10 +215,10 @@ class Curvature:
     # Files --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write to `path`, whole or not at all: a plain pickle, or `.npz` by its suffix.
+        """Write to `path`: an `.npz` archive if it has that suffix, otherwise a plain pickle.
 
-        The pickle holds only containers and bytes (see storage.py); `load` reads it without
-        executing anything.
+        An interrupted write leaves no partial file. The pickle contains only containers and bytes
+        (see storage.py); `load` reads it without executing anything.
         """
         path = Path(path)
         dump = dump_npz if path.suffix == ".npz" else dump_plain
@@ -212,16 +229,16 @@ class Curvature:
     def load(
         cls, path: str | os.PathLike[str], *, expected: dict[str, Any] | None = None
     ) -> Curvature:
-        """Read a saved curvature and check it again.
+        """Read a saved curvature and check it.
 
         Args:
-            path: a file `save` wrote (`.npz` by suffix, else pickle).
-            expected: provenance values it must have (as from `build_settings`).
+            path: a file that `save` wrote.
+            expected: provenance values that it must have (as from `build_settings`).
 
         Raises:
             FileNotFoundError: no such file.
-            FileFormatError: truncated, hostile, or another format or version.
-            MismatchError: a provenance field differs from `expected`; names the field.
+            FileFormatError: truncated, hostile, or of another format or version.
+            MismatchError: a provenance field differs from `expected`; the field is named.
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
         path = Path(path)
@@ -265,35 +282,37 @@ class Curvature:
         group_risks: np.ndarray | None,
         provenance: dict[str, Any],
     ) -> Curvature:
-        """H = sum of group Grams / number of positions (eq. gram), added in group order.
+        """Make H = sum of group Grams / number of positions (eq. gram).
 
         Args:
             units: M units.
-            group_grams: [G, M, M] float64, sums over positions.
+            group_grams: [G, M, M] float64, sums over positions, nats.
             group_positions: [G] int64.
-            group_risks: [G, M] float64, sums over positions; None where no unit was removed.
-            provenance: how the sums came about.
+            group_risks: [G, M] float64, sums over positions, nats; None if no unit was removed.
+            provenance: the settings of the build.
 
         Raises:
             InputError: no position in any group.
         """
         total = int(group_positions.sum())
         if total == 0:
-            raise InputError("no scored position yet: at least one sequence must be done.")
+            raise InputError("no scored position yet. Finish at least one sequence first.")
+        # always summed in group order: merged shards then give the bits of one build
         matrix = group_grams.sum(axis=0) / total
         return cls(matrix, units, provenance, group_grams, group_positions, group_risks)
 
     @classmethod
     def merge(cls, parts: Sequence[Curvature]) -> Curvature:
-        """One curvature from builds over disjoint sequences of the same model and settings.
+        """Merge builds over disjoint sequences of one model with the same settings.
 
-        Groups of the same number are added, so shards that own whole groups give the bits of one
-        build. A part of fewer sequences than groups has fewer groups; the missing ones are empty.
-        Parts built with `BuildOptions(shard=...)` must be all shards of one build (merging.py).
+        Groups of the same number are added. A part with fewer groups than another counts as empty
+        in the groups it lacks. Parts built with `BuildOptions(shard=...)` must be all shards of one
+        build; see `merge_shards`.
 
         Raises:
-            MismatchError: units or settings differ (named), or a sequence occurs in two builds.
-            InputError: nothing to merge, a part came without group Grams, or shards are missing.
+            MismatchError: units or settings differ (the first difference is named), or a sequence
+                occurs in two builds.
+            InputError: nothing to merge, a part has no group Grams, or shards are missing.
         """
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
@@ -301,7 +320,7 @@ class Curvature:
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
-        """Read the authors' released layout: `registry.json` and `matrices/H.npy`.
+        """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`.
 
         Raises:
             FileNotFoundError: one of the two files is missing.
@@ -310,7 +329,7 @@ class Curvature:
         return cls(*read_release(folder))
 
     def with_provenance(self, **changes: Any) -> Curvature:
-        """The same curvature with some provenance fields changed."""
+        """Return the same curvature with some provenance fields changed."""
         return replace(self, provenance=self.provenance | changes)
 
     def __repr__(self) -> str:
@@ -330,18 +349,18 @@ class Curvature:
 
 
 def merge_shards(parts: Sequence[Curvature]) -> Curvature:
-    """Put all shards of one build together: to the bit what one process would have built.
+    """Merge all shards of one build into the H that one process would have built, to the bit.
 
-    That holds for shards of one kind of device, with one number of threads and one
-    `units_per_batch`. Where these differ the result is as good, but its last digits are its own,
-    and an event in the provenance says so.
+    The bits are the same if all shards ran on the same kind of device, with the same number of
+    threads and the same `units_per_batch`. Otherwise the result is as good, but its last digits
+    differ, and an event in the provenance says so.
 
     Args:
         parts: curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
 
     Raises:
-        InputError: a part is not a shard, is not finished, or shards are missing (which).
-        MismatchError: a setting differs (named), or a shard is there twice.
+        InputError: a part is not a shard or is not finished, or shards are missing (which ones).
+        MismatchError: a setting differs (which one), or a shard is given twice.
     """
     return Curvature.from_groups(*join_shards(parts))
 
@@ -355,10 +374,11 @@ def _require_curvature(matrix: np.ndarray, size: int) -> None:
     if not np.isfinite(matrix).all():
         u, v = np.argwhere(~np.isfinite(matrix))[0]
         raise NumericalError(
-            f"H[{u}, {v}] is {matrix[u, v]}. Rebuild; half precision may overflow."
+            f"H[{u}, {v}] is {matrix[u, v]}. Build H again, in bfloat16 or float32 if it was "
+            "float16, which may overflow."
         )
     scale = float(np.abs(matrix).max(initial=0.0))
-    # float32 Grams are symmetric to rounding of their largest entry, and no further
+    # a Gram in float32 is symmetric only up to the rounding of its largest entry
     gap = float(np.abs(matrix - matrix.T).max(initial=0.0))
     if gap > 1e-5 * scale:
         raise NumericalError(
@@ -374,6 +394,7 @@ def _require_curvature(matrix: np.ndarray, size: int) -> None:
 
 
 def _correlate(matrix: np.ndarray) -> np.ndarray:
+    """Correlations [M, M] of a Gram matrix; 0 off the diagonal where a unit's diagonal is 0."""
     scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     correlation = np.clip(matrix * inverse[:, None] * inverse[None, :], -1.0, 1.0)
@@ -385,21 +406,22 @@ def _mean(values: np.ndarray, mask: np.ndarray) -> float:
     return float(values[mask].mean()) if mask.any() else float("nan")
 
 
-TRUSTED_STRENGTH = (
-    0.5  # the largest lambda at which the edges of a preview choose plans worth a look
-)
+# Previews ---------------------------------------------------------------------------------------
+
+# the largest lambda at which the plans of a preview are worth a look
+TRUSTED_STRENGTH = 0.5
 
 
 def preview_note(curvature: Curvature, view: str = "instrument") -> str:
-    """What a preview of H is worth, in three sentences; empty where H is not a preview.
+    """Describe the limits of a preview in a few sentences; empty if H is not a preview.
 
-    States the number of probes, their rank among the M units, and the mean |correlation| that pure
-    probe noise reads (`probes`, `rank` and `noise_floor` of the provenance); says of a number that
-    is not there, or not finite, that it is not recorded.
+    The note states the number of probes, the rank of H among the M units, and the mean
+    |correlation| that probe noise alone would show (`probes`, `rank` and `noise_floor` of the
+    provenance). A number that is missing or not finite is reported as not recorded.
 
     Args:
-        curvature: H [M, M]; `Curvature.is_preview` decides.
-        view: what shows it and must be made again on the real H: "instrument" or "picture".
+        curvature: H [M, M].
+        view: the thing that shows it, "instrument" or "picture", for the last sentence.
     """
     if not curvature.is_preview:
         return ""
@@ -421,6 +443,6 @@ def preview_note(curvature: Curvature, view: str = "instrument") -> str:
 
 
 def _number(value: object) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number as a float, and None for anything else."""
     known = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]

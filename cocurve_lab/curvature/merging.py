@@ -1,8 +1,9 @@
-"""Builds put together: whole ones over different sequences, or the shards of one.
+"""Merging of builds: whole builds over different sequences, or the shards of one build.
 
 A build sums the Grams of its sequences into groups, each in the order of the sequences. A shard
-does whole groups, a contiguous range of them, so no sum is ever split: putting shards together only
-assembles. `Curvature.merge` is the way in; this file works on anything that has the parts of an H.
+owns whole groups, a contiguous range of them. So no sum is ever split, and merging shards copies
+groups without adding anything: the result has the bits of one build. Whole builds are added group
+by group. `Curvature.merge` is the way in.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from ..models.units import UnitSet
 from ..storage import require_settings
 
 log = logging.getLogger(__name__)
-_RUNTIME = ("device_kind", "num_threads", "units_per_batch")  # they decide the last bits
-_MERGE_KEYS = (
+# not settings, but they decide the order of floating-point sums and so the last bits
+_RUNTIME = ("device_kind", "num_threads", "units_per_batch")
+_MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "model_fingerprint",
     "model_dtype",
     "top_r",
@@ -30,7 +32,7 @@ _MERGE_KEYS = (
 
 
 class Part(Protocol):
-    """What is read of a `Curvature` that is put together with others."""
+    """The attributes of a `Curvature` that merging reads; matrix.py imports this file."""
 
     @property
     def units(self) -> UnitSet: ...
@@ -46,15 +48,15 @@ class Part(Protocol):
     def fingerprint(self) -> str: ...
 
 
-# units, group Grams, positions and risks, provenance: the arguments of `Curvature.from_groups`
+# the arguments of `Curvature.from_groups`: units, group Grams, positions and risks, provenance
 Combined = tuple[UnitSet, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-# Shards ------------------------------------------------------------------------------------------
+# Shards: which sequences each has -----------------------------------------------------------------
 
-Shard = tuple[int, int]  # (number from 1, how many there are)
+Shard = tuple[int, int]  # (number of the shard from 1, number of shards)
 
-# what decides which H a build gives: the keys of `estimate.build_settings`
+# the settings that decide which H a build gives: the keys of `estimate.build_settings`
 SETTINGS = (
     "model_fingerprint",
     "model_dtype",
@@ -70,7 +72,7 @@ SETTINGS = (
 
 
 def shard_groups(shard: Shard, groups: int) -> list[int]:
-    """The groups that shard (i, n) owns; shards differ by at most one group.
+    """Return the groups that shard (i, n) owns; shards differ in size by at most one group.
 
     Raises:
         InputError: i is not in 1 ... n, or there are more shards than groups.
@@ -78,28 +80,30 @@ def shard_groups(shard: Shard, groups: int) -> list[int]:
     number, count = shard
     if not 1 <= number <= count:
         raise InputError(
-            f"shard is {number}/{count}; shards count from 1, so it lies in 1/{count} ... "
+            f"shard is {number}/{count}, but shards count from 1. Give one from 1/{count} to "
             f"{count}/{count}."
         )
     if count > groups:
         raise InputError(
-            f"{count} shards cannot share {groups} groups of sequences, which are never split. "
-            f"Take at most {groups} shards, or build with more groups (--groups; "
+            f"{count} shards cannot share {groups} groups of sequences, because groups are never "
+            f"split. Take at most {groups} shards, or build with more groups (--groups; "
             "BuildOptions(groups=...)), up to the number of sequences."
         )
     return np.array_split(np.arange(groups), count)[number - 1].tolist()
 
 
 def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[int]:
-    """Numbers of the sequences of a shard in order; all of them for None."""
+    """Return the numbers of the sequences of a shard in order; all of them for None."""
     if shard is None:
         return list(range(sequences))
+    # sequence i belongs to group i mod G, as in estimator/sums.py: a shard thus has sequences from
+    # all over the text, and each group is summed in the same order as in one build
     mine = set(shard_groups(shard, groups))
     return [number for number in range(sequences) if number % groups in mine]
 
 
 def progress_of(curvature: Part) -> tuple[int, int]:
-    """Sequences done, and how many its build or shard has in all."""
+    """Return the number of sequences done, and the total of its build or shard."""
     settings, shard = curvature.provenance, curvature.provenance.get("shard")
     mine = shard_sequences(
         None if shard is None else tuple(shard), settings["groups"], settings["num_sequences"]
@@ -108,15 +112,21 @@ def progress_of(curvature: Part) -> tuple[int, int]:
 
 
 def settings_of(curvature: Part) -> dict[str, Any]:
-    """The settings a curvature was built with, from its provenance."""
+    """Return the settings with which a curvature was built, from its provenance."""
     return {key: curvature.provenance.get(key) for key in SETTINGS}
 
 
-# Putting together --------------------------------------------------------------------------------
+# Whole builds -------------------------------------------------------------------------------------
 
 
 def sum_builds(parts: Sequence[Part]) -> Combined:
-    """Add up whole builds over disjoint sequences; see `Curvature.merge`."""
+    """Add whole builds over disjoint sequences; see `Curvature.merge`.
+
+    Raises:
+        MismatchError: units or settings differ, or a sequence occurs in two builds.
+        InputError: no part, or one that has no group Grams, is not by ablations, or does not
+            identify its sequences.
+    """
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
     first = parts[0]
@@ -137,7 +147,7 @@ def sum_builds(parts: Sequence[Part]) -> Combined:
         "row_fingerprints": rows,
         "num_sequences": len(rows),
         "sequences_done": len(rows),
-        "calibration_fingerprint": None,  # no one calibration set any more
+        "calibration_fingerprint": None,  # there is no single calibration set any more
         "groups": len(grams),
         "complete": all(part.provenance.get("complete", True) for part in parts),
         "seconds": sum(part.provenance.get("seconds", 0.0) for part in parts),
@@ -151,8 +161,8 @@ def sum_builds(parts: Sequence[Part]) -> Combined:
 def _require_mergeable(part: Part, first: Part, number: int) -> None:
     if part.provenance.get("method", "ablation") != "ablation":
         raise InputError(
-            f"part {number} is of method {part.provenance['method']!r}; only builds by ablations "
-            "are merged. A preview is made again in seconds."
+            f"part {number} is of method {part.provenance['method']!r}, but only builds by "
+            "ablations can be merged. Estimate it again over all sequences at once."
         )
     if part.group_grams is None or part.group_positions is None or part.group_risks is None:
         raise InputError(
@@ -164,13 +174,13 @@ def _require_mergeable(part: Part, first: Part, number: int) -> None:
     require_settings(part.provenance, shared, f"part {number}")
     if "row_fingerprints" not in part.provenance:
         raise InputError(
-            f"part {number} does not say which sequences it was built on, so a sequence counted "
-            "twice could not be noticed. Merge curvatures from estimate_curvature."
+            f"part {number} does not identify its sequences, so a sequence counted twice could not "
+            "be noticed. Merge curvatures from estimate_curvature."
         )
 
 
 def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum [G, ...] over parts, added in their order; missing groups count as empty."""
+    """Sum [G, ...] over parts, in their order; groups that a part lacks count as empty."""
     largest = max(arrays, key=len)
     total = np.zeros_like(largest)
     for array in arrays:
@@ -178,20 +188,11 @@ def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
+# Shards of one build ------------------------------------------------------------------------------
+
+
 def join_shards(parts: Sequence[Part]) -> Combined:
-    """Put all shards of one build together: to the bit what one process would have built.
-
-    That holds for shards of one kind of device, with one number of threads and one
-    `units_per_batch`; where these differ the result is as good, but its last digits are its own,
-    and an event in the provenance says so.
-
-    Args:
-        parts: curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
-
-    Raises:
-        InputError: a part is not a shard, is not finished, or shards are missing (which).
-        MismatchError: a setting differs (named), or a shard is there twice.
-    """
+    """Assemble the shards of one build; arguments and errors are those of `matrix.merge_shards`."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
     found: dict[int, Part] = {}
@@ -208,7 +209,7 @@ def join_shards(parts: Sequence[Part]) -> Combined:
         require_settings(part.provenance, settings_of(parts[0]), what)
         if index in found:
             raise MismatchError(
-                f"shard {index} of {count} is there twice; it would count double. Give each once."
+                f"shard {index} of {count} is given twice and would count twice. Give each once."
             )
         found[index] = part
     missing = [str(index) for index in range(1, count + 1) if index not in found]
@@ -224,24 +225,26 @@ def _require_shard(part: Part, number: int) -> None:
     shard = part.provenance.get("shard")
     if shard is None:
         raise InputError(
-            f"part {number} is not a shard but a build of its own. Merge the shards first, and "
-            "then the result with other builds."
+            f"part {number} is not a shard but a whole build. Merge the shards first, and then the "
+            "result with other builds."
         )
     done, mine = progress_of(part)
     if done < mine:
         raise InputError(
             f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "
-            "again with the same checkpoint: it goes on from there."
+            "again with the same checkpoint to continue."
         )
 
 
 def _assemble(parts: list[Part]) -> Combined:
-    """Each group from the shard that owns it."""
+    """Take each group from the shard that owns it."""
     first = parts[0]
+    # copied, never added: a sum in another order would have other last bits
     arrays = {
         name: np.zeros_like(getattr(first, name))
         for name in ("group_grams", "group_positions", "group_risks")
     }
+    # back into the order of sequences, so that provenance too is that of one build
     rows: dict[int, tuple[str, float]] = {}
     for part in parts:
         settings, shard = part.provenance, tuple(part.provenance["shard"])
@@ -268,6 +271,7 @@ def _assemble(parts: list[Part]) -> Combined:
 
 
 def _events(parts: list[Part]) -> list[str]:
+    """The events of all shards, and one for each runtime value in which they differ."""
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)

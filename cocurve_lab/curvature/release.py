@@ -1,7 +1,8 @@
-"""The authors' released layout: registry, matrix and masks, without any model.
+"""The authors' release: readers for its registry, matrix and masks; no model is needed.
 
-registry.json lists the units in our order; matrices/H.npy holds float32 [M, M];
-rXX/masks/prune_solution.json is the set that was pruned at XX %.
+registry.json lists the units in our order; matrices/H.npy holds H as float32 [M, M];
+rXX/masks/prune_solution.json holds the set that was pruned at XX %. These files come from the
+network, so numbers that contradict each other are refused instead of believed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from ..models.units import Unit, UnitSet
 
 MASK = Path("masks") / "prune_solution.json"
 _POINTER = b"version https://git-lfs"
-_LARGEST = 1 << 26  # bytes of a JSON file: the published ones are below 600 kB
+_LARGEST = 1 << 26  # bytes; the published JSON files are below 600 kB
+
+
+# H and masks ------------------------------------------------------------------------------------
 
 
 def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, dict[str, Any]]:
-    """H [M, M] float64, its units, and the provenance the registry states.
+    """Read H [M, M] float64, its units, and the provenance that the registry states.
 
     Raises:
-        FileNotFoundError: one of the two files is missing.
+        FileNotFoundError: registry.json or H.npy is missing.
         FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
     """
     folder = Path(folder)
@@ -44,11 +48,12 @@ def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, d
 def read_mask(
     folder: str | os.PathLike[str], ratio: float
 ) -> tuple[UnitSet, list[int], dict[str, Any]]:
-    """A published mask: its units, the pruned indices, and the fields of a Selection it states.
+    """Read a published mask: its units, the pruned indices, and the fields of a Selection.
 
     Raises:
-        FileNotFoundError: no registry, or no mask for this ratio; lists those there are.
-        FileFormatError: a Git LFS pointer, another layout, or numbers that contradict one another.
+        FileNotFoundError: no registry, or no mask for this ratio; the message lists the ratios
+            there are.
+        FileFormatError: a Git LFS pointer, another layout, or numbers that contradict each other.
     """
     folder = Path(folder)
     path = _mask_path(folder, ratio)
@@ -61,12 +66,12 @@ def read_mask(
         strength = float(mask["interaction_strength"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(
-            f"{path} lacks or garbles {error} of a mask. Download it again."
+            f"{path} has a missing or damaged entry ({error}). Download it again."
         ) from None
     if sorted(pruned + kept) != list(range(len(units))):
         raise FileFormatError(
-            f"{path}: {len(pruned)} pruned and {len(kept)} selected units are not each of the "
-            f"{len(units)} of registry.json once. Download both again."
+            f"{path} has {len(pruned)} pruned and {len(kept)} selected units, which are not the "
+            f"{len(units)} units of registry.json, each once. Download both files again."
         )
     _require_stated(path, units, pruned, stated, ratio)
     fields = {"requested_ratio": float(ratio), "interaction_strength": strength}
@@ -77,7 +82,7 @@ _STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cos
 
 
 def _mask_path(folder: Path, ratio: float) -> Path:
-    """rXX/masks/prune_solution.json of the folder whose XX is the ratio in percent."""
+    """Path of rXX/masks/prune_solution.json, where XX is the ratio in percent."""
     there = {
         int(path.parent.parent.name[1:]): path
         for path in folder.glob(f"r*/{MASK}")
@@ -103,25 +108,28 @@ def _positions(wanted: Any, ids: list[Any]) -> list[int]:
 def _require_stated(
     path: Path, units: UnitSet, pruned: list[int], stated: dict[str, float], ratio: float
 ) -> None:
-    """The file's own figures against the registry's costs, and its target against its folder."""
+    """Raise FileFormatError if a figure in the mask contradicts the registry or its folder."""
     gone, total = int(units.costs[pruned].sum()), units.total_cost
     for name, found, source, tolerance in (
         ("target_prune_ratio", ratio, f"its folder {path.parent.parent.name} says", 1e-9),
         ("total_cost", total, "the units of registry.json come to", 0.5),
         ("pruned_cost", gone, "its pruned units come to", 0.5),
-        ("actual_prune_ratio", gone / total, "its pruned units come to", 1e-4),  # maybe rounded
+        ("actual_prune_ratio", gone / total, "its pruned units come to", 1e-4),  # may be rounded
     ):
         if not abs(stated[name] - found) <= tolerance:
             raise FileFormatError(
-                f"{path}: {name} is {stated[name]:,}, but {source} {found:,}. Mask and "
-                "registry.json do not belong together, or one is damaged: download both again."
+                f"{path}: {name} is {stated[name]:,}, but {source} {found:,}. The mask and "
+                "registry.json do not belong together, or one is damaged. Download both again."
             )
 
 
 def has_matrix(folder: str | os.PathLike[str]) -> bool:
-    """Whether H lies in the folder of a release, and is more than a Git LFS pointer."""
+    """Return whether a release has H itself, not just a Git LFS pointer to it."""
     path = Path(folder) / "matrices" / "H.npy"
     return path.exists() and not _is_pointer(path)
+
+
+# Files ------------------------------------------------------------------------------------------
 
 
 def _is_pointer(path: Path) -> bool:
@@ -140,7 +148,10 @@ def _require_no_pointer(path: Path, what: str) -> None:
 def _read_json(path: Path) -> dict[str, Any]:
     _require_no_pointer(path, "JSON file")
     if path.stat().st_size > _LARGEST:
-        raise FileFormatError(f"{path} has {path.stat().st_size:,} bytes: not a file of a release.")
+        raise FileFormatError(
+            f"{path} has {path.stat().st_size:,} bytes, more than any file of a release. Download "
+            "it again."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -172,13 +183,17 @@ def _read_npy(path: Path) -> np.ndarray:
     return array
 
 
+# Units --------------------------------------------------------------------------------------------
+
+
 def _release_units(registry: dict[str, Any]) -> UnitSet:
-    """Our units from the published registry, columns included (its unit order is ours)."""
+    """Our units from the published registry, with their columns; its unit order is ours."""
     towers = {row.get("tower", "lm") for row in registry["units"] if isinstance(row, dict)}
     if towers - {"lm"}:
         raise FileFormatError(
-            f"registry.json has units of towers {sorted(map(str, towers))}: a vision-language "
-            "model. The lab knows language models only."
+            f"registry.json has units of towers {sorted(map(str, towers))}: it is of a "
+            "vision-language model, which the lab does not support. Use the release of a language "
+            "model."
         )
     try:
         head_dim = _release_head_dim(registry["units"])
@@ -209,22 +224,21 @@ def _release_unit(row: dict[str, Any], head_dim: int) -> Unit:
 
 
 def _whole(value: Any) -> int:
-    """A whole number below 2^53; the published files write costs as floats."""
+    """Return a whole number below 2^53, or raise ValueError."""
+    # the published files write costs as floats, which are exact up to there
     if type(value) not in (int, float) or not 0 <= value < 1 << 53 or value != int(value):
         raise ValueError(f"a whole number (found {value!r})")
     return int(value)
 
 
 def _release_head_dim(rows: list[dict[str, Any]]) -> int:
-    """head_dim is not in the registry but follows from the costs.
-
-    A gated FFN group costs 3 * hidden * channels; a query group of g heads costs
-    hidden * head_dim * (2g + 2), plus head_dim * (g + 2) where q, k and v have biases (Qwen2).
-    """
+    """Derive head_dim from the costs: the registry does not state it."""
+    # a gated FFN group costs 3 * hidden * channels; a query group of g heads costs
+    # hidden * head_dim * (2g + 2), plus head_dim * (g + 2) where q, k and v have biases (Qwen2)
     ffn = next((row for row in rows if row["unit_type"] != "attn_head"), None)
     head = next((row for row in rows if row["unit_type"] == "attn_head"), None)
     if ffn is None or head is None:
-        return 1  # one kind only: columns cannot be placed, counting heads is the best there is
+        return 1  # with one kind only hidden is unknown: columns then count heads, not channels
     cost = _whole(head["cost"])
     hidden = _whole(ffn["cost"]) // max(3 * _whole(ffn["metadata"]["group_size"]), 1)
     group = len(head["metadata"]["query_head_indices"])
@@ -232,6 +246,6 @@ def _release_head_dim(rows: list[dict[str, Any]]) -> int:
         if per_channel and cost % per_channel == 0:
             return cost // per_channel
     raise FileFormatError(
-        f"the attention cost {cost} in registry.json fits no head_dim for hidden size "
-        f"{hidden}. Is the model of a family with other projections? Check the registry."
+        f"the attention cost {cost} in registry.json fits no head_dim for hidden size {hidden}. "
+        "Check the registry, and whether the family of the model has other projections."
     )

@@ -125,7 +125,7 @@ def test_a_bias_that_is_only_partly_found_is_owned_up_to() -> None:
     left = np.mean([result.corrected / result.estimate for result in results])
     assert 0.3 < left < 0.7  # none should be left
     assert not any(result.trustworthy for result in results)
-    assert all("bends" in result.note for result in results)
+    assert all("strongly curved" in result.note for result in results)
     shared = rng.normal(size=320) + 0.5 * rng.normal(size=(30, 320))
     clear = jackknife(gram_curvature(units, shared, 16), "ffn_redundancy")
     assert clear.trustworthy

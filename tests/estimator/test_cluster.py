@@ -90,8 +90,8 @@ def test_shards_share_the_sequences_and_split_no_group(groups: int, count: int) 
 @pytest.mark.parametrize(
     ("shard", "message"),
     [
-        ((0, 2), "shard is 0/2; shards count from 1"),
-        ((3, 2), "lies in 1/2"),
+        ((0, 2), "shard is 0/2, but shards count from 1"),
+        ((3, 2), "Give one from 1/2 to 2/2"),
         ((1, 6), r"6 shards cannot share 5 groups.*at most 5 shards.*--groups"),
     ],
     ids=["zero", "beyond", "many"],
@@ -142,7 +142,7 @@ def test_missing_and_repeated_shards_are_named() -> None:
     one, two, three = shards(3)
     with pytest.raises(cl.InputError, match=r"of 3 shards, 2, 3 are missing.*shard 2/3"):
         cl.Curvature.merge([one])
-    with pytest.raises(cl.MismatchError, match="shard 2 of 3 is there twice"):
+    with pytest.raises(cl.MismatchError, match="shard 2 of 3 is given twice"):
         cl.Curvature.merge([one, two, two, three])
     with pytest.raises(cl.MismatchError, match="part 1 is shard 1 of 2, but part 0 is one of 3"):
         cl.Curvature.merge([one, build(shard=(1, 2))])
@@ -157,7 +157,7 @@ def test_foreign_parts_are_refused_by_their_setting() -> None:
     ):
         with pytest.raises(cl.MismatchError, match=rf"part 1 \(shard 2 of 2\).*{field}"):
             merge_shards([one, build(shard=(2, 2), **change)])
-    with pytest.raises(cl.InputError, match="part 1 is not a shard but a build of its own"):
+    with pytest.raises(cl.InputError, match="part 1 is not a shard but a whole build"):
         cl.Curvature.merge([one, build(text=tiny_text(1, 20, 6, seed=2))])
     with pytest.raises(cl.InputError, match="got none"):
         merge_shards([])
