@@ -159,6 +159,7 @@ _ALSO = {
     "Evidence": "methods.base",
     "Method": "methods.base",
     "method_names": "methods.registry",
+    "take_in_order": "methods.filling",
     "TaskOptions": "evaluation.tasks",
     "LocalTask": "evaluation.task_files",
     "Limits": "evaluation.code_execution",

@@ -82,7 +82,7 @@ def run_programs(
 
     A program sees the standard library only, an empty environment, an empty temporary folder, and
     no network. Its output is discarded. On Linux the kernel enforces this (namespaces, Landlock,
-    resource limits); where it cannot, `Outcome.isolation` says what was used instead.
+    resource limits); where it cannot, `Outcome.isolation` names the substitute.
 
     Args:
         programs: Python source; one passes by running to its last line.

@@ -116,7 +116,7 @@ def measure_efficiency(
 
     Args:
         dense: the model before pruning.
-        pruned: what `prune` made of it, on the same device.
+        pruned: the result of `prune`, on the same device and of the same dtype.
         options: batch sizes, lengths, repeats.
 
     Raises:
@@ -352,7 +352,7 @@ def speed_verdict(rows: list[dict[str, Any]]) -> str:
 def _reason(
     slow: list[dict[str, Any]], timed: list[dict[str, Any]], parameters: float, bound: float
 ) -> str:
-    """Give the reason why some rows are not faster, from what was measured beside them."""
+    """Explain why some rows are not faster, from the other measurements."""
     removed = 1 - parameters
     if bound < FASTER:
         return (

@@ -89,7 +89,7 @@ class EvaluationReport:
 
     @classmethod
     def from_json(cls, text: str) -> EvaluationReport:
-        """Read what `to_json` wrote.
+        """Read a report that `to_json` wrote.
 
         Raises:
             FileFormatError: the text is something else.

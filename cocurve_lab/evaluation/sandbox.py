@@ -89,7 +89,7 @@ def _work(job: dict, verdict: int, libc: Any) -> None:
         isolation["files"] = _give_up_rights(job, libc)
         _set_limits(job)
         if isolation["network"] != "namespace" or isolation["files"] != "landlock":
-            sys.addaudithook(_refuse(job["folder"], isolation["files"]))
+            sys.addaudithook(refuse(job["folder"], isolation["files"]))
         _say(verdict, {"ready": isolation})
         password, program = job.pop("password"), job.pop("program")
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
@@ -113,7 +113,7 @@ def _give_up_rights(job: dict, libc: Any) -> str:
         os.setuid(NOBODY)
         _keep_capability(libc, READ_ANYTHING)  # nobody may not see root's interpreter
     confined = libc is not None and _landlock(libc, job["folder"], job["readable"])
-    if root and not confined:  # nothing then says what else may be read
+    if root and not confined:  # without Landlock the capability would open every file
         _keep_capability(libc, None)
     return "landlock" if confined else ("user nobody" if root else "refused by Python")
 
@@ -190,7 +190,7 @@ def _own_processes() -> int:
     return count
 
 
-def _refuse(folder: str, files: str) -> Callable[[str, tuple], None]:
+def refuse(folder: str, files: str) -> Callable[[str, tuple], None]:
     """An audit hook, which Python code cannot remove: no sockets, and no writing elsewhere.
 
     The last line of defence: native code does not pass through it.

@@ -3,8 +3,8 @@
 All methods choose among the same units, pay the same costs and fill the same budget by the same
 stopping rule (filling.py), so two rows of a table differ only in what the method chose.
 
-`Method` is the interface. `Scored` is the base of methods that rank units by one score each; they
-give `scores`, and say how blocks share the budget. What they keep is an `Evidence`.
+`Method` is the interface. `Scored` is the base of methods that rank units by one score each: a
+subclass gives the scores, and where it differs the order. An `Evidence` keeps the measurements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fill every method shares: from scores or an order of units to a plan of the asked cost.
+"""The fill that methods share: from scores or an order of units to a plan of the asked cost.
 
 `take_in_order` is the rule of all comparisons: units go in order until the ratio is reached.
 `take_counts` takes the numbers of units that published code would, whatever that costs. The orders

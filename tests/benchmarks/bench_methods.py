@@ -1,6 +1,6 @@
-"""The bake-off of BAKE_OFF.md: every method at equal budgets, several calibration seeds.
+"""The bake-off of BAKE_OFF.md: every method at equal budgets, over several calibration seeds.
 
-A killed run goes on from its folder; a finished one prints at once.
+A killed run resumes from its folder; a finished one prints at once.
 
     python tests/benchmarks/bench_methods.py                 # the tables of BAKE_OFF.md
     python tests/benchmarks/bench_methods.py --quick         # two minutes, for checking the script
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def report(result: Comparison, ratios: list[float]) -> None:
-    """Markdown tables: methods down, ratios across, mean ± spread over seeds, ranks by weight."""
+    """Print Markdown tables: methods down, ratios across, mean ± spread, the best two marked."""
     dense = result.dense()
     print(f"dense: perplexity {dense['perplexity']:.3f}, accuracy {dense['accuracy all']:.3f}\n")
     for search in ("none", "searched"):
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--folder", default="bake_off", help="where everything is kept")
+    made.add_argument("--folder", default="bake_off", help="folder that keeps evidence and cells")
     made.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5])
     made.add_argument("--seeds", type=int, default=3, help="calibration sets")
     made.add_argument("--rows", type=int, default=64, help="calibration rows of 256 tokens")

@@ -222,7 +222,7 @@ def test_the_last_line_of_defence_alone(tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})
         import sandbox
         os.chdir({str(tmp_path)!r})
-        sys.addaudithook(sandbox._refuse({str(tmp_path)!r}, "refused by Python"))
+        sys.addaudithook(sandbox.refuse({str(tmp_path)!r}, "refused by Python"))
         open("inside", "w").close()
         open("/dev/null").close()
         tried = [

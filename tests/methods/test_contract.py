@@ -27,7 +27,6 @@ MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]
 NO_TEXT = {"random", "magnitude"}  # they never run the model
 FIRST_ROW = {"2ssp"}  # its second stage reads one row, so the order of rows matters
 
-
 NAMES = method_names()
 READERS = [name for name in NAMES if name not in NO_TEXT]
 # measuring anew takes its time: a fused and a biased family always, the others where slow tests run
