@@ -15,19 +15,18 @@ from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
 import cocurve_lab as cl
-from cocurve_lab.figures import COLORS, finish
+from cocurve_lab.figures import PALETTE, finish
 
 from .instrument import front
 
-GREY = "#808080"
-# Okabe-Ito without black and yellow, which vanish on one of the themes: upper end of ratio, colour
-RATIOS = [
-    (0.075, "up to 7.5 %", "#56B4E9"),
-    (0.15, "7.5 to 15 %", COLORS["attention"]),
-    (0.25, "15 to 25 %", "#009E73"),
-    (0.35, "25 to 35 %", COLORS["ffn"]),
-    (0.45, "35 to 45 %", COLORS["bridge"]),
-    (np.inf, "above 45 %", "#CC79A7"),
+BLUE, ORANGE, RED, GREEN, SKY, PURPLE, GREY = PALETTE
+RATIOS = [  # upper end of the realised ratio, name, colour
+    (0.075, "up to 7.5 %", SKY),
+    (0.15, "7.5 to 15 %", BLUE),
+    (0.25, "15 to 25 %", GREEN),
+    (0.35, "25 to 35 %", ORANGE),
+    (0.45, "35 to 45 %", RED),
+    (np.inf, "above 45 %", PURPLE),
 ]
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = cl.POOL_METHODS
 OTHER = "other plan"
