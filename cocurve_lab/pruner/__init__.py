@@ -2,16 +2,17 @@
 
 In reading order:
 
-    slicing.py      which rows and columns of a projection stay
-    cutting.py      `prune`: a smaller model
-    equivalence.py  does it compute what the masked model computes
-    manifest.py     the widths of a pruned model and the plan that made them
-    saving.py       `save_pruned` and `load_pruned`
-    folder.py       what transformers needs to read a saved folder without this library
-    modeling_cocurve.py  the modelling file shipped beside the weights
-    card.py         the model card
+    slicing.py           which rows and columns stay, and the modules made of them
+    cutting.py           `prune`: the smaller model and its manifest
+    equivalence.py       the check that pruned and masked model compute the same
+    manifest.py          the record of widths and plan beside the weights
+    saving.py            `save_pruned` and `load_pruned`
+    folder.py            the configuration that lets transformers load the folder alone
+    card.py              the model card
+    modeling_cocurve.py  copied beside the weights; builds layers of different widths
 
-Imports `solver/`, `measuring/` and what lies below them.
+This room imports calibration, models, estimator (the replay of a layer) and solver (the plan). The
+names of `cutting.py` can be imported from the room itself.
 """
 
 from __future__ import annotations

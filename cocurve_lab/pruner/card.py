@@ -1,6 +1,6 @@
-"""The model card of a pruned model: what was removed, what was measured, how to load and repeat it.
+"""The model card of a pruned model: what was removed and measured, and how to load and repeat it.
 
-A card states what the manifest records and what `CardFacts` gives, and says of everything else that
+A card states what the manifest records and what `CardFacts` gives. Of everything else it says that
 it was not measured.
 """
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What is known of a pruned model beyond its plan; None where it is not.
+    """Facts about a pruned model beyond its plan; None where one is not known.
 
     Attributes:
-        base_model: the dense model's hub id; None takes what the model was loaded from.
+        base_model: the dense model's hub id; None takes the name the model was loaded under.
         license: the hub's licence id of the dense model, which usually binds the pruned one too.
-        kl: measured KL(dense || pruned), nats per token, on text that H was not built on
+        kl: measured KL(dense || pruned) in nats per token, on text that H was not built on
             (`pruning_risk`, or `measure_plans(...).mean`).
-        kl_error: its standard error, nats per token.
-        kl_text: that text in words: source, sequences, length, scored positions.
-        dense_perplexity, pruned_perplexity: of one text with one protocol (`perplexity`).
+        kl_error: the standard error of `kl`, in nats per token.
+        kl_text: a description of that text: source, sequences, length, scored positions.
+        dense_perplexity, pruned_perplexity: results of `perplexity` on one text with one protocol.
 
     Raises:
-        InputError: a KL that is negative or not finite, or an error or a text without a KL.
-        MismatchError: perplexities that cannot be compared.
+        InputError: a KL is negative or not finite, or an error or text is given without a KL.
+        MismatchError: the perplexities have different protocols.
     """
 
     base_model: str | None = None
@@ -51,23 +51,24 @@ class CardFacts:
             raise InputError("kl_error or kl_text is given without kl. Give the measured kl too.")
         for name, value in (("kl", self.kl), ("kl_error", self.kl_error)):
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value}; give nats per token, zero or more.")
+                raise InputError(f"{name} is {value}. Give nats per token, zero or more.")
         dense, pruned = self.dense_perplexity, self.pruned_perplexity
         if dense is not None and pruned is not None and dense.protocol != pruned.protocol:
             raise MismatchError(
-                f"{dense.protocol} Against: {pruned.protocol} Measure both models on one text "
-                "with one protocol."
+                f"the perplexities have different protocols. Dense: {dense.protocol} Pruned: "
+                f"{pruned.protocol} Measure both models on one text with one protocol."
             )
 
 
 def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: bool) -> str:
-    """The card as Markdown with the front matter the hub reads.
+    """Write the card as Markdown, with the front matter that the hub reads.
 
     Args:
-        manifest: of the pruned model, as written beside it.
-        facts: what was measured.
-        has_tokenizer: whether the folder holds one.
+        manifest: the pruned model's, as written beside the weights.
+        facts: the measurements.
+        has_tokenizer: whether the folder holds a tokenizer.
     """
+    # a name may contain line ends, which would break the heading
     base = " ".join((facts.base_model or manifest.get("base_model") or "").split()) or None
     sections = [
         _front_matter(manifest, facts, base),
@@ -86,22 +87,24 @@ def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: 
 
 
 def _front_matter(manifest: Mapping[str, Any], facts: CardFacts, base: str | None) -> str:
+    """The YAML block by which the hub files the model."""
     own = manifest["loads_with"] == "cocurve_lab"
     fields: dict[str, Any] = {
         "library_name": "cocurve-lab" if own else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["pruned", "structured-pruning", "cocurve"],
     }
-    if base is not None and _is_hub_id(base):  # the hub takes nothing else
+    if base is not None and _is_hub_id(base):  # the hub rejects a card with any other name here
         fields["base_model"] = base
     if facts.license is not None:
         fields["license"] = facts.license
-    # JSON values are YAML values, whatever a name contains
+    # every JSON value is a YAML value, so no name can break out of its field
     lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
     return "\n".join(["---", *lines, "---"])
 
 
 def _is_hub_id(name: str) -> bool:
+    """Whether a name has the form owner/name."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -111,54 +114,63 @@ def _is_hub_id(name: str) -> bool:
     return "/" in name
 
 
+# Sections -----------------------------------------------------------------------------------------
+
+
 def _state(manifest: Mapping[str, Any]) -> str:
+    """The state of the weights since pruning; the first version of the manifest has none."""
     return str(manifest.get("weights_since_pruning", "unknown"))
 
 
 def _as_pruned(manifest: Mapping[str, Any]) -> bool:
-    """Whether nothing says that the weights are other than those the plan left."""
+    """Whether the weights are, as far as recorded, those that pruning left."""
     return _state(manifest) in ("unchanged", "converted")
 
 
 def _since(manifest: Mapping[str, Any]) -> str:
+    """A clause on the weights since pruning."""
     return {
         "unchanged": "nothing was trained after pruning.",
         "converted": f"the weights were converted to {manifest['dtype']} after pruning. Other "
         "changes between pruning and that conversion would not be recorded here.",
-        "changed": "**the weights were changed after pruning** (training, refitting, merging); "
-        "how is not recorded here.",
+        "changed": "**the weights were changed after pruning** (by training, refitting or "
+        "merging); the kind of change is not recorded here.",
         "unknown": "whether the weights were changed after pruning is not recorded.",
     }[_state(manifest)]
 
 
 def _earlier(manifest: Mapping[str, Any]) -> str:
-    """A sentence on the rounds of pruning before the last."""
+    """Sentences on the rounds of pruning before the last."""
     rounds = manifest.get("earlier_rounds") or ()
     if not rounds:
         return ""
     kept = all(own.get("weights_since_pruning") == "unchanged" for own in rounds)
     between = "" if kept else " Between rounds the weights were changed, or may have been."
     return (
-        f" That model had been pruned before (rounds: {len(rounds)}): what follows is of the last "
-        f"round, and its ratios are shares of what that round found.{between}"
+        f" The model had been pruned before (rounds: {len(rounds)}). The rest of this card is "
+        "about the last round, and its ratios are shares of the parameters that could be removed "
+        f"then.{between}"
     )
 
 
 def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
+    """One paragraph on the pruning, and its figures as a list."""
     realised = f"{manifest['realized_ratio']:.2%}"
     lines = [
         f"Whole attention heads and FFN channel groups of {base or 'a dense model'} were removed; "
         f"{_since(manifest)}{_earlier(manifest)}\n",
     ]
     if manifest.get("target"):
-        lines.append(f"- asked: {manifest['target']}; of removable parameters went {realised}")
+        lines.append(
+            f"- requested: {manifest['target']}; realised: {realised} of the removable parameters"
+        )
     elif manifest.get("interaction_strength") is not None:
         asked = f"{manifest['requested_ratio']:.2%}"
-        lines.append(f"- ratio asked: {asked} of removable parameters; realised: {realised}")
+        lines.append(f"- requested: {asked} of the removable parameters; realised: {realised}")
     else:
         lines.append(
-            "- units chosen by hand or by another method; of removable parameters, realised: "
-            + realised
+            "- units chosen by hand or by another method; realised: "
+            f"{realised} of the removable parameters"
         )
     fraction, cost = manifest.get("params_removed_fraction"), manifest.get("removed_parameters")
     share = "" if fraction is None else f" ({fraction:.2%} of all, embeddings included)"
@@ -167,7 +179,7 @@ def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
         f"left: {manifest['parameters']:,} in {manifest['dtype']}"
     )
     gains = len(manifest["gains"])
-    folded = f"{gains} kept FFN groups carry one, folded into W_down" if gains else "none"
+    folded = f"{gains} kept FFN groups have one, folded into W_down" if gains else "none"
     return "\n".join([*lines, f"- units removed: {len(manifest['pruned_units'])}; gains: {folded}"])
 
 
@@ -184,32 +196,36 @@ model = cl.load_pruned(folder)
 
 
 def _loading(manifest: Mapping[str, Any], has_tokenizer: bool) -> str:
+    """How to load the folder, without this library where that is possible, and with it."""
     words = {
-        "stock": "Every layer has the same widths, so a stock class reads it; no code of ours is "
-        "run. (A Llama whose hidden size is no multiple of its heads is written as a Mistral, "
-        "which computes the same.)\n\n" + _STOCK.format(trust=""),
-        "own code": "Layers differ in width. transformers 5.17 or newer reads that with the short "
-        "modelling file beside the weights (read it before you trust it), which needs nothing of "
-        "cocurve_lab:\n\n" + _STOCK.format(trust=", trust_remote_code=True") + "\n\n"
-        "transformers may log that a global value is read for a per-layer attribute; here that is "
-        "the dense count, and harmless.\n\n"
-        '`pipeline("text-generation", model=folder, trust_remote_code=True)` works too, with a '
-        "tokenizer in the folder; transformers logs that the class is not in its list, harmless.",
-        "cocurve_lab": "transformers alone cannot read this family with widths of its own per "
-        "layer: **this folder needs cocurve_lab**.",
+        "stock": "All layers have the same widths, so a stock class of transformers loads the "
+        "model, and no other code is run. (A Llama whose hidden size is not a multiple of its "
+        "number of heads is saved as a Mistral, which computes the same.)\n\n"
+        + _STOCK.format(trust=""),
+        "own code": "Layers differ in width. transformers 5.17 or newer loads them with the short "
+        "modelling file beside the weights, which does not need cocurve_lab. Read that file before "
+        "you trust it:\n\n" + _STOCK.format(trust=", trust_remote_code=True") + "\n\n"
+        "transformers may log that a global value is read for a per-layer attribute. The value is "
+        "the dense model's count, and the message is harmless.\n\n"
+        '`pipeline("text-generation", model=folder, trust_remote_code=True)` works too if the '
+        "folder holds a tokenizer. transformers then logs that the class is not in its list, which "
+        "is harmless.",
+        "cocurve_lab": "transformers alone cannot load a pruned model of this family: **this "
+        "folder needs cocurve_lab**.",
     }[manifest["loads_with"]]
-    own = "With cocurve_lab, which runs no code of the folder:\n\n" + _OURS
+    own = "With cocurve_lab, which runs no code from the folder:\n\n" + _OURS
     tokenizer = (
         "The tokenizer is in the folder: `AutoTokenizer.from_pretrained(folder)`."
         if has_tokenizer
-        else "The tokenizer is that of the base model; none was saved here."
+        else "Use the tokenizer of the base model; none was saved here."
     )
     return "\n\n".join([words, own, tokenizer])
 
 
 def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
+    """A table of predicted and measured quality, with the protocols."""
     lines = ["| | value |", "|---|---|"]
-    if _as_pruned(manifest):  # of other weights it predicts nothing
+    if _as_pruned(manifest):  # H predicts the plan's weights, not those of later training
         predicted = _nats(manifest.get("predicted_risk"), "no curvature")
         lines.append(f"| KL predicted from the curvature, 1/2 s^T H s | {predicted} |")
     measured = _nats(facts.kl, "not measured", facts.kl_error)
@@ -222,18 +238,19 @@ def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
     notes += [] if protocol is None else [f"Perplexity: {protocol.protocol}"]
     if facts.kl is None or facts.pruned_perplexity is None or facts.dense_perplexity is None:
         risk = "`cl.pruning_risk(dense, selection, held_out)` and " if _as_pruned(manifest) else ""
-        notes.append(
-            f"What was not measured can be: {risk}`cl.perplexity(model, tokenizer, text)`."
-        )
+        notes.append(f"To measure the rest, use {risk}`cl.perplexity(model, tokenizer, text)`.")
     return "\n\n".join(["\n".join(lines), *notes])
 
 
 def _nats(value: float | None, missing: str, error: float | None = None) -> str:
+    """A value in nats per token with its standard error, or the words for a missing one."""
     spread = "" if error is None else f" ± {error:.2g}"
     return missing if value is None else f"{value:.4g}{spread} nats per token"
 
 
 def _layers(manifest: Mapping[str, Any]) -> str:
+    """A table of each layer's widths and removed units."""
+    # "L12.ffn[3]" -> "L12.ffn"
     gone = Counter(name.partition("[")[0] for name in manifest["pruned_units"])
     lines = [
         "| layer | key/value heads left | attention columns left | FFN channels left "
@@ -254,8 +271,9 @@ def _layers(manifest: Mapping[str, Any]) -> str:
 
 
 def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
+    """Code that repeats the pruning from the manifest, and where the plan came from."""
     strength, groups = manifest.get("interaction_strength"), manifest.get("ffn_groups") or 16
-    solved = "The plan was not solved with an interaction strength: it was given or came elsewhere."
+    solved = "The plan was not solved from H: its units were given, or chosen by another method."
     if strength is not None:
         guards, target = manifest.get("guards"), manifest.get("target")
         given = "" if not guards else f", cl.Guards({_arguments(guards)})"
@@ -263,7 +281,7 @@ def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
         asked = "target" if target else manifest["requested_ratio"]
         solved = f"The plan came from `cl.solve_greedy(curvature, {asked}, {strength}{given})`"
         solved += f" with the target {target}" if target else ""
-        solved += "; units forced in or out, and refinement, are not recorded here."
+        solved += ". Units forced in or out, and refinement, are not recorded here."
     mark = manifest.get("curvature_fingerprint")
     curvature = "No curvature is recorded." if mark is None else f"Curvature: `{mark}`."
     after = "" if _as_pruned(manifest) else " This does not repeat what came after the pruning."
@@ -272,8 +290,8 @@ def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
         load += "  # or the path of its folder"
     if manifest.get("earlier_rounds"):
         load = 'model = cl.load_pruned("the folder of the model before this round")'
-        after += " The rounds before are listed in the manifest, under `earlier_rounds`."
-    return f"""From the removed units listed in the manifest, without building H again.{after}
+        after += " Earlier rounds are listed in the manifest under `earlier_rounds`."
+    return f"""The manifest lists the removed units, so H need not be built again.{after}
 
 ```python
 import json
@@ -293,4 +311,5 @@ pruned = cl.prune(model, selection)
 
 
 def _arguments(values: Mapping[str, Any]) -> str:
+    """Values as the keyword arguments of a call."""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())

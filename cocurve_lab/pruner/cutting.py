@@ -1,4 +1,4 @@
-"""Physical removal: the weights of pruned units are deleted, the rest is kept bit for bit."""
+"""Pruning a model: the weights of a plan's units are deleted, the rest is kept bit for bit."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ def prune(
     """Delete the weights of a plan's units (appendix "Structured Units").
 
     Args:
-        model: the dense model the units were enumerated on.
-        selection: the plan; gains are folded into the kept columns of W_down.
-        inplace: change `model` itself (for models that do not fit twice); else a new model is built
-            by slicing, which never copies what is cut away.
-        verify: text to check the result on (two rows); the masked reference is recorded before
-            anything is cut.
+        model: the model that the units were enumerated on.
+        selection: the plan; its gains are folded into the kept columns of W_down.
+        inplace: change `model` itself, for a model that does not fit into memory twice. Otherwise a
+            new model is built by slicing, and what is cut is never copied.
+        verify: text whose first two rows the result is checked on.
 
     Returns:
-        The pruned model, with `cocurve_manifest` describing its widths, the plan, and fingerprints
-        of the dense and of the pruned weights. Both are read in full for that.
+        The pruned model. Its `cocurve_manifest` describes the widths, the plan, and fingerprints of
+        the dense and the pruned weights; all weights are read for these.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
-        InputError: the weights are spread over devices or offloaded.
-        MismatchError: the model's units are not the selection's; nothing was changed.
-        EquivalenceError: verification failed.
+        InputError: the plan is not a Selection, or the weights are spread over devices or
+            offloaded.
+        MismatchError: the model's units are not the selection's. Nothing was changed.
+        EquivalenceError: the pruned model does not compute what the masked model computes.
     """
     require_prunable(model, selection)
     origin = _origin(model)
+    # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
@@ -61,7 +62,7 @@ def prune(
 
 
 def require_prunable(model: PreTrainedModel, selection: Selection) -> None:
-    """Raise, as `prune` does, where this plan cannot be cut out of this model."""
+    """Raise, as `prune` does, unless this plan can be cut out of this model."""
     if not isinstance(selection, Selection):
         raise InputError(
             f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
@@ -74,7 +75,9 @@ def require_prunable(model: PreTrainedModel, selection: Selection) -> None:
 
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
-    """The pruned model without a manifest, so it cannot be saved: for what is only measured.
+    """Prune without a manifest: for a model that is measured and not saved.
+
+    No weight is read for a fingerprint, so this is faster than `prune`.
 
     Args and raises: as `prune`.
     """
@@ -83,21 +86,24 @@ def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) 
 
 
 def _cut(model: PreTrainedModel, selection: Selection, inplace: bool) -> PreTrainedModel:
+    """Put the sliced modules in place, in the model itself or in a copy."""
     replacements = sliced_modules(describe(model), selection)
     if inplace:
         for parent, name, module in replacements:
             setattr(parent, name, module)
         pruned = model
     else:
-        # deepcopy takes a module found in its memo for already copied: cut weights are not touched
+        # deepcopy takes a module in its memo as copied already, so dense weights that are cut are
+        # never duplicated
         memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
         pruned = copy.deepcopy(model, memo)
     settle_heads(describe(pruned))
-    vars(pruned).pop("cocurve_manifest", None)  # of an earlier round, whose widths these are not
+    vars(pruned).pop("cocurve_manifest", None)  # that of an earlier round has other widths
     return pruned
 
 
 def _origin(model: PreTrainedModel) -> Origin:
+    """The model as it is before the cut."""
     marks = weight_marks(model)
     earlier: Any = getattr(model, "cocurve_manifest", None)
     if earlier is not None:

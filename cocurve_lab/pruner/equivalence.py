@@ -1,4 +1,7 @@
-"""Does the pruned model compute what the masked model computes?"""
+"""The equivalence check: the pruned model must compute what the masked model computes.
+
+Appendix "Structured Units", "Mask boundary and equivalence".
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,17 @@ TOLERANCE = 1e-3  # max absolute logit difference in float32 (appendix "Structur
 
 @dataclass(frozen=True)
 class Equivalence:
-    """What a check measured.
+    """The result of an equivalence check.
 
     Attributes:
-        max_abs_difference: largest |logit| difference masked against pruned. For half precision it
-            is the largest layer output difference with both computed in float32, relative to the
-            layer's largest output where that is above 1.
-        sequences, tokens: how much text was compared.
+        max_abs_difference: largest |difference| between masked and pruned logits. For half
+            precision, the largest difference between layer outputs, both computed in float32,
+            relative to the layer's largest output where that is above 1.
+        sequences, tokens: amount of text compared.
         dtype: the models' dtype.
-        raw_difference: half precision only: largest difference of the half-precision logits,
-            reported and not judged.
-        logit_spacing: half precision only: distance between neighbouring numbers at the largest
+        raw_difference: for half precision, the largest difference of the half-precision logits; it
+            is reported but not judged.
+        logit_spacing: for half precision, the distance between neighbouring numbers at the largest
             logit.
     """
 
@@ -70,41 +73,42 @@ def check_equivalence(
 ) -> Equivalence:
     """Check that the pruned model computes what the masked model computes.
 
-    float32 (and float64) models compare all logits. Half-precision models are compared layer by
-    layer in float32 on the same inputs, and the kept slices bit for bit: their raw logits differ by
-    rounding alone, so that difference is reported beside the spacing of the largest logit.
+    In float32 and float64, all logits are compared. In half precision, raw logits differ by
+    rounding alone. There, layers are compared one by one in float32 on the same inputs, and the
+    kept weights bit for bit; the difference of raw logits is reported beside their spacing.
 
     Args:
         model: the dense model.
         pruned: what `prune` returned.
         selection: the plan.
-        calibration: text; the first `sequences` rows are used.
+        calibration: text; its first `sequences` rows are used.
         sequences: rows to compare.
 
     Returns:
-        What was measured.
+        The measured differences.
 
     Raises:
-        EquivalenceError: a difference above 1e-3, or a kept weight that changed; says where.
-        MismatchError: the selection is for other units.
+        EquivalenceError: a difference is above 1e-3, or a kept weight changed (named).
+        InputError: `sequences` is below 1, or the text does not fit the model.
+        MismatchError: the model's units are not the selection's.
     """
     if sequences < 1:
-        raise InputError(f"sequences is {sequences}; compare at least one.")
+        raise InputError(f"sequences is {sequences}. Compare at least one.")
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(model, selection, text).require_equal(pruned)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the masked model computes on some rows, recorded before anything is cut.
+    """The masked model's computation on some rows, recorded before anything is cut.
 
     Attributes:
         text: the rows.
         dtype: the model's dtype.
-        logits: masked logits, one [T, V] per row, in the model's dtype on the CPU.
-        layers: half precision only: per row and layer its call, and the masked layer's output on
+        logits: masked logits, one [T, V] per row, in the model's dtype, on the CPU.
+        layers: for half precision, per row and layer: the call, and the masked layer's output on
             it, both in float32.
-        weights: half precision only: fingerprint of every parameter the pruned model must have.
+        weights: for half precision, the fingerprint of every parameter of the pruned model.
     """
 
     text: CalibrationSet
@@ -117,7 +121,7 @@ class Reference:
     def record(
         cls, model: PreTrainedModel, selection: Selection, text: CalibrationSet
     ) -> Reference:
-        """Measure the masked model on `text`."""
+        """Run the masked model on `text`, and keep what it computes."""
         require_measurable(model, text.input_ids)
         dtype = embedding_weight(model).dtype
         with measuring(model, torch.get_num_threads()):
@@ -130,7 +134,11 @@ class Reference:
             return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
-        """Compare; raises EquivalenceError above the tolerance, saying what differs."""
+        """Compare a pruned model with the record.
+
+        Raises:
+            EquivalenceError: the difference is above the tolerance; says what differs.
+        """
         architecture = describe(pruned)
         name = str(self.dtype).removeprefix("torch.")
         with measuring(pruned, torch.get_num_threads()):
@@ -145,24 +153,24 @@ class Reference:
             what = "layer outputs" if self.layers else "logits"
             raise EquivalenceError(
                 f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, "
-                f"above {TOLERANCE:g}. The pruned model is not this plan of this model; prune "
-                "again, and if it persists report the model's name."
+                f"above {TOLERANCE:g}. The pruned model does not belong to this plan and model. "
+                "Prune again; if the difference persists, report the model's name."
             )
         half = (raw, self._spacing()) if self.layers else (None, None)
         return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name, *half)
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
-        """Half precision: every parameter is, bit for bit, the slice it should be."""
+        """Raise EquivalenceError unless every parameter equals, bit for bit, its expected slice."""
         found = {name: fingerprint_tensor(weight) for name, weight in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
             if self.weights.get(name) != found.get(name):
                 raise EquivalenceError(
-                    f"{name} is not the slice of the dense weight it should be. The pruned model "
-                    "was changed after pruning, or belongs to another plan; prune again."
+                    f"{name} is not the slice of the dense weight it should be: the pruned model "
+                    "was changed after pruning, or belongs to another plan. Prune again."
                 )
 
     def _worst_layer(self, architecture: Architecture) -> float:
-        """Largest layer output difference, relative to the layer's largest output where above 1."""
+        """Largest difference of layer outputs, relative to a layer's largest where above 1."""
         worst = 0.0
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
@@ -174,14 +182,15 @@ class Reference:
         return worst
 
     def _spacing(self) -> float:
-        """Distance to the next number of the model's dtype at the largest logit."""
+        """Distance from the largest logit to the next number of the model's dtype."""
         largest = torch.stack([row.abs().max() for row in self.logits]).max()
         beyond = torch.nextafter(largest, torch.tensor(float("inf"), dtype=self.dtype))
         return float(beyond - largest)
 
 
 def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
-    """Logits [T, V] of each row in turn, on the CPU: those of an 8B are half a gigabyte a row."""
+    """Logits [T, V] of each row in turn, on the CPU."""
+    # one row at a time, moved off the device: those of an 8B take half a gigabyte
     device = model_device(model)
     for row in text.input_ids:
         yield model(input_ids=row[None].to(device), use_cache=False).logits[0].cpu()
@@ -190,11 +199,13 @@ def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
 def _masked_layers(
     architecture: Architecture, selection: Selection, row: Tensor
 ) -> list[tuple[LayerCall, Tensor]]:
-    """Each layer's call in the masked model and its masked output on it, in float32."""
+    """Each layer's call in the masked model, and the masked layer's output on it, in float32."""
     model = architecture.model
     with ablate(model, selection):
         _, calls = capture_calls(architecture, row[None].to(model_device(model)))
-    masks = replace(selection, gains={})  # gains are folded, and rounded, as the pruner does
+    # Gains are not applied by masks here but folded into the weight and rounded once, as the
+    # pruner does. Otherwise the check would measure that rounding.
+    masks = replace(selection, gains={})
     recorded = []
     for layer, call in enumerate(calls):
         wide = _upcast(call)
@@ -205,18 +216,18 @@ def _masked_layers(
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
             with ablate(model, masks):
                 output = first_output(module(wide.hidden, *wide.args, **wide.kwargs))
-        # all layers of an 8B would be gigabytes on the device
+        # on the CPU: all layers of an 8B would take gigabytes on the device
         recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
     return recorded
 
 
 def _gains_alone(selection: Selection) -> Selection:
-    """The gains of a plan alone, nothing pruned."""
+    """A plan with the gains alone, and nothing pruned, so that every column counts as kept."""
     return replace(selection, pruned=(), node_terms=None, edge_terms=None)
 
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
-    """Fingerprints of all parameters the pruned model must have, by name."""
+    """Fingerprints, by name, of all parameters that the pruned model must have."""
     names = {id(module): name for name, module in architecture.model.named_modules()}
     sliced = {
         f"{names[id(parent)]}.{attribute}": module
@@ -235,7 +246,7 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
 
 @contextmanager
 def _float32_layer(module: nn.Module) -> Iterator[nn.Module]:
-    """One layer computed in float32; its half-precision weights come back bit for bit."""
+    """Convert one layer to float32 inside the block; its own weights then return bit for bit."""
     stored = {name: parameter.data for name, parameter in module.named_parameters()}
     try:
         for parameter in module.parameters():
@@ -247,6 +258,8 @@ def _float32_layer(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _upcast(call: LayerCall) -> LayerCall:
+    """The same call with every floating-point tensor in float32."""
+
     def up(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float()

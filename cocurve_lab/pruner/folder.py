@@ -1,8 +1,8 @@
-"""What a saved folder needs so that transformers reads it without this library.
+"""The configuration of a saved folder, so that transformers loads it without this library.
 
-Widths that are the same in every layer are a stock configuration. Widths of their own per layer go
-into `per_layer_config`, with the modelling file beside the weights. Where neither can express the
-model, the folder is for `load_pruned` alone.
+If all layers have the same widths, it is a stock configuration. Otherwise each layer's widths go
+into `per_layer_config`, and the modelling file is put beside the weights. If neither can express
+the model, the folder can be loaded with `load_pruned` only.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "aut
 def write_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]], folder: Path
 ) -> Loader:
-    """Write config.json, and the modelling file where it is needed; say what reads the folder.
+    """Write config.json, and the modelling file if it is needed.
 
-    A configuration is written only if the class it belongs to, built from it without weights, has
-    exactly this model's tensors.
+    A configuration is written only if its class, built from it without weights, has exactly this
+    model's tensors.
 
     Args:
         pruned: the model whose weights are in `folder`.
         layers: the widths of each layer, as in the manifest.
-        folder: where.
+        folder: the folder to write into.
+
+    Returns:
+        What loads the folder (`Loader`).
     """
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +64,7 @@ def write_configuration(
 
 
 def dense_configuration(folder: Path) -> PreTrainedConfig:
-    """The configuration of a saved folder without the widths of its layers; runs nothing of it.
+    """Read the configuration of a saved folder without its layers' widths; run no code of it.
 
     Raises:
         FileFormatError: config.json is missing, damaged, or of an unknown model type.
@@ -85,7 +88,7 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
 def _uniform_configurations(
     config: PreTrainedConfig, layers: Sequence[Mapping[str, int]]
 ) -> Iterator[PreTrainedConfig]:
-    """Stock configurations with these widths; none where layers differ or a block is gone."""
+    """Stock configurations with these widths; none if layers differ or a block is gone."""
     from transformers import MistralConfig
 
     first = layers[0]
@@ -94,16 +97,16 @@ def _uniform_configurations(
     content = _stock_content(config) | _counts(config, first)
     candidates = [(type(config), content)]
     if config.model_type == "llama":
-        # Llama refuses a hidden size that is no multiple of its heads. Without biases Mistral
-        # computes the same and asks no such thing.
+        # Llama rejects a hidden size that is not a multiple of its number of heads. Mistral does
+        # not, and computes the same if there are no biases.
         own = ("model_type", "attention_bias", "mlp_bias", "pretraining_tp")
         shared = {name: value for name, value in content.items() if name not in own}
         mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": None}
         candidates.append((MistralConfig, shared | mistral))
     for kind, fields in candidates:
-        try:  # made anew, not edited: the class checks what it is given, as a later reader will
+        try:  # made anew, not edited, so that the class checks it now as it will on loading
             made = kind.from_dict(fields)
-        except Exception:  # each class has checks of its own
+        except Exception:  # each class has its own checks and errors
             continue
         yield made
 
@@ -111,11 +114,12 @@ def _uniform_configurations(
 def _layered_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
 ) -> PreTrainedConfig:
+    """The configuration for the modelling file, with each layer's widths."""
     config = pruned.config
     layered = type(config).from_dict(_stock_content(config))
-    # Generation, trainers and harnesses read these counts of the whole model. Without the flag that
-    # raises an error which getattr's default does not catch; with it they read the dense counts,
-    # an upper bound in every layer.
+    # Generation, trainers and harnesses read these counts for the whole model. Without the flag,
+    # that raises an error which a default of getattr does not catch. With it they read the dense
+    # counts, an upper bound for every layer.
     layered.allow_global_per_layer_attribute_access = True
     layered.per_layer_config = {
         index: _skipped(widths) | _counts(config, widths) for index, widths in enumerate(layers)
@@ -130,28 +134,32 @@ def _layered_configuration(
 
 
 def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
+    """A configuration's values without the keys that only the modelling file understands."""
     content = copy.deepcopy(config.to_dict())
     return {name: value for name, value in content.items() if name not in _OWN_KEYS}
 
 
 def _write(config: PreTrainedConfig, folder: Path) -> None:
-    # not save_pretrained: it checks the counts of the whole model again, and warns of reading them
+    """Write config.json."""
+    # not by save_pretrained, which reads the counts of the whole model and warns about it
     (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
 
 
 def _own_name(model: Any) -> str:
-    """The class of the modelling file that stands for a stock one."""
+    """The name of the modelling file's class for a stock class."""
+    # a model loaded from a saved folder has such a class already
     return "Cocurve" + type(model).__name__.removeprefix("Cocurve")
 
 
 def _skipped(widths: Mapping[str, int]) -> dict[str, list[str]]:
+    """The blocks that a layer lost, under `skip`; {} if it has both."""
     columns = {"attention": widths["attention_columns"], "mlp": widths["ffn_columns"]}
     gone = [name for name, left in columns.items() if left == 0]
     return {"skip": gone} if gone else {}
 
 
 def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
-    """A layer's counts under transformers' names; none for a block that is gone."""
+    """A layer's counts under transformers' names, without those of a block that is gone."""
     counts = {
         "num_attention_heads": widths["attention_columns"] // config.head_dim,
         "num_key_value_heads": widths["key_value_heads"],
@@ -161,16 +169,17 @@ def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
 
 
 def _has_tensors_of(build: Any, config: PreTrainedConfig, pruned: PreTrainedModel) -> bool:
-    """Whether `build(config)` has the tensors of a model, by name and shape, and its heads."""
+    """Whether `build(config)` has a model's tensors, by name and shape, and its head counts."""
     from ..models.architectures import describe
 
     try:
         with torch.device("meta"):
             model = build(copy.deepcopy(config))
-    except Exception:  # whatever its class objects to, it cannot hold this model
+    except Exception:  # whatever the class objects to, it cannot hold this model
         return False
     if _shapes(model) != _shapes(pruned):
         return False
+    # shapes alone do not tell: two heads of 8 have the shapes of one head of 16
     mine, theirs = describe(pruned), describe(model)
     return all(
         mine.head_dim(layer) == theirs.head_dim(layer)

@@ -1,4 +1,4 @@
-"""The manifest of a pruned model: the widths of its layers, and the plan that made them."""
+"""The manifest of a pruned model: the widths of its layers, and the plan behind them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FORMAT, VERSION = "cocurve-pruned", 2
-READABLE = (1, 2)  # version 1 held neither a card nor what transformers needs to read it alone
+READABLE = (1, 2)  # version 1 has no card, and its folders load with load_pruned alone
 
-
-# of the weights since they were pruned; "converted": to another dtype, which hides all else
+# The weights since pruning. "converted" means to another dtype: the fingerprint then differs anyway
+# and can no longer show whether anything else changed.
 Weights = Literal["unchanged", "converted", "changed", "unknown"]
 _ROUND = (
     *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
@@ -33,11 +33,11 @@ _ROUND = (
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The model a plan was cut out of, as it was before.
+    """The model that a plan was cut out of, as it was before.
 
     Attributes:
-        dense_fingerprint: `loading.fingerprint_model` of it.
-        manifest: its own, where it had been pruned before.
+        dense_fingerprint: its `identity.fingerprint_model`.
+        manifest: its own manifest, if it had been pruned before.
     """
 
     dense_fingerprint: str
@@ -45,8 +45,18 @@ class Origin:
 
 
 def manifest_of(architecture: Architecture, selection: Selection, origin: Origin) -> dict[str, Any]:
-    """What `load_pruned` needs (widths, dtype) and what a reader wants to know (plan, ratios)."""
+    """Make the manifest: widths and dtype for `load_pruned`; plan and ratios for a reader.
+
+    Args:
+        architecture: the pruned model.
+        selection: the plan.
+        origin: the model before.
+
+    Returns:
+        A dict of JSON values. Costs are in parameters, the risk in nats per token.
+    """
     source, earlier = str(architecture.model.config._name_or_path), origin.manifest
+    # a path on this machine tells others nothing: keep its last part
     base = Path(source).name if Path(source).exists() else source
     left = architecture.model.num_parameters()
     return {
@@ -79,17 +89,19 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
 def weights_now(
     model: PreTrainedModel, manifest: Mapping[str, Any], marks: list[list[str]] | None = None
 ) -> dict[str, str]:
-    """The manifest's fields on the weights as they are now, against those it was written for.
+    """Compare the weights with those that a manifest was written for.
 
-    They fingerprint the weights alone: a saved folder may have another configuration.
+    The weights alone are fingerprinted, because a saved folder may have another configuration.
 
     Args:
-        model: the model; manifest: its own.
-        marks: `loading.weight_marks` of it, where they were taken already.
+        model: the pruned model.
+        manifest: its own.
+        marks: its `identity.weight_marks`, if they are known already.
 
     Returns:
-        "weights_fingerprint", of now, and "weights_since_pruning" (`Weights`): "changed" and
-        "unknown" stay so in every later save, "converted" unless more is found.
+        The manifest's fields "weights_fingerprint" (of the weights as they are now) and
+        "weights_since_pruning" (`Weights`). "changed" and "unknown" stay so in every later save;
+        "converted" stays until a change is found.
     """
     marks = weight_marks(model) if marks is None else marks
     mark, now = manifest.get("weights_fingerprint"), fingerprint(marks)
@@ -104,12 +116,12 @@ def weights_now(
 
 
 def _rounds(earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of pruning a model went through, oldest first."""
+    """The rounds of pruning that a model went through, oldest first."""
     return [*earlier.get("earlier_rounds", ()), {name: earlier.get(name) for name in _ROUND}]
 
 
 def widths_of(architecture: Architecture) -> list[dict[str, int]]:
-    """Each layer's widths under the manifest's names, as they are now."""
+    """Each layer's current widths, under the names of the manifest."""
     return [
         {
             "attention_columns": architecture.width(layer, "attention"),
@@ -121,25 +133,25 @@ def widths_of(architecture: Architecture) -> list[dict[str, int]]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a saved folder.
+    """Read the manifest of a saved folder.
 
     Raises:
-        FileFormatError: there is none, it is damaged, or of another format or version.
+        FileFormatError: there is none, or it is damaged or of another format or version.
     """
     path = folder / MANIFEST
     if not folder.is_dir():
         raise FileFormatError(f"there is no folder {folder}. Give one that save_pruned wrote.")
     if not path.exists():
         raise FileFormatError(
-            f"{folder} has no {MANIFEST}: it is not a model saved by save_pruned. A dense model "
-            "loads with load_model."
+            f"{folder} has no {MANIFEST}: it was not written by save_pruned. Load a dense model "
+            "with load_model."
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = (manifest["format"], manifest["version"])
         for widths in manifest["layers"]:
             for kind in KINDS:
-                if type(widths[f"{kind}_columns"]) is not int:
+                if type(widths[f"{kind}_columns"]) is not int:  # bool is an int to isinstance
                     raise ValueError(f"{kind}_columns is {widths[f'{kind}_columns']!r}")
         read_dtype(manifest["dtype"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

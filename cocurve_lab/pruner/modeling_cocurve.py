@@ -1,9 +1,9 @@
-"""A pruned language model: the stock model of its family, each layer with widths of its own.
+"""A pruned language model: the stock model of its family, with layers of different widths.
 
-transformers runs this file with `trust_remote_code=True`; it needs nothing but torch and
-transformers. The widths are `per_layer_config` in config.json, where `skip` names what a layer lost
-altogether. Every layer is the family's own class built from its own counts, so attention goes
-through the standard attention interface and caches, adapters and trainers find what they expect.
+transformers runs this file with `trust_remote_code=True`. It needs only torch and transformers. The
+widths stand in config.json under `per_layer_config`, where `skip` names the blocks that a layer
+lost. Each layer is built by the family's own class from its own counts. So attention uses the
+standard interface, and caches, adapters and trainers find what they expect.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ STOCK = (
 
 
 class NoHeads(nn.Module):
-    """Stands in for an attention block that lost every head: writes the output bias, if any.
+    """Replaces an attention block that lost every head. It returns the output bias, if any.
 
-    Norms of queries and keys stay, unused: they belong to no head. One number per token is noted in
-    the KV cache, because the length of the past is read from the cache of a layer.
+    Norms of queries and keys stay, unused, because they belong to no head.
     """
 
     def __init__(self, attention: Any) -> None:
@@ -62,6 +61,7 @@ class NoHeads(nn.Module):
         self, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
         if past_key_values is not None:
+            # transformers reads the length of the past from a layer's cache, which may be this one
             rows, length, _hidden = hidden_states.shape
             note = hidden_states.new_zeros(rows, 1, length, 1)
             past_key_values.update(note, note, self.layer_idx)
@@ -69,9 +69,9 @@ class NoHeads(nn.Module):
 
 
 def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
-    """A layer of the same class with the widths of its own configuration."""
+    """Build a layer of the same class with the widths of its own configuration."""
     if "mlp" in config.skip:
-        config.intermediate_size = 0  # the block stays, empty: it may carry an output bias
+        config.intermediate_size = 0  # the block stays, empty, because it may have an output bias
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
         layer: Any = type(stock)(config, index)
@@ -81,11 +81,12 @@ def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
 
 
 class OwnWidths:
-    """Mixed into a stock model class: builds it, then the layers that differ from the rest."""
+    """A mixin for a stock model class: builds the model, then replaces layers by their own."""
 
     def __init__(self, config: Any) -> None:
         own = config.to_dict().get("per_layer_config")
-        config.per_layer_config = None  # the stock constructor reads one width for all layers
+        # without it for now: the stock constructor reads one width for all layers
+        config.per_layer_config = None
         try:
             super().__init__(config)  # type: ignore[call-arg]
         finally:
@@ -97,16 +98,17 @@ class OwnWidths:
         model.post_init()
 
     def set_attn_implementation(self, *arguments: Any, **options: Any) -> None:
-        """As in transformers; layers with counts of their own hold a copy of the configuration."""
+        """Set the attention implementation, as in transformers, in every layer."""
         super().set_attn_implementation(*arguments, **options)  # type: ignore[misc]
         model: Any = self
+        # a layer with its own widths holds a copy of the configuration, which super() leaves alone
         for layer in model.base_model.layers:
             layer.self_attn.config._attn_implementation = model.config._attn_implementation
 
 
 for _stock in STOCK:  # CocurveLlamaForCausalLM and so on: the names in config.json
     _name = f"Cocurve{_stock.__name__}"
-    # Gemma 2 caps attention scores; older transformers would take sdpa, which leaves the cap out
+    # Gemma 2 caps attention scores; older transformers would choose sdpa, which omits the cap
     _sdpa = _stock._supports_sdpa and "Gemma2" not in _name
     _own = {"__module__": __name__, "_supports_sdpa": _sdpa}
     globals()[_name] = type(_name, (OwnWidths, _stock), _own)

@@ -1,4 +1,4 @@
-"""Keeping a pruned model: safetensors, configuration, manifest, model card, and back."""
+"""Saving and loading a pruned model: safetensors, configuration, manifest and model card."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from .slicing import block_modules, settle_heads
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-_WRITTEN = (  # what a save may put into a folder; a save over it deletes nothing else
+_WRITTEN = (  # names a save may write; only a folder without any other may be replaced
     *(MANIFEST, MODELLING_FILE, "README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
     *("chat_template.jinja", "additional_chat_templates"),
 )
+
+
+# Saving -------------------------------------------------------------------------------------------
 
 
 def save_pruned(
@@ -45,31 +47,34 @@ def save_pruned(
 ) -> Path:
     """Write a pruned model: safetensors, configuration, manifest, and a model card.
 
-    transformers reads the folder without this library: as a stock model where all layers have the
-    same widths, else with `trust_remote_code=True`, by the short modelling file written beside the
-    weights (Llama, Mistral, Qwen2 and 3, Phi3, Gemma 1 to 3). Other families need `load_pruned`;
-    the card and "loads_with" in the manifest say which. The folder appears whole or not at all. The
-    card says whether the weights are still those that `prune` made.
+    Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
+    a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by
+    the short modelling file beside the weights. Other families need `load_pruned`. The card, and
+    "loads_with" in the manifest, say which case it is. The card also says whether the weights are
+    still those that `prune` made. The folder is written as a whole or not at all.
 
     Args:
         pruned: what `prune` returned.
-        folder: where; must not exist yet, or be empty, unless `overwrite`. Links are followed.
-        tokenizer: of the dense model, saved along.
-        evaluation: what was measured; the card states nothing else.
+        folder: a folder that does not exist or is empty, unless `overwrite`. Links are followed.
+        tokenizer: the dense model's, to save in the folder too.
+        evaluation: the measurements for the card, which states no others.
         overwrite: replace a folder that holds an earlier pruned model and nothing else.
 
+    Returns:
+        The folder.
+
     Raises:
-        InputError: the model was not made by `prune`, or the folder is taken, holds other files
-            too, or is the working directory.
-        OSError: the folder cannot be written; what was there is still there.
+        InputError: the model was not made by `prune`, or the folder is a file, is not empty, holds
+            other files than a saved model, or is the working directory.
+        OSError: the folder cannot be written. Its old contents are untouched.
     """
     manifest = getattr(pruned, "cocurve_manifest", None)
     if manifest is None:
         raise InputError(
-            "this model carries no manifest: it was not made by prune. Prune it, then save."
+            "this model carries no manifest, so it was not made by prune. Prune it, then save it."
         )
     folder = Path(os.path.expanduser(folder))
-    place = folder.resolve()  # a link stays, the folder it leads to is replaced
+    place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
         pruned.save_pretrained(temporary)
@@ -90,24 +95,31 @@ def save_pruned(
     return folder
 
 
+# Loading ------------------------------------------------------------------------------------------
+
+
 def load_pruned(
     folder: str | os.PathLike[str],
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> PreTrainedModel:
-    """Read what `save_pruned` wrote; nothing of the cut weights is ever allocated.
+    """Load what `save_pruned` wrote. No memory is allocated for weights that were cut.
 
-    No code of the folder is run, its modelling file included.
+    No code from the folder is run, not even its modelling file.
 
     Args:
         folder: the folder.
-        device: default CUDA if usable, else CPU.
-        dtype: default as saved.
+        device: by default CUDA if torch can use it, else the CPU.
+        dtype: by default as saved.
+
+    Returns:
+        The model, in eval mode and without gradients, with its `cocurve_manifest`.
 
     Raises:
-        FileFormatError: no manifest, another version, weights missing, or of a wrong shape (named).
-        InputError: the dtype is unknown.
+        FileFormatError: the folder has no manifest or one of another version, or a weight is
+            missing or has a wrong shape (named).
+        InputError: the device or dtype cannot be used.
     """
     from transformers import GenerationConfig
 
@@ -116,9 +128,10 @@ def load_pruned(
     model: Any = empty_pruned(folder)
     weights = _module_names(describe(model), _read_weights(folder))
     _require_shapes(model, weights, folder)
-    if wanted is not None:  # weights alone: rotary frequencies stay in float32
+    if wanted is not None:  # only the weights; rotary frequencies stay in float32
         weights = {name: weight.to(wanted) for name, weight in weights.items()}
         model.config.dtype = wanted
+    # not strict, because a tied head is not in the file; _require_shapes has checked the rest
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     keep_score_cap(model)
@@ -132,10 +145,11 @@ def load_pruned(
 
 
 def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """The shapes of a saved pruned model on the meta device: its weights are not read.
+    """Make a saved pruned model on the meta device: its shapes, without reading its weights.
 
     Raises:
-        FileFormatError: no manifest, another version, or widths that do not fit the configuration.
+        FileFormatError: the folder has no manifest or one of another version, or the widths do not
+            fit the configuration.
     """
     from transformers import AutoModelForCausalLM
 
@@ -152,21 +166,22 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
 def _require_free(folder: Path, *, overwrite: bool) -> None:
     if folder == Path.cwd():
         raise InputError(
-            f"{folder} is the working directory, which a save would replace. Give a folder in it."
+            f"{folder} is the working directory, which a save would replace. Give another folder, "
+            "for example one inside it."
         )
     if folder.is_file():
-        raise InputError(f"{folder} is a file. Choose another folder, or move it away.")
+        raise InputError(f"{folder} is a file. Choose another folder, or move the file away.")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if names and not (overwrite and MANIFEST in names):
         raise InputError(
-            f"{folder} exists and is not empty. Choose another folder, or overwrite=True to "
-            "replace an earlier pruned model there."
+            f"{folder} exists and is not empty. Choose another folder, or, if it holds an earlier "
+            "pruned model, pass overwrite=True to replace it."
         )
     other = [name for name in names if not any(fnmatch.fnmatch(name, own) for own in _WRITTEN)]
     if other:
         raise InputError(
-            f"{folder} also holds {', '.join(other)}, which no save wrote and overwriting would "
-            "delete. Move them away, or choose another folder."
+            f"{folder} also holds {', '.join(other)}, not written by save_pruned, which "
+            "overwriting would delete. Move that away, or choose another folder."
         )
 
 
@@ -175,10 +190,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
-    """Give a meta-device model the widths of a manifest."""
+    """Cut a dense model on the meta device to the widths of a manifest."""
     if len(layers) != len(architecture.layers):
         raise FileFormatError(
-            f"the manifest describes {len(layers)} layers, the configuration "
+            f"the manifest describes {len(layers)} layers, but the configuration "
             f"{len(architecture.layers)}. Save the model again."
         )
     for layer, widths in enumerate(layers):
@@ -187,16 +202,17 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
             step = architecture.step(layer, kind)
             if not 0 <= wanted <= dense or wanted % step:
                 raise FileFormatError(
-                    f"the manifest gives layer {layer} {wanted} {kind} columns; this configuration "
-                    f"has up to {dense} in steps of {step}. Save the model again."
+                    f"the manifest gives layer {layer} {wanted} {kind} columns, but the "
+                    f"configuration allows 0 to {dense} in steps of {step}. Save the model again."
                 )
-            # the first columns stand for the kept ones: only shapes matter on the meta device
+            # any columns would do, because the meta device has shapes only
             columns = torch.arange(wanted)
             for parent, name, module in block_modules(architecture, layer, kind, columns):
                 setattr(parent, name, module)
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a folder, by their names in the files."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -215,7 +231,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _module_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by the names they have in the model."""
+    """The weights by their names in the model, which transformers may save under others."""
     for saved, own in architecture.family.saved_prefixes:
         weights = {
             own + name.removeprefix(saved) if name.startswith(saved) else name: weight
@@ -225,6 +241,7 @@ def _module_names(architecture: Architecture, weights: dict[str, Tensor]) -> dic
 
 
 def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
+    """Raise FileFormatError unless the weights are exactly the model's; tied ones may be absent."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = (
         set(getattr(model, "_tied_weights_keys", None) or ())
@@ -235,18 +252,18 @@ def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: 
         found = tuple(weights[name].shape) if name in weights else None
         if found != shape and not (found is None and name in tied):
             raise FileFormatError(
-                f"{name} in {folder} has shape {found}, the manifest says {shape}. The folder "
-                "mixes two models; save it again."
+                f"{name} in {folder} has shape {found}, but the manifest says {shape}. The folder "
+                "mixes two models. Save the model again."
             )
     extra = next((name for name in weights if name not in wanted), None)
     if extra is not None:
         raise FileFormatError(
-            f"{folder} holds {extra}, which this model does not have. Save it again."
+            f"{folder} holds {extra}, which this model does not have. Save the model again."
         )
 
 
 def _rebuild_buffers(model: PreTrainedModel) -> None:
-    """Recompute buffers that are not saved (rotary frequencies, Gemma's embedding scale)."""
+    """Recompute the buffers that no file holds: rotary frequencies, Gemma's embedding scale."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not any(buffer.is_meta for buffer in child.buffers(recurse=False)):

@@ -1,7 +1,7 @@
-"""Cutting projections: which rows and columns of a layer stay, and the modules they make.
+"""Slicing projections: which rows and columns of a layer stay, and the modules made of them.
 
-The head dimension is never inferred again, layers keep their own widths, and a layer may lose all
-its attention or all its FFN.
+The head dimension is never inferred again. Each layer keeps its own widths, and may lose all its
+attention or all its FFN.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from ..models.architectures import Architecture, is_transposed, weight_of, width
 from ..models.families import KINDS, Kind
 from ..solver.selection import Selection
 
+# Empty blocks -------------------------------------------------------------------------------------
+
 
 class EmptyAttention(nn.Module):
-    """Stands in for an attention block that lost every head: writes only the output bias, if any.
+    """Replaces an attention block that lost every head. It returns the output bias, if any.
 
-    It still notes one number per token in the KV cache, because transformers reads the length of
-    the past from the cache of a layer. Weights that belong to no unit stay: the bias, and norms
-    that heads share head by head.
+    Weights that belong to no unit stay: the bias, and norms whose weights all heads share.
 
     Args:
-        architecture: the model; layer: whose attention this is.
-        output: the output projection without its columns, [hidden, 0].
+        architecture: the model.
+        layer: the layer of the attention block.
+        output: the output projection without columns, weight [d, 0].
     """
 
     def __init__(self, architecture: Architecture, layer: int, output: nn.Module) -> None:
@@ -46,19 +47,21 @@ class EmptyAttention(nn.Module):
         self,
         hidden_states: Tensor,
         past_key_values: Any = None,
-        layer_past: Any = None,  # what GPT-NeoX calls it
+        layer_past: Any = None,  # the cache, in GPT-NeoX
         **_: Any,
     ) -> tuple[Tensor, None]:
         rows, length, _hidden = hidden_states.shape
         cache = layer_past if past_key_values is None else past_key_values
         if cache is not None:
+            # transformers reads the length of the past from a layer's cache, which may be this one,
+            # so it holds one number per token
             note = hidden_states.new_zeros(rows, 1, length, 1)
             cache.update(note, note, self.layer_idx)
         return getattr(self, self.output_name)(hidden_states[..., :0]), None
 
 
 class EmptyConv1D(nn.Module):
-    """transformers' Conv1D without inputs, which its own forward cannot do: writes the bias."""
+    """A Conv1D without inputs: returns the bias. (transformers' own cannot run on none.)"""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
         super().__init__()
@@ -69,11 +72,16 @@ class EmptyConv1D(nn.Module):
         return self.bias.expand(*columns.shape[:-1], -1)
 
 
+# Blocks -------------------------------------------------------------------------------------------
+
 Replacement = tuple[nn.Module, str, nn.Module]  # parent, attribute, new module
 
 
 def sliced_modules(architecture: Architecture, selection: Selection) -> list[Replacement]:
-    """What replaces every projection that loses rows or columns, or changes by a gain."""
+    """Make a new module for every projection that loses rows or columns, or has a gain.
+
+    The model is not changed.
+    """
     replacements: list[Replacement] = []
     for layer in range(len(architecture.layers)):
         for kind in KINDS:
@@ -89,14 +97,15 @@ def block_modules(
     columns: Tensor,
     gains: Tensor | None = None,
 ) -> list[Replacement]:
-    """What replaces the projections of a block; nothing where it keeps all as it is.
+    """Make the new modules of one block; none if it keeps everything as it is.
 
-    The new modules are on the device of the old ones, the meta device included; none is set yet.
+    They are on the device of the old ones, which may be the meta device. The model is not changed.
 
     Args:
-        architecture: the model; layer, kind: whose block.
+        architecture: the model.
+        layer, kind: the block.
         columns: [W'] int64, kept input columns of the output projection, in whole units.
-        gains: [W'] float64, factors of these columns; None: all 1.
+        gains: [W'] float64, factors of these columns; None if all are 1.
     """
     if len(columns) == architecture.width(layer, kind) and gains is None:
         return []
@@ -115,7 +124,7 @@ def block_modules(
 def kept_columns(
     architecture: Architecture, selection: Selection, layer: int, kind: Kind
 ) -> tuple[Tensor, Tensor | None]:
-    """Kept input columns [W'] of an output projection, and their gains [W'] where any is not 1."""
+    """Kept input columns [W'] int64 of an output projection; their gains [W'], None if all 1."""
     width = architecture.width(layer, kind)
     keep, gains = torch.ones(width, dtype=torch.bool), torch.ones(width, dtype=torch.float64)
     for index, unit in enumerate(selection.units):
@@ -130,16 +139,20 @@ def kept_columns(
 def kept_rows(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor
 ) -> dict[str, Tensor]:
-    """Kept rows of each input projection, given the kept columns of the output projection."""
+    """Kept rows of each input projection, by name, for kept columns of the output projection."""
     keep = {
         name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
         for name in architecture.input_projections(kind)
     }
+    # columns come in whole units, so every step-th one starts a piece with rows of its own
     step = architecture.step(layer, kind)
     for start in columns[::step].tolist():
         for rows in architecture.unit_rows(layer, kind, start, start + step):
             keep[rows.projection][rows.start : rows.stop] = True
     return {name: mask.nonzero().flatten() for name, mask in keep.items()}
+
+
+# Projections --------------------------------------------------------------------------------------
 
 
 def slice_linear(
@@ -149,8 +162,17 @@ def slice_linear(
     columns: Tensor | None = None,
     gains: Tensor | None = None,
 ) -> nn.Module:
-    """A new linear layer of the same class with some rows (outputs, with their biases) or columns
-    (inputs)."""
+    """Make a linear layer of the same class from some rows or columns of another.
+
+    Args:
+        linear: a Linear or Conv1D, weight [out, in].
+        rows: int64, outputs to keep, with their biases; None keeps all.
+        columns: int64, inputs to keep; None keeps all.
+        gains: float64, factors of the kept columns; None if all are 1.
+
+    Raises:
+        ArchitectureError: the weight is packed.
+    """
     weight: Tensor = weight_of(linear).detach()
     bias: Tensor | None = linear.bias
     if rows is not None:
@@ -161,16 +183,17 @@ def slice_linear(
     if gains is not None:
         weight = fold_gains(weight, gains)
     make = _conv1d if is_transposed(linear) else _linear
+    # clones share nothing with the dense model, not even an output projection's unsliced bias
     return make(weight.clone(), None if bias is None else bias.detach().clone(), linear)
 
 
 def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
-    """Columns of W_down times their gains, rounded once to the weight's dtype."""
+    """Multiply columns [d, W'] of W_down by their gains [W'], rounded once to its dtype."""
     return (weight.double() * gains.to(weight.device)).to(weight.dtype)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, like: nn.Linear) -> nn.Linear:
-    # made on the meta device: initialising weights that are replaced at once would be wasted work
+    # on the meta device, because weights initialised here would be replaced at once
     with torch.device("meta"):
         module = nn.Linear(1, 1, bias=bias is not None)
     module.out_features, module.in_features = weight.shape
@@ -196,10 +219,14 @@ def _conv1d(weight: Tensor, bias: Tensor | None, like: Any) -> nn.Module:
     return module.train(like.training)
 
 
-class OwnCounts:
-    """A layer's view of the model's configuration: head counts of its own, all else as it is now.
+# Head counts --------------------------------------------------------------------------------------
 
-    A copy would keep the attention implementation of the moment it was made.
+
+class OwnCounts:
+    """A layer's view of the model's configuration with its own head counts.
+
+    Everything else is looked up in the whole configuration when it is asked for. A copy would miss
+    later changes, for example of the attention implementation.
     """
 
     def __init__(self, config: Any, heads: int, groups: int) -> None:
@@ -207,15 +234,15 @@ class OwnCounts:
         self.num_attention_heads, self.num_key_value_heads = heads, groups
 
     def __getattr__(self, name: str) -> Any:
-        if name == "whole":  # not there yet while a copy is being made
+        if name == "whole":  # not set yet while deepcopy rebuilds the object: avoid a recursion
             raise AttributeError(name)
         return getattr(self.whole, name)
 
 
 def settle_heads(architecture: Architecture) -> None:
-    """Tell each attention block its own head counts; head_dim stays what it was."""
+    """Set each attention block's head counts to its own; head_dim stays as it was."""
     config = architecture.model.config
-    config.head_dim = architecture.head_dim(0)  # else loaders infer it from hidden / heads
+    config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
     for layer in range(len(architecture.layers)):
         block = architecture.block(layer, "attention")
         if isinstance(block, EmptyAttention):

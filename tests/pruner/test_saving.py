@@ -289,7 +289,7 @@ def test_the_card_counts_what_was_removed(tmp_path: Path) -> None:
     assert f"parameters removed: {plan.pruned_cost:,} " in text
     assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
     assert f"left: {pruned.num_parameters():,} in float32" in text
-    assert "units removed: 4; gains: 2 kept FFN groups carry one" in text
+    assert "units removed: 4; gains: 2 kept FFN groups have one" in text
     rows = re.findall(r"^\| (\d+(?: \| \d+){5}) \|$", text, re.MULTILINE)
     assert [list(map(int, row.split(" | "))) for row in rows] == [
         [0, 1, 16, 42, 1, 0],
@@ -419,12 +419,12 @@ def test_a_second_round_is_told(tmp_path: Path, trained: bool) -> None:
 
 def test_a_ratio_nobody_asked_for_is_not_named(tmp_path: Path) -> None:
     _, text = card_of(tmp_path / "small")
-    assert "asked" not in text
+    assert "requested" not in text
     assert "units chosen by hand or by another method" in text
     model = tiny_model()
     plan = replace(plan_of(model, UNEVEN), requested_ratio=0.1234, interaction_strength=1.0)
     _, text = saved_as(cl.prune(model, plan), tmp_path / "solved")
-    assert "ratio asked: 12.34%" in text
+    assert "requested: 12.34% of the removable" in text
     assert "by hand" not in text
 
 
