@@ -1,10 +1,11 @@
-"""A pruned model as one file for llama.cpp.
+"""A pruned model in the forms that other programs read: one GGUF file for llama.cpp.
 
 In reading order:
 
-    gguf.py       `export_gguf`
-    tensors.py    the tensors of the file, and whether llama.cpp's block computes this model
-    tokenizer.py  a tokenizer in llama.cpp's terms
+    gguf.py       `export_gguf`: the file and its keys
+    tensors.py    whether llama.cpp can compute the model, and the tensors of the file
+    tokenizer.py  the tokenizer in llama.cpp's terms
 
-Imports `models/`. Only this room imports gguf. README.md tells where a pruned model runs.
+This room imports only `errors`, `storage` and `models`, and `gguf` where it is used. README.md says
+where a pruned model runs.
 """

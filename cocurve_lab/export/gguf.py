@@ -1,4 +1,4 @@
-"""A model as one GGUF file for stock llama.cpp, layers with their own widths included."""
+"""Export of a model as one GGUF file for stock llama.cpp, with layers of different widths."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What `export_gguf` wrote.
+    """The result of `export_gguf`.
 
     Attributes:
-        path: the file; bytes: its size.
-        dtype: as asked for.
-        tensors: how many tensors are stored as what; norms and biases are always F32.
-        tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`.
-        notes: what differs from the model on its own, in sentences; also in the file, under
+        path: the file.
+        bytes: its size.
+        dtype: the dtype that was requested.
+        tensors: number of tensors by stored type; norms and biases are always F32.
+        tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`, as "model/pre".
+        notes: sentences on how the file differs from the model; also in the file, under
             `cocurve.notes`.
     """
 
@@ -69,26 +70,29 @@ def export_gguf(
     pretokenizer: str | None = None,
     overwrite: bool = False,
 ) -> GGUFFile:
-    """Write a model for llama.cpp and what is built on it; needs the package `gguf`.
+    """Write a model as one GGUF file for llama.cpp; needs the package `gguf`.
 
-    The file computes what the model computes, up to the rounding of `dtype`. A layer that lost its
-    FFN gets channels of zeros, because llama.cpp drops the attention of a layer without FFN. The
-    file appears whole or not at all; one tensor at a time is held in float32.
+    The file computes what the model computes, up to the rounding of `dtype`. It is written as a
+    whole or not at all. One tensor at a time is held in float32.
 
     Args:
         pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2 or Phi3.
-        tokenizer: of the dense model; None writes a file that takes token ids only.
-        path: the file.
-        dtype: of the weight matrices. "q8_0" takes 8.5 bits a weight; a matrix whose rows are not
-            a multiple of 32 long stays in float16.
-        pretokenizer: one of llama.cpp's `tokenizer.ggml.pre`, where none has the tokenizer's rules.
+        tokenizer: the dense model's; None writes a file that takes token ids only.
+        path: the file to write.
+        dtype: of the weight matrices. "q8_0" takes 8.5 bits per weight; a matrix stays in float16
+            if its row length is not a multiple of 32.
+        pretokenizer: a name that llama.cpp knows for `tokenizer.ggml.pre`, if none has the
+            tokenizer's rules.
         overwrite: replace an existing file.
+
+    Returns:
+        The size, types and tokenizer of the file, and notes on how it differs from the model.
 
     Raises:
         ArchitectureError: llama.cpp has no architecture that computes what this model computes.
         InputError: the file exists, `dtype` is unknown, llama.cpp has no such tokenizer, or the
             package `gguf` is not installed.
-        NumericalError: a weight is not finite, or too large for float16.
+        NumericalError: a weight is not finite, or too large for the stored type.
 
     Warns:
         UserWarning: llama.cpp may split text into other tokens than the tokenizer does.
@@ -110,14 +114,16 @@ def export_gguf(
 
 
 def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
-    """The file to write, checked before any work is done."""
+    """Check, before any work is done, that the file can be written; return its path."""
     target = Path(os.path.expanduser(path))
     if dtype not in get_args(GGUFDtype):
-        raise InputError(f"dtype is {dtype!r}; use one of {', '.join(get_args(GGUFDtype))}.")
+        raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
     if target.is_dir():
-        raise InputError(f"{target} is a folder. Give the file, for example {target}/model.gguf.")
+        raise InputError(f"{target} is a folder. Give a file, for example {target}/model.gguf.")
     if target.exists() and not overwrite:
-        raise InputError(f"{target} exists. Choose another file, or overwrite=True to replace it.")
+        raise InputError(
+            f"{target} exists. Choose another file, or pass overwrite=True to replace it."
+        )
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -130,7 +136,7 @@ def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
 
 
 def _stops(model: PreTrainedModel) -> list[int]:
-    """The ids generation ends at, the generation configuration's first."""
+    """The token ids that end generation, those of the generation configuration first."""
     found: list[int] = []
     for config in (model.generation_config, model.config):
         stops = getattr(config, "eos_token_id", None)
@@ -139,12 +145,12 @@ def _stops(model: PreTrainedModel) -> list[int]:
 
 
 def _notes(architecture: Architecture, counts: dict[str, int], dtype: GGUFDtype) -> tuple[str, ...]:
-    """What in the file is not as in the model."""
+    """Sentences on how the file differs from the model."""
     notes, window = [], window_of(architecture.model.config)
     if window is not None:
         notes.append(
-            f"The model attends to the last {window} tokens; llama.cpp attends to all, which is "
-            f"the same up to {window} tokens. That is the context length written."
+            f"The model attends to the last {window} tokens, but llama.cpp to all. Up to {window} "
+            f"tokens this is the same, so the file gives {window} as the context length."
         )
     for layer in range(len(architecture.layers)):
         if architecture.width(layer, "ffn") == 0:
@@ -152,7 +158,9 @@ def _notes(architecture: Architecture, counts: dict[str, int], dtype: GGUFDtype)
         if architecture.width(layer, "attention") == 0 and heads_of(architecture, layer) != (0, 0):
             notes.append(f"Layer {layer} has no attention: written as one head of zeros.")
     if dtype == "q8_0" and "F16" in counts:
-        notes.append(f"{counts['F16']} matrices stay F16: rows not a multiple of {BLOCK} long.")
+        notes.append(
+            f"{counts['F16']} matrices stay in F16: their rows are not multiples of {BLOCK} long."
+        )
     return tuple(notes)
 
 
@@ -164,9 +172,10 @@ def _write(
     dtype: GGUFDtype,
     notes: tuple[str, ...],
 ) -> None:
-    """Write the file: what it holds first, then one tensor after the other."""
+    """Write the file: its keys, the list of its tensors, then one tensor after the other."""
     from gguf import GGUFWriter
 
+    # deci (Nvidia's pruned Llamas) is the only llama.cpp architecture with widths per layer
     writer = GGUFWriter(path, "deci")
     try:
         _describe(writer, architecture, dtype)
@@ -177,6 +186,7 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
+        # all tensors were announced above, so that their numbers need not be in memory together
         for tensor in tensors:
             writer.write_tensor_data(tensor.values(dtype))
     finally:
@@ -184,7 +194,7 @@ def _write(
 
 
 def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
-    """Shape and type of a tensor, whose numbers follow later."""
+    """Register a tensor's shape and type; its numbers follow later."""
     from gguf import quant_shape_to_byte_shape
 
     kind, shape = tensor.kind(dtype), tuple(tensor.weight.shape)
@@ -196,7 +206,7 @@ def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
 
 
 def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) -> None:
-    """The keys that say what the model is."""
+    """Add the keys that describe the model."""
     from gguf import GGML_QUANT_VERSION, LlamaFileType
 
     config, layers = architecture.model.config, range(len(architecture.layers))
@@ -220,7 +230,7 @@ def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) 
 
 
 def _describe_origin(writer: GGUFWriter, model: PreTrainedModel, notes: tuple[str, ...]) -> None:
-    """Name, dense model, what the plan was, and the notes."""
+    """Add the keys on where the model comes from: its name, dense model, plan and notes."""
     manifest = getattr(model, "cocurve_manifest", None) or {}
     base = manifest.get("base_model") or model_name(model)
     name = Path(base).name

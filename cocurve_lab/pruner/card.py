@@ -226,7 +226,7 @@ def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
     """A table of predicted and measured quality, with the protocols."""
     lines = ["| | value |", "|---|---|"]
     if _as_pruned(manifest):  # H predicts the plan's weights, not those of later training
-        predicted = _nats(manifest.get("predicted_risk"), "no curvature")
+        predicted = _nats(manifest.get("predicted_risk"), "not predicted")
         lines.append(f"| KL predicted from the curvature, 1/2 s^T H s | {predicted} |")
     measured = _nats(facts.kl, "not measured", facts.kl_error)
     lines.append(f"| KL measured on held-out text | {measured} |")

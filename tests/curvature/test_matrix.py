@@ -240,7 +240,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="matrix"):
         Curvature.load(tmp_path / "H.pkl")
     np.savez(tmp_path / "other.npz", x=np.eye(2))
-    with pytest.raises(FileFormatError, match="not ours"):
+    with pytest.raises(FileFormatError, match="not a file of cocurve-lab"):
         Curvature.load(tmp_path / "other.npz")
 
 

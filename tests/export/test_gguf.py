@@ -172,7 +172,7 @@ def test_types_of_storage(tmp_path: Path) -> None:
     result = export_gguf(model, None, tmp_path / "c.gguf", dtype="q8_0")
     blocks = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "c.gguf").tensors}
     assert result.tensors["F16"] == 3 + 1  # ffn_down, and the attention output of 16 columns
-    assert f"{result.tensors['F16']} matrices stay F16" in result.notes[0]
+    assert f"{result.tensors['F16']} matrices stay in F16" in result.notes[0]
     assert repr(result).startswith(f"{tmp_path / 'c.gguf'}: 0.0 MB")
     assert result.bytes == (tmp_path / "c.gguf").stat().st_size
     for name, tensor in plain.items():
@@ -197,10 +197,10 @@ REASONS = {
     "qwen3": "queries and keys",
     "gemma": "GELU",
     "gemma2": "capped",
-    "gemma3_text": "behind its blocks",
-    "olmo2": "behind its blocks",
-    "gpt_neox": "side by side",
-    "gpt_neox_sequential": "side by side",
+    "gemma3_text": "after its blocks",
+    "olmo2": "after its blocks",
+    "gpt_neox": "in parallel",
+    "gpt_neox_sequential": "in parallel",
     "gpt2": "learned positions",
     "opt": "learned positions",
     "opt_350m": "learned positions",
@@ -390,7 +390,7 @@ def test_unknown_rules_are_refused_or_chosen(tmp_path: Path) -> None:
     odd = with_rules(pre_tokenizers.Split(Regex("[aeiou]"), "isolated"))
     with pytest.raises(InputError, match=r"\[aeiou\]"):
         export_gguf(model, odd, tmp_path / "m.gguf")
-    with pytest.warns(UserWarning, match="'gpt-2', as asked"):
+    with pytest.warns(UserWarning, match="'gpt-2', as requested"):
         result = export_gguf(model, odd, tmp_path / "m.gguf", pretokenizer="gpt-2")
     assert result.tokenizer == "gpt2/gpt-2"
     near = with_rules(
@@ -411,7 +411,7 @@ def test_tokenizers_llama_cpp_does_not_have(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="WordLevel"):
         export_gguf(tiny_model(), word_tokenizer(), path)
     for size in (97, 2 * SIZE + 2):  # too few rows for its tokens; or far too many
-        with pytest.raises(InputError, match=f"token is {SIZE - 1}, the model embeds {size}"):
+        with pytest.raises(InputError, match=f"token is {SIZE - 1}, but the model embeds {size}"):
             export_gguf(tiny_model(vocab_size=size), byte_level("gpt-2"), path)
     with pytest.raises(InputError, match="add_prefix_space"):
         export_gguf(tiny_model(vocab_size=SIZE), spaced, path)
