@@ -630,7 +630,7 @@ def test_bad_candidates_are_refused(candidates: Any, message: str) -> None:
     [
         ((), ((0, 0),), "grid of guards is empty"),
         ((None,), (), "grid of guards is empty"),
-        ((1.5,), ((0, 0),), "share in"),
+        ((1.5,), ((0, 0),), "share lies in"),
         (("1.5",), ((0, 0),), "multiples of the ratio"),
         (("x",), ((0, 0),), "multiples of the ratio"),
         (("-1x",), ((0, 0),), "must be above 0"),

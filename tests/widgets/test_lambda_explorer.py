@@ -106,7 +106,7 @@ def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaEx
 def test_two_caps_at_once_are_an_error_inside_the_widget(explorer: LambdaExplorer) -> None:
     explorer.layer_cap = 0.5
     explorer.layer_cap_factor = 2.0
-    assert "one of the two" in explorer.error.lower()
+    assert "only one of them" in explorer.error.lower()
 
 
 def test_curves_end_where_greedy_ends_and_hold_the_plan(explorer: LambdaExplorer) -> None:
