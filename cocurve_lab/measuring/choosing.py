@@ -166,7 +166,7 @@ def choose_interaction_strength(
     *,
     candidates: str | Sequence[float] = "path",
     report_on: CalibrationSet | None = None,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+    options: ChoiceOptions = ChoiceOptions(),
 ) -> InteractionChoice:
     """The lambda whose plan costs least on held-out text, ties to the smallest lambda.
 
@@ -219,7 +219,7 @@ def choose_guards(
     protections: Sequence[tuple[int, int]] = PROTECTIONS,
     interaction_strength: float = 1.0,
     report_on: CalibrationSet | None = None,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+    options: ChoiceOptions = ChoiceOptions(),
 ) -> GuardsChoice:
     """The layer cap and protection whose plan costs least on held-out text, ties to the loosest.
 

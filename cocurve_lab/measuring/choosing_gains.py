@@ -127,7 +127,7 @@ def choose_gains(
     clips: Sequence[float] = CLIPS,
     report_on: CalibrationSet | None = None,
     *,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen, so sharing it is safe)
+    options: ChoiceOptions = ChoiceOptions(),
 ) -> GainsChoice:
     """Measure every (ridge, clip) and the plan without gains; apply gains only if they help.
 

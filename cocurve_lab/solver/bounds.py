@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from ..curvature.matrix import Curvature
 from ..errors import InputError, NumericalError
 from .greedy import Greedy
-from .guards import Guards, Rules, reachable_ratio
+from .guards import FREE, Guards, Rules, reachable_ratio
 from .targets import target_cost
 
 _ROUNDING = 1e-4  # eigenvalues of the correlation matrix above minus this count as rounding
@@ -21,7 +21,7 @@ _STEPS = 300  # the most linear programs that are solved
 def risk_lower_bound(
     curvature: Curvature,
     ratio: float,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
     interaction_strength: float = 1.0,
 ) -> float:
     """Bound R_lambda (eq. lambda) of every feasible plan from below, in nats per token.

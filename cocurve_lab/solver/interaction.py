@@ -18,7 +18,7 @@ from ..curvature.matrix import Curvature
 from ..errors import InputError
 from ..models.families import KINDS
 from .greedy import Greedy, require_strength
-from .guards import Guards, UnitsLike
+from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
 from .solve import solve_greedy
 
@@ -232,7 +232,7 @@ class LambdaPath:
 def lambda_path(
     curvature: Curvature,
     ratio: float,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
     maximum: float = 1.0,
     *,
     include: UnitsLike = (),

@@ -17,7 +17,7 @@ from ..curvature.matrix import Curvature
 from ..curvature.uncertainty import ENOUGH, Groups, relative, trust
 from ..errors import InfeasibleError, InputError
 from .greedy import require_strength
-from .guards import Guards
+from .guards import FREE, Guards
 from .selection import Selection
 from .solve import solve_greedy
 from .targets import require_ratio
@@ -82,7 +82,7 @@ def selection_stability(
     curvature: Curvature,
     ratio: float,
     interaction_strength: float = 1.0,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
     draws: int = 200,
     seed: int = 0,
 ) -> Stability:

@@ -18,7 +18,7 @@ from ..curvature.matrix import BLOCKS, Curvature
 from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS
 from .greedy import Greedy, require_strength
-from .guards import Guards
+from .guards import FREE, Guards
 from .selection import Selection, risk_terms
 from .solve import solve_greedy
 
@@ -153,7 +153,7 @@ def solve_variant(
     variant: Curvature,
     ratio: float,
     interaction_strength: float = 1.0,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
 ) -> Selection:
     """Solve on a variant and predict with the full H: the plan of one ablation row.
 
@@ -185,7 +185,7 @@ def plain_greedy(
     curvature: Curvature,
     ratio: float,
     interaction_strength: float = 1.0,
-    guards: Guards = Guards(),  # noqa: B008
+    guards: Guards = FREE,
 ) -> Selection:
     """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
 
@@ -251,7 +251,7 @@ def structure_table(
     curvature: Curvature,
     ratio: float,
     interaction_strength: float = 1.0,
-    guards: Guards = Guards(),  # noqa: B008
+    guards: Guards = FREE,
 ) -> list[dict[str, Any]]:
     """Solve every row of the edge ablations, ready for `measure_plans` ("Extended Ablations").
 

@@ -195,7 +195,7 @@ def load_or_preview(
     units: UnitSet,
     calibration: CalibrationSet,
     top_r: int = 256,
-    options: ProbeOptions = ProbeOptions(),  # noqa: B008  (frozen, so sharing the default is safe)
+    options: ProbeOptions = ProbeOptions(),
 ) -> Curvature:
     """Load a preview of H from `folder`; make and save it if this very one is not there.
 

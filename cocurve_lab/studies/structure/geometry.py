@@ -16,7 +16,7 @@ from ...curvature.uncertainty import Groups
 from ...errors import InfeasibleError, InputError
 from ...figures import COLORS, DASHES, LABELS, SYMBOLS, finish, graph_objects
 from ...models.families import KINDS
-from ...solver.guards import Guards
+from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...tables import Columns, Folder, Row, Table, cached_table, pick
@@ -140,7 +140,7 @@ def budget_table(
     curvature: Curvature,
     ratio: float = 0.2,
     strengths: tuple[float, ...] = (0.0, 1.0),
-    guards: Guards = Guards(),  # noqa: B008  (frozen)
+    guards: Guards = FREE,
     cache: Folder = None,
 ) -> Table:
     """Share of each layer's and kind's cost that plans remove (appendix, "Layer pattern").

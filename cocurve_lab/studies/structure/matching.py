@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from ...curvature.matrix import Curvature
 from ...errors import InfeasibleError, InputError
 from ...models.units import UnitSet
-from ...solver.guards import Guards, Rules, UnitsLike, reachable_ratio
+from ...solver.guards import FREE, Guards, Rules, UnitsLike, reachable_ratio
 from ...solver.selection import Selection
 from ...solver.targets import target_cost
 
@@ -136,7 +136,7 @@ def match_controls(
     bridges: UnitsLike,
     caliper: float = 0.2,
     exclude: UnitsLike = (),
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
 ) -> Matching:
     """Pair bridges one to one with controls equal in kind and cost, close in saliency.
 
@@ -241,7 +241,7 @@ def causal_arms(
     curvature: Curvature,
     matching: Matching,
     ratio: float,
-    guards: Guards = Guards(),  # noqa: B008
+    guards: Guards = FREE,
     fill: Fill = "greedy",
     seed: int = 0,
 ) -> tuple[Selection, Selection]:

@@ -86,7 +86,7 @@ def strength_study(
     texts: Texts,
     ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
     *,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen, so sharing it is safe)
+    options: ChoiceOptions = ChoiceOptions(),
     cache: Folder = None,
 ) -> Table:
     """Held-out KL of every plan lambda makes, ratio by ratio (Section "Trust-Region View").
@@ -233,7 +233,7 @@ def guards_study(
     texts: Texts,
     ratios: Sequence[float] = (0.2, 0.4),
     *,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen)
+    options: ChoiceOptions = ChoiceOptions(),
     cache: Folder = None,
 ) -> Table:
     """Layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2, guards).

@@ -127,7 +127,7 @@ def gains_study(
     ratios: Sequence[float] = (0.2, 0.4),
     strengths: Sequence[float] = (0.0, 1.0),
     *,
-    options: ChoiceOptions = ChoiceOptions(),  # noqa: B008  (frozen, so sharing it is safe)
+    options: ChoiceOptions = ChoiceOptions(),
     cache: Folder = None,
 ) -> Table:
     """Gains on kept FFN groups by ratio and lambda, applied only where held-out text says so.

@@ -36,7 +36,7 @@ def pair_saturation(
     model: PreTrainedModel,
     curvature: Curvature,
     held_out: CalibrationSet,
-    options: FidelityOptions = FidelityOptions(),  # noqa: B008  (frozen, so sharing it is safe)
+    options: FidelityOptions = FidelityOptions(),
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
