@@ -54,11 +54,11 @@ def sequence_gram(
     replay = Replay(architecture, ids, positions)  # the teacher pass
     teacher = Teacher(architecture, replay.scored_hidden, top_r, number)
     z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
-    phi = z_0.new_empty(len(units), z_0.numel())
+    phi = z_0.new_empty(len(units), z_0.numel())  # whitened features, a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
-            z_u = teacher.head(replay.ablated_hidden(batch))  # mask only u; [B, P, r] on V_r
+            z_u = teacher.head(replay.ablated_hidden(batch))  # z_-u: mask only u; [B, P, r]
             # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
