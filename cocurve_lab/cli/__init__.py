@@ -1,15 +1,18 @@
-"""`cocurve` in a terminal or a batch job: the functions of the library, one verb each.
+"""`cocurve` in a terminal or a batch job: one verb for each step of the flow.
 
-    common.py      models, H, rows of text, files that are never overwritten
-    inventory.py   units from the configuration alone
-    building.py    `build` and `merge`
-    planning.py    `solve`
-    pruning.py     `prune` and `export`
-    evaluating.py  perplexity, KL, tasks
-    demo.py        what `make demo` runs
+In the order of the flow:
 
-Exit codes: 0 done, or there already; 1 an error, in words on stderr; 2 a wrong command line;
-130 interrupted, by Ctrl-C or SIGTERM: what is done is kept, and stderr says how to go on.
+    inventory.py   `inventory`: the removable units and their costs
+    building.py    `build` and `merge`: H
+    planning.py    `solve`: a plan
+    pruning.py     `prune` and `export`: a smaller model
+    evaluating.py  `evaluate`: perplexity, KL and tasks
+    common.py      options and checks that several verbs share
+    demo.py        the whole flow in one command (`make demo`)
+
+Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
+command line; 130 interrupted by Ctrl-C or SIGTERM: finished work is kept, and stderr says how to
+resume. README.md explains the verbs.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ from ..errors import CocurveError
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _DESCRIPTION = """\
-Which parts of a language model can be removed together: estimate the curvature H of its attention
-heads and FFN channel groups (build), solve for the units to remove (solve), remove them (prune),
-and say what was lost (evaluate). Only `build` is slow. Notebooks find what it writes."""
+Find the parts of a language model that can be removed together: estimate the curvature H of its
+attention heads and FFN channel groups (build), choose the units to remove (solve), remove them
+(prune), and measure what was lost (evaluate). Only `build` is slow. Notebooks find the H that it
+writes."""
 _EPILOG = """\
-a whole run, on the model that comes with the lab:
+a complete run on the model that comes with the lab:
   cocurve inventory demo
   cocurve build demo --sequences 64 --out H
   cocurve solve H --ratio 0.2 --out plan.json
@@ -40,21 +44,23 @@ a whole run, on the model that comes with the lab:
   cocurve evaluate smaller --against demo
 
 `cocurve VERB --help` explains a verb. Exit codes: 0 done, 1 an error, 2 a wrong command line,
-130 interrupted with what is done kept."""
+130 interrupted (finished work is kept)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; nothing of the library escapes as a traceback.
+    """Run a command line and return its exit code.
+
+    Errors of the library and of files become a line on stderr, not a traceback.
 
     Args:
-        argv: the arguments; None takes those of the process.
+        argv: the arguments; None means those of the process.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         options = _parser().parse_args(arguments)
     except SystemExit as stop:  # --help, or a command line that cannot be read
         return int(stop.code or 0)
-    options.again = shlex.join(["cocurve", *arguments])
+    options.again = shlex.join(["cocurve", *arguments])  # the command that resumes, to paste
     try:
         _quieten()
         with _terminated_like_interrupted(), warnings.catch_warnings():
@@ -89,12 +95,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _say_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as a line, without the place in the code it came from."""
+    """Print a warning as one line, without the place in the code that it came from."""
     print(f"cocurve: warning: {message}", file=sys.stderr)
 
 
 def _quieten() -> None:
-    """Only errors of transformers, and no bars of its own in a log file."""
+    """Silence transformers' warnings, and its progress bars in a log file."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -104,17 +110,18 @@ def _quieten() -> None:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM, which ends batch jobs, takes the way of Ctrl-C: the checkpoint is written."""
+    """Treat SIGTERM, which ends batch jobs, like Ctrl-C, so that the checkpoint is written."""
+    # only the main thread may set a handler
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def pass_on(number: int, frame: Any) -> None:
-        # whoever holds Ctrl-C back for a few lines holds this back too
+        # through the handler of Ctrl-C, so that `uninterrupted` delays SIGTERM too
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(number, frame)
-        else:  # background jobs of a script start with Ctrl-C ignored
+        else:  # SIGINT is ignored, as in the background job of a script
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, pass_on)

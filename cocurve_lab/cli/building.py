@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 BUILD = """\
 Estimate H of a model: every unit is ablated alone on every row of the calibration text. This is the
-slow step. The checkpoint in the folder is written every minute; interrupt the command (Ctrl-C, or
-the SIGTERM of a batch queue) and give it again to go on. The result is named by model, text and
-settings, so `load_or_estimate(folder, ...)` in a notebook loads it instead of building. On several
-GPUs or nodes, give each --shard i/n with the same settings and folder, then `cocurve merge` it: the
-sum has the bits of one build."""
+slow step. A checkpoint is written every minute. You can stop with Ctrl-C or SIGTERM at any time;
+running the same command again resumes. The result is named after the model, text and settings, so
+`load_or_estimate(folder, ...)` in a notebook loads it instead of building. To use several GPUs or
+nodes, run the command with --shard I/N on each, with the same settings and folder, and join the
+shards with `cocurve merge`. The result is the same as that of one build."""
 BUILD_EXAMPLE = """\
   cocurve build demo --sequences 64 --out H
   cocurve build meta-llama/Llama-3.1-8B-Instruct --calibration c4.jsonl --out H
@@ -42,63 +42,70 @@ BUILD_EXAMPLE = """\
   wait; cocurve merge H
   cocurve build MODEL --calibration c4.jsonl --out H --ray 8 --ray-address auto"""
 MERGE = """\
-Put the shards of a build together. The result is written beside them, under the name of the whole
-build; the shards stay. Missing, unfinished, repeated and foreign shards are refused by name."""
+Join the shards of a build. The result is written beside them, under the name of the whole build,
+and the shards stay. Missing, unfinished, repeated and foreign shards are rejected by name."""
 MERGE_EXAMPLE = """\
   cocurve merge H
   cocurve merge H/H_demo_0123456789.shard-*.pkl"""
 
 
 def add_to(verbs: Any) -> None:
+    """Add the verbs `build` and `merge`."""
     parser = add_verb(verbs, "build", build, BUILD, BUILD_EXAMPLE)
     add_model(parser)
-    add_text(parser, "calibration", 128, "text to calibrate on", "C4, from the hub")
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=as_path, required=True, help="where H is kept"
-    )
-    parser.add_argument("--top-r", type=int, default=256, help="size of the shared support (256)")
+    add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
+    parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="folder for H")
+    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support (256)")
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument(
-        "--groups", type=int, default=16, help="groups of rows kept apart, for error bars (16)"
+        "--groups", type=int, default=16, help="groups of rows, for error bars (16)"
     )
-    parser.add_argument("--shard", metavar="I/N", type=shard, help="do only share I of N")
+    parser.add_argument("--shard", metavar="I/N", type=shard, help="build only shard I of N")
     parser.add_argument(
-        "--units-per-batch", type=int, help="ablations per forward; default: what fits"
+        "--units-per-batch", type=int, help="ablations per forward pass; default: as many as fit"
     )
-    parser.add_argument("--threads", type=int, help="CPU threads; default: torch's")
+    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
     parser.add_argument(
-        "--checkpoint-seconds", type=float, default=60.0, help="between checkpoints (60)"
+        "--checkpoint-seconds", type=float, default=60.0, help="seconds between checkpoints (60)"
     )
-    parser.add_argument("--ray", metavar="WORKERS", type=int, help="build on so many Ray workers")
-    parser.add_argument("--ray-address", help='of the cluster, or "auto"; default: this machine')
+    parser.add_argument(
+        "--ray", metavar="WORKERS", type=int, help="build on this number of Ray workers"
+    )
+    parser.add_argument("--ray-address", help='the cluster, or "auto"; default: this machine')
     parser.add_argument(
         "--ray-source",
         metavar="PLACE",
-        help="folder or hub id workers read the model from themselves; default: it is sent to them",
+        help="folder or hub id from which the workers load the model; default: it is sent to them",
     )
     parser = add_verb(verbs, "merge", merge, MERGE, MERGE_EXAMPLE)
     parser.add_argument(
-        "files", metavar="FOLDER or FILE", type=as_path, nargs="+", help="the shards"
+        "files",
+        metavar="FOLDER or FILE",
+        type=as_path,
+        nargs="+",
+        help="the folder of the shards, or the shards",
     )
 
 
 def shard(text: str) -> Shard:
-    """Read "2/3"."""
+    """Parse a shard such as "2/3" into (2, 3)."""
     try:
         number, count = (int(part) for part in text.split("/"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form I/N, such as 2/3") from None
     if not 1 <= number <= count:
-        raise argparse.ArgumentTypeError(f"shards count from 1: {text} is not in 1/{count} ...")
+        raise argparse.ArgumentTypeError(f"shards count from 1 to N; {text} is outside")
     return number, count
 
 
 def build(options: argparse.Namespace) -> int:
+    """Run `cocurve build`."""
     from ..estimator.estimate import load_or_estimate
     from ..models.loading import load_model, report_device
     from ..models.units import enumerate_units
 
-    settings = BuildOptions(  # all this before minutes of loading
+    # whatever can be wrong with the options is found before minutes of loading
+    settings = BuildOptions(
         units_per_batch=options.units_per_batch,
         groups=options.groups,
         checkpoint_seconds=options.checkpoint_seconds,
@@ -130,7 +137,7 @@ def build(options: argparse.Namespace) -> int:
     checkpoint = checkpoint_of(file)
     if done < wanted and checkpoint.exists():
         raise KeyboardInterrupt(
-            f"interrupted; {done} of {wanted} sequences are kept in {options.out}. To go on:\n"
+            f"interrupted; {done} of {wanted} sequences are kept in {options.out}. To resume:\n"
             f"  {options.again}"
         )
     if not file.exists():
@@ -140,10 +147,10 @@ def build(options: argparse.Namespace) -> int:
 
 
 def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
-    """Say that H could not be written, and what of it there is."""
-    kept = f"Nothing of the {done} sequences done is kept. Correct that, and build again:"
+    """Say that H could not be written, and what is kept of it."""
+    kept = f"None of the {done} finished sequences is kept. Correct this, and build again:"
     if checkpoint.exists():
-        kept = f"{checkpoint} keeps what is done. Correct that, and go on:"
+        kept = f"{checkpoint} keeps the finished sequences. Correct this, and resume:"
     print(
         f"cocurve build: no H could be written into {options.out}, for the reason above. {kept}\n"
         f"  {options.again}",
@@ -153,6 +160,7 @@ def _not_kept(options: argparse.Namespace, done: int, checkpoint: Path) -> int:
 
 
 def _executor(options: argparse.Namespace) -> Executor | None:
+    """The workers of --ray, or None to build in this process."""
     if options.ray is None:
         return None
     from ..estimator.cluster import ray_executor
@@ -166,29 +174,34 @@ def _executor(options: argparse.Namespace) -> Executor | None:
 
 
 def merge(options: argparse.Namespace) -> int:
+    """Run `cocurve merge`."""
     from ..curvature.matrix import Curvature
 
     files = _shards_in(options.files)
     parts = [Curvature.load(file) for file in files]
     merged = merge_shards(parts)
     path = whole_path(files[0].parent, merged)
-    if path.exists():
+    if path.exists():  # loaded, to be sure that it is this result
         Curvature.load(path, expected=settings_of(merged) | {"shard": None})
-        print(f"{path} is there already (nothing was rebuilt).")
+        print(f"{path} exists already (nothing was rebuilt).")
         return 0
     merged.save(path)
     for event in merged.provenance["events"]:
         print(event, file=sys.stderr)
-    print(f"{merged}\nSaved H to {path}. The {len(parts)} shards were left where they are.")
+    print(f"{merged}\nSaved H to {path}. The {len(parts)} shards are unchanged.")
     return 0
 
 
 def _shards_in(places: list[Path]) -> list[Path]:
-    """The files named, and those of the folders named."""
+    """The files that were named, and the shards in the folders that were named.
+
+    Raises:
+        InputError: a place is missing or has no finished shard, or shards are of several builds.
+    """
     files: list[Path] = []
     for place in places:
         if not place.exists():
-            raise InputError(f"there is no {place}. Give the --out of the shards, or their files.")
+            raise InputError(f"there is no {place}. Give the folder of the shards, or their files.")
         found = files_in(place).shards if place.is_dir() else [place]
         if not found:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What several verbs take and do alike: models, H, files that are never overwritten."""
+"""Options and checks that several verbs share: models and H, new files, text."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 Run = Callable[[argparse.Namespace], int]
 
 
+# Verbs --------------------------------------------------------------------------------------------
+
+
 def add_verb(
     verbs: Any, name: str, run: Run, description: str, example: str
 ) -> argparse.ArgumentParser:
-    """A verb with a paragraph on what it does and commands to copy."""
+    """Add a verb, with a paragraph that explains it and commands to copy."""
+    # the list of verbs shows the first clause of the description
     parser: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=description.split(". ")[0].split(": ")[0].rstrip("."),
@@ -43,28 +47,38 @@ def add_verb(
 
 
 def as_path(text: str) -> Path:
-    """A path of the command line; the shell leaves the ~ of --out=~/H to us."""
+    """Make a path of an argument; the shell does not expand the ~ in --out=~/H."""
     return Path(os.path.expanduser(text))
 
 
+def progress() -> Progress:
+    """The kind of progress: a bar on a terminal, lines in a log file."""
+    return True if sys.stderr.isatty() else "lines"
+
+
+# Models and H -------------------------------------------------------------------------------------
+
+
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
+    """Add the model, and the device and dtype it is loaded with."""
     parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
     add_device(parser)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU where torch has one")
+    """Add --device and --dtype."""
+    parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU if torch can use one")
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="of the weights; default: float32 on the CPU, else as they are stored",
+        help="dtype of the weights; default: float32 on the CPU, otherwise as stored",
     )
 
 
 def read_any_model(
     place: str, options: argparse.Namespace, tokenizer: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A dense model, or a pruned one from its folder; with its tokenizer where there is one."""
+    """Load a dense model, or a pruned one from its folder, and its tokenizer if there is one."""
     if not (Path(place_of(place)) / MANIFEST).exists():
         return load_model(place, device=options.device, dtype=options.dtype)
     from ..pruner.saving import load_pruned
@@ -74,7 +88,7 @@ def read_any_model(
 
 
 def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or of a hub id, `otherwise` where the folder has none; or None."""
+    """Load the tokenizer of a folder or hub id; if the folder has none, that of `otherwise`."""
     folder = Path(place_of(place))
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         return None if otherwise is None else read_tokenizer(otherwise)
@@ -82,10 +96,10 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokeni
 
 
 def read_curvature(place: str) -> Curvature:
-    """H from a file, or from a folder that holds one.
+    """Load H from a file, or from a folder that holds one.
 
     Raises:
-        InputError: there is none, or there are several (named).
+        InputError: there is no H, or there are several (named).
     """
     from ..curvature.matrix import Curvature
     from ..estimator.files import files_in
@@ -104,16 +118,19 @@ def read_curvature(place: str) -> Curvature:
             if files.shards:
                 advice = f"Merge its shards: cocurve merge {there}."
             elif files.checkpoints:
-                advice = "An unfinished build lies there: give its command again to go on with it."
+                advice = "It holds an unfinished build: run its command again to resume."
         raise InputError(f"{there} holds {names}. {advice}")
     return Curvature.load(files.whole[0])
 
 
+# New files ----------------------------------------------------------------------------------------
+
+
 def write_new(path: Path, text: str) -> bool:
-    """Write a text to a new file; False where it stands there already, word for word.
+    """Write a text to a new file; return False if the file holds exactly this text already.
 
     Raises:
-        InputError: the file exists and says something else.
+        InputError: the file exists and holds something else.
     """
     if path.is_file() and path.read_bytes() == text.encode():
         return False
@@ -123,10 +140,10 @@ def write_new(path: Path, text: str) -> bool:
 
 
 def require_new(path: Path, fact: str = "exists") -> None:
-    """Refuse, before hours of work, a file that is there or could not be written after them.
+    """Check, before hours of work, that a file does not exist and can be written.
 
     Raises:
-        InputError: names the file, and what is in its way.
+        InputError: names the file and the obstacle.
     """
     if path.exists():
         raise InputError(
@@ -136,9 +153,9 @@ def require_new(path: Path, fact: str = "exists") -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse, before hours of work, a folder that nothing can be written into; leaves no trace.
+    """Check, before hours of work, that a folder can be written into. Leaves no trace.
 
-    A folder that is not there yet is tried in the nearest one above it that is.
+    For a folder that does not exist yet, the nearest existing one above it is tried.
 
     Raises:
         InputError: names the folder and the reason.
@@ -146,6 +163,7 @@ def require_writable(folder: Path) -> None:
     place = Path(os.path.abspath(folder))
     while not os.path.lexists(place):
         place = place.parent
+    # by writing a few bytes: permissions alone do not tell of a full disk or a read-only mount
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".cocurve.") as trial:
             Path(trial, "trial").write_bytes(b"cocurve")
@@ -156,36 +174,44 @@ def require_writable(folder: Path) -> None:
         ) from None
 
 
-def progress() -> Progress:
-    """A bar on a terminal, lines in a log file."""
-    return True if sys.stderr.isatty() else "lines"
+# Text ---------------------------------------------------------------------------------------------
 
 
 def add_text(
     parser: argparse.ArgumentParser, name: str, sequences: int, what: str, otherwise: str
 ) -> None:
-    """Where rows come from, --calibration FILE or --text FILE, and how they are cut."""
+    """Add the options for rows: the text, and how it is cut.
+
+    Args:
+        parser: of the verb.
+        name: "calibration" or "text", the option that names the file.
+        sequences: default number of rows.
+        what: what the text is for.
+        otherwise: the text of models other than the demo model, if no file is given.
+    """
     parser.add_argument(
         f"--{name}",
         dest="text",
         metavar="FILE",
         type=as_path,
         help=f'{what}: .jsonl with a "text" field, or plain text split at blank lines. Default: '
-        f"the demo model's own texts; for any other model {otherwise}",
+        f"the demo model's own text; {otherwise} for other models",
     )
     parser.add_argument("--sequences", type=int, default=sequences, help="rows (%(default)s)")
-    parser.add_argument("--length", type=int, help="tokens per row; default: the most, up to 2048")
+    parser.add_argument(
+        "--length", type=int, help="tokens per row; default: the context, at most 2048"
+    )
     parser.add_argument(
         "--positions",
         type=_positions,
         default="all",
-        help='scored positions per row, or "all" (%(default)s), which costs almost nothing more',
+        help='scored positions per row (%(default)s); "all" costs almost nothing more',
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the rows and positions (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of rows and positions (0)")
 
 
 def require_text(options: argparse.Namespace) -> None:
-    """Refuse a text that is not there, before a model is loaded.
+    """Check, before a model is loaded, that the text file exists.
 
     Raises:
         InputError: names the file.
@@ -199,7 +225,7 @@ def require_text(options: argparse.Namespace) -> None:
 def calibration_rows(
     options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase
 ) -> CalibrationSet:
-    """The rows H is built on: those of `default_calibration`, so that notebooks find the result."""
+    """Make the rows H is built on, as `default_calibration` does, so that notebooks find H."""
     from ..calibration import default_rows
 
     return default_rows(
@@ -210,7 +236,7 @@ def calibration_rows(
 def held_out_rows(
     options: argparse.Namespace, model: str, tokenizer: PreTrainedTokenizerBase
 ) -> CalibrationSet:
-    """The rows something is measured on.
+    """Make the rows to measure on.
 
     Raises:
         InputError: no text is given, and the model is not the embedded one.
@@ -232,6 +258,7 @@ def held_out_rows(
 
 
 def _cut(options: argparse.Namespace) -> dict[str, Any]:
+    """How a text is cut into rows, as options of `CalibrationSet.from_texts`."""
     return {
         "seq_len": options.length,
         "positions_per_sequence": options.positions,
@@ -240,7 +267,7 @@ def _cut(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _positions(text: str) -> int | str:
-    """Read "all" or a number."""
+    """Parse "all" or a number."""
     if text == "all":
         return text
     try:

@@ -1,7 +1,7 @@
-"""The main job in the terminal: `python -m cocurve_lab.cli.demo` (or `make demo`).
+"""The whole flow in the terminal: `python -m cocurve_lab.cli.demo`, or `make demo`.
 
-Builds H of a model, solves two budgets, measures the plans on held-out text, prunes, verifies, and
-shows text before and after.
+Builds H of a model, solves for two ratios, measures the plans on held-out text, prunes, checks the
+result, and shows text before and after.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from ..solver.solve import solve_greedy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-RANDOM_PLANS = 5
+RANDOM_PLANS = 5  # per ratio
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the demo; None means the arguments of the process."""
     options = _parser().parse_args(arguments)
     transformers.logging.set_verbosity_error()
     if is_demo(options.model):
@@ -80,16 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def random_plan(units: UnitSet, ratio: float, seed: int) -> Selection:
-    """Units in random order until the ratio is reached: the plan to beat."""
+    """Remove units in random order until the ratio is reached: the baseline plan."""
     chosen = random_set(units, ratio, np.random.default_rng(seed))
     return Selection.from_pruned(units, chosen, requested_ratio=ratio)
 
 
 def render(table: PlanTable, ratios: Sequence[float]) -> str:
-    """The measured plans as a small text table: two lambdas and the random plans, by ratio."""
+    """Write the measured plans as a text table: for each ratio two lambdas and the random plans."""
     lines = [
         "Held-out KL(dense || pruned), nats per token",
-        f"{'asked':>6} {'plan':<17}{'removed':>8}{'of all':>8}{'predicted':>11}{'measured':>10}",
+        f"{'ratio':>6} {'plan':<17}{'removed':>8}{'of all':>8}{'predicted':>11}{'measured':>10}",
     ]
     per_ratio = 2 + RANDOM_PLANS
     for block, ratio in enumerate(ratios):
@@ -102,7 +103,8 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
                 f"{row['measured_risk']:>10.4f} +- {row['standard_error']:.4f}"
             )
         values = [row["measured_risk"] for row in rows[2:]]
-        error = float(np.std(values, ddof=1) / np.sqrt(len(values)))  # between plans
+        # the error between plans; those above are between rows of text
+        error = float(np.std(values, ddof=1) / np.sqrt(len(values)))
         removed = float(np.mean([row["realized_ratio"] for row in rows[2:]]))
         name = f"random, {len(values)} plans"
         mean = float(np.mean(values))
@@ -117,7 +119,7 @@ def show_texts(
     texts: Sequence[str],
     new_tokens: int = 32,
 ) -> None:
-    """Print greedy continuations by the dense and the pruned model, one under the other."""
+    """Print greedy continuations by the dense and the pruned model, one below the other."""
     for text in texts:
         print(f"prompt  {text!r}")
         for name, model in (("dense", dense), ("pruned", pruned)):
@@ -128,10 +130,10 @@ def show_texts(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m cocurve_lab.cli.demo",
-        description="Build H, solve, prune, verify, and show text before and after.",
+        description="Build H, solve, measure, prune, check, and show text before and after.",
     )
     parser.add_argument("--model", default=DEMO, help='"demo", a hub id, or a folder')
-    parser.add_argument("--device", default=None, help="default: CUDA where usable, else CPU")
+    parser.add_argument("--device", default=None, help="default: a GPU if torch can use one")
     parser.add_argument("--rows", type=int, default=64, help="calibration sequences")
     parser.add_argument("--held-out", type=int, default=16, help="sequences to measure plans on")
     parser.add_argument(
@@ -140,13 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         default="all",
         help='scored positions per sequence, or "all"',
     )
-    parser.add_argument("--top-r", type=int, default=256, help="size of the shared support")
+    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support")
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
     parser.add_argument(
-        "--text-file", type=Path, default=None, help="calibration text, where offline"
+        "--text-file", type=Path, default=None, help="calibration text, if there is no network"
     )
     parser.add_argument(
-        "--save", type=Path, default=None, help="folder to keep H in (and load from)"
+        "--save", type=Path, default=None, help="folder to save H in, and to load it from"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""`cocurve evaluate`: what a model can do, and what a pruned one lost."""
+"""`cocurve evaluate`: perplexity, KL from the dense model, and tasks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ..evaluation.report import EvaluationReport
 
 DESCRIPTION = """\
-Measure a model, dense or pruned: perplexity on a text; with --against its dense model the KL
-divergence from it, in nats per token, with the standard error over rows; with --suite tasks through
-lm_eval. The text should be one H was not built on."""
+Measure a dense or pruned model: its perplexity on a text. --against adds the KL divergence from the
+dense model in nats per token, with its standard error over rows. --suite adds tasks, run by
+lm_eval. Use a text that H was not built on."""
 EXAMPLE = """\
   cocurve evaluate smaller --against demo
   cocurve evaluate smaller --against MODEL --text held_out.jsonl --json
@@ -37,26 +37,37 @@ EXAMPLE = """\
 
 
 def add_to(verbs: Any) -> None:
+    """Add the verb `evaluate`."""
     parser = add_verb(verbs, "evaluate", run, DESCRIPTION, EXAMPLE)
     add_model(parser)
     parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
-    add_text(parser, "text", 16, "text to measure on", "it must be given")
-    parser.add_argument("--tokenizer", metavar="MODEL", help="for a pruned folder that has none")
-    parser.add_argument("--suite", choices=("demo", "paper", "local"), help="tasks to run too")
+    add_text(parser, "text", 16, "text to measure on", "none")
     parser.add_argument(
-        "--tasks", metavar="FILE", type=as_path, nargs="+", default=[], help="of --suite local"
+        "--tokenizer", metavar="MODEL", help="tokenizer of a pruned folder without one"
+    )
+    parser.add_argument("--suite", choices=("demo", "paper", "local"), help="tasks to run")
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE",
+        type=as_path,
+        nargs="+",
+        default=[],
+        help="task files for --suite local",
     )
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
-        help="let programs that a suite has the model write run, confined",
+        help="run, in a sandbox, the programs that the model writes for a suite",
     )
     parser.add_argument("--limit", type=int, help="questions per task; default: all")
-    parser.add_argument("--report", metavar="FILE", type=as_path, help="keep the suite's report")
+    parser.add_argument(
+        "--report", metavar="FILE", type=as_path, help="file for the suite's report"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `cocurve evaluate`."""
     from ..measuring.perplexity import PerplexityOptions, perplexity
 
     _require_suite(options)
@@ -83,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         found["tasks"] = json.loads(report.to_json())
         if not options.json:
             print(report, flush=True)
-    if options.json:  # before the file: what was measured is said, whatever the disk says
+    if options.json:  # before the report, so that a full disk does not lose the results
         print(json.dumps(found, indent=1), flush=True)
     if options.report is not None:
         write_new(options.report, report.to_json())
@@ -91,23 +102,33 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_suite(options: argparse.Namespace) -> None:
-    """Refuse, before hours of measuring, what has no part in it or could not be kept after it."""
+    """Check, before hours of measuring, that the options belong together and files can be written.
+
+    Raises:
+        InputError: names the option or the file.
+    """
     if (options.suite == "local") != bool(options.tasks):
         raise InputError("--tasks names the files of --suite local. Give both, or neither.")
     missing = next((file for file in options.tasks if not file.exists()), None)
     if missing is not None:
-        raise InputError(f"there is no task file {missing}.")
+        raise InputError(f"there is no task file {missing}. Check the path.")
     if options.allow_code_execution and options.suite is None:
-        raise InputError("--allow-code-execution is for programs of a --suite. Give one.")
+        raise InputError(
+            "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
+        )
     if options.report is None:
         return
     if options.suite is None:
-        raise InputError("--report keeps what --suite measures. Give both, or print --json.")
+        raise InputError("--report keeps what --suite measures. Give both, or use --json.")
     require_new(options.report)
 
 
 def _documents(options: argparse.Namespace) -> list[str] | None:
-    """The text for the perplexity: --text, or the demo model's held-out texts."""
+    """The text for the perplexity: --text, the demo model's held-out text, or None.
+
+    Raises:
+        InputError: there is no text, and no suite either.
+    """
     if options.text is not None:
         return read_documents(options.text)
     if is_demo(options.model) or is_demo(options.against or ""):
@@ -118,12 +139,16 @@ def _documents(options: argparse.Namespace) -> list[str] | None:
 
 
 def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """KL(dense || model) on rows of the text."""
+    """Measure KL(dense || model) on rows of the text, in nats per token.
+
+    Raises:
+        InputError: --against has no tokenizer.
+    """
     from ..measuring.risk import model_risk, standard_error
 
     dense, tokenizer = read_any_model(options.against, options)
     if tokenizer is None:
-        raise InputError(f"{options.against} holds no tokenizer. Give --against the dense model.")
+        raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")
     rows = held_out_rows(options, options.against, tokenizer)
     values = model_risk(dense, model, rows, progress=progress())
     return {
@@ -137,6 +162,7 @@ def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def _words(kl: dict[str, Any]) -> str:
+    """The measured KL as a line of text."""
     error = "" if kl["standard_error"] is None else f" ± {kl['standard_error']:.4f}"
     return (
         f"KL({kl['against']} || model) {kl['mean']:.4f}{error} nats per token, {kl['rows']} rows "
@@ -145,9 +171,10 @@ def _words(kl: dict[str, Any]) -> str:
 
 
 def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> EvaluationReport:
+    """Run the tasks of --suite."""
     from ..evaluation.tasks import TaskOptions, evaluate_tasks
 
-    bars = progress() is True  # the harness has bars only, which do not belong in a log file
+    bars = progress() is True  # lm_eval has only bars, which would spoil a log file
     settings = TaskOptions(files=tuple(options.tasks), progress=bars)
     return evaluate_tasks(
         model,

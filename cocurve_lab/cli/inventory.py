@@ -1,4 +1,4 @@
-"""`cocurve inventory`: what a model is made of and what could go, from its configuration alone."""
+"""`cocurve inventory`: a model's removable units and their costs, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
-channels, with the parameters that go with each. Reads the configuration only: no weights are
-downloaded or loaded, so it tells in seconds whether a model is supported and how large H gets
-(M x M)."""
+channels, with the number of parameters of each. Only the configuration is read; no weights are
+downloaded or loaded. It takes seconds to see whether a model is supported, and how large H (M x M)
+becomes."""
 EXAMPLE = """\
   cocurve inventory demo
   cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
@@ -31,16 +31,20 @@ EXAMPLE = """\
 
 
 def add_to(verbs: Any) -> None:
+    """Add the verb `inventory`."""
     parser = add_verb(verbs, "inventory", run, DESCRIPTION, EXAMPLE)
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("model", metavar="MODEL", nargs="?", help='"demo", a folder, or a hub id')
-    place.add_argument("--paper", action="store_true", help="a table of every model of the paper")
-    place.add_argument("--config", metavar="FILE", type=as_path, help="a config.json instead")
+    place.add_argument("--paper", action="store_true", help="a table of the paper's models")
+    place.add_argument(
+        "--config", metavar="FILE", type=as_path, help="a config.json instead of MODEL"
+    )
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `cocurve inventory`."""
     if options.paper:
         print(_paper(options.ffn_groups))
         return 0
@@ -52,13 +56,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
-    """The model on the meta device: shapes without numbers."""
+    """Make the model on the meta device: shapes without weights.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        InputError: there is no such model or configuration.
+    """
     from ..models.hub import explain, require_place
     from ..models.identity import MANIFEST
     from ..models.loading import place_of, shapes_only
     from ..pruner.saving import empty_pruned
 
-    if options.config is not None and not options.config.exists():  # else it is sought on the hub
+    # transformers would look for a missing file on the hub
+    if options.config is not None and not options.config.exists():
         raise InputError(f"there is no {options.config}. Give a config.json, or a hub id as MODEL.")
     source = options.config or place_of(options.model)
     folder = Path(source).parent if Path(source).is_file() else Path(source)
@@ -74,7 +84,7 @@ def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
 
 
 def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
-    """Every model the paper names, on the meta device, from data/paper_models.json."""
+    """Yield every model that the paper names, on the meta device, from data/paper_models.json."""
     from transformers import CONFIG_MAPPING
 
     from ..models.loading import demo_folder, shapes_only
@@ -83,7 +93,7 @@ def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
         (demo_folder().parent / "paper_models.json").read_text(encoding="utf-8")
     ).items():
         kind = values.pop("model_type")
-        # the padding token changes no shape, but Phi3's default lies outside small vocabularies
+        # the padding token changes no shape, but Phi3's default is outside a small vocabulary
         yield name, shapes_only(CONFIG_MAPPING[kind](**values | {"pad_token_id": None}))
 
 
@@ -101,6 +111,7 @@ def _paper(ffn_groups: int) -> str:
 
 
 def _facts(model: PreTrainedModel, units: UnitSet) -> dict[str, Any]:
+    """The numbers of units and parameters, as a whole and by layer, for JSON."""
     layers = []
     for layer in range(units.num_layers):
         row: dict[str, Any] = {"layer": layer}
@@ -125,7 +136,7 @@ def _facts(model: PreTrainedModel, units: UnitSet) -> dict[str, Any]:
 
 
 def _table(facts: dict[str, Any]) -> str:
-    """The facts in words, and runs of equal layers as one line each."""
+    """The facts as text; equal layers in a row share a line."""
     lines = [
         f"{facts['class']}: M = {facts['units']} units, {facts['removable_parameters']:,} of "
         f"{facts['parameters']:,} parameters can be removed ({facts['removable_share']:.1%}); H "
@@ -145,6 +156,7 @@ def _table(facts: dict[str, Any]) -> str:
 
 
 def _cell(row: dict[str, Any]) -> str:
+    """The units of one kind in a layer: their number and size."""
     if not row["units"]:
         return "none"
     each = row["parameters_each"]

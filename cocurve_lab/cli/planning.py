@@ -10,11 +10,12 @@ from ..errors import InputError
 from .common import DTYPES, add_verb, as_path, read_curvature, write_new
 
 DESCRIPTION = """\
-Choose the units to remove under a budget, from H alone: no model is needed and it takes
-milliseconds. The budget is a share of the removable parameters (--ratio), or what may be left of
-the model: --parameters, --size in bytes of weights, --kv-cache in bytes per token. --lambda weighs
-the edges of H: 1 takes them in full, 0 ignores them; --gate lets the FFN redundancy of H decide.
-The plan is a JSON file that `cocurve prune`, the notebooks and Selection.from_json read."""
+Choose the units to remove within a budget, from H alone: no model is needed, and it takes
+milliseconds. The budget is the share of removable parameters to remove (--ratio), or a limit on
+what is left: --parameters, --size (bytes of weights) or --kv-cache (bytes per token). --lambda is
+the weight of the edges of H: 1 takes them in full, 0 ignores them. --gate sets it by the FFN
+redundancy of H. The plan is a JSON file for `cocurve prune`, the notebooks and
+Selection.from_json."""
 EXAMPLE = """\
   cocurve solve H --ratio 0.2 --out plan.json
   cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json
@@ -24,27 +25,37 @@ EXAMPLE = """\
 
 
 def add_to(verbs: Any) -> None:
+    """Add the verb `solve`."""
     parser = add_verb(verbs, "solve", run, DESCRIPTION, EXAMPLE)
-    parser.add_argument("curvature", metavar="H", help="a file of H, or the folder it was built in")
+    parser.add_argument("curvature", metavar="H", help="the file of H, or its folder")
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--ratio", type=float, help="share of removable parameters to remove")
-    budget.add_argument("--parameters", help='at most so many left: "6B", "350M"')
-    budget.add_argument("--size", help='at most so many bytes of weights left: "12 GB"')
-    budget.add_argument("--kv-cache", help='at most so many bytes of KV cache per token: "64 KiB"')
-    parser.add_argument("--dtype", choices=DTYPES, help="what --size and --kv-cache count in")
+    budget.add_argument("--parameters", help='most parameters left: "6B", "350M"')
+    budget.add_argument("--size", help='most bytes of weights left: "12 GB"')
+    budget.add_argument("--kv-cache", help='most bytes of KV cache per token left: "64 KiB"')
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype for --size and --kv-cache")
     strength = parser.add_mutually_exclusive_group()
     strength.add_argument(
         "--lambda", dest="strength", type=float, default=1.0, help="weight of the edges (1.0)"
     )
-    strength.add_argument("--gate", action="store_true", help="lambda by the redundancy gate")
-    parser.add_argument("--uniform", action="store_true", help="the same counts in every layer")
-    parser.add_argument("--layer-cap", type=float, help="largest share of a layer that may go")
-    parser.add_argument("--protect-first", type=int, default=0, help="first layers kept whole (0)")
-    parser.add_argument("--protect-last", type=int, default=0, help="last layers kept whole (0)")
-    parser.add_argument("--out", metavar="FILE", type=as_path, required=True, help="the plan, JSON")
+    strength.add_argument("--gate", action="store_true", help="set lambda by the redundancy gate")
+    parser.add_argument(
+        "--uniform", action="store_true", help="remove the same counts from every layer"
+    )
+    parser.add_argument("--layer-cap", type=float, help="largest share removed from a layer")
+    parser.add_argument(
+        "--protect-first", type=int, default=0, help="number of first layers kept whole (0)"
+    )
+    parser.add_argument(
+        "--protect-last", type=int, default=0, help="number of last layers kept whole (0)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", type=as_path, required=True, help="file for the plan"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run `cocurve solve`."""
     from ..solver.guards import Guards
     from ..solver.solve import solve_greedy
 
@@ -65,19 +76,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _budget(options: argparse.Namespace) -> Any:
-    """The ratio, or a Target of what may be left."""
+    """The ratio, or a Target for what may be left.
+
+    Raises:
+        InputError: --dtype is missing, or given where it has no meaning.
+    """
     from ..solver.targets import Target
 
     goal = "size" if options.size is not None else "kv_cache"
     in_bytes = getattr(options, goal) is not None
     if in_bytes and options.dtype is None:
         raise InputError(
-            f"--{goal.replace('_', '-')} is in bytes: say of what, for example --dtype bfloat16."
+            f"--{goal.replace('_', '-')} is in bytes, which depend on the dtype. Give it, for "
+            "example --dtype bfloat16."
         )
     if options.dtype is not None and not in_bytes:
         raise InputError(
-            f"--dtype {options.dtype} says what --size and --kv-cache count in, and neither is "
-            "given. Leave it away."
+            f"--dtype {options.dtype} is only used with --size or --kv-cache; neither is given. "
+            "Remove --dtype."
         )
     if options.ratio is not None:
         return options.ratio
@@ -90,14 +106,19 @@ def _budget(options: argparse.Namespace) -> Any:
 
 
 def _by_gate(curvature: Any) -> float:
+    """The lambda that the redundancy gate recommends; prints its reason.
+
+    Raises:
+        InputError: it recommends none.
+    """
     from ..solver.interaction import redundancy_gate
 
     gate = redundancy_gate(curvature)
     print(gate.reason)
     if gate.recommended is None:
-        raise InputError("the gate recommends no lambda for this H. Give --lambda.")
+        raise InputError("the gate recommends no lambda for this H. Give --lambda instead.")
     return gate.recommended
 
 
 def _same(path: Path) -> str:
-    return f"{path} holds this very plan already (nothing was written)."
+    return f"{path} already holds this plan (nothing was written)."

@@ -1,4 +1,4 @@
-"""`cocurve prune` and `cocurve export`: a smaller model as a folder, and as one GGUF file."""
+"""`cocurve prune` and `cocurve export`: a smaller model as a folder and as one GGUF file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from ..solver.selection import Selection
 
 PRUNE = """\
-Remove the units of a plan from a model and save the smaller one as a folder with its tokenizer. The
-weights that stay are the model's own, bit for bit. --verify compares two rows of text with the
-masked model before anything is saved, or with what the folder holds already."""
+Remove the units of a plan from a model. The smaller model is saved as a folder with its tokenizer;
+its weights are the model's own, bit for bit. --verify checks on two rows of text that it computes
+what the masked model computes. This is done before anything is saved, or, if the folder holds this
+result already, with the model in the folder."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""
@@ -41,23 +42,30 @@ EXPORT_EXAMPLE = """\
 
 
 def add_to(verbs: Any) -> None:
+    """Add the verbs `prune` and `export`."""
     parser = add_verb(verbs, "prune", prune, PRUNE, PRUNE_EXAMPLE)
     add_model(parser)
-    parser.add_argument("plan", metavar="PLAN", type=as_path, help="what `cocurve solve` wrote")
+    parser.add_argument("plan", metavar="PLAN", type=as_path, help="file from `cocurve solve`")
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser.add_argument("--verify", action="store_true", help="compare with the masked model")
-    add_text(parser, "text", 2, "text to verify on", "it must be given")
+    add_text(parser, "text", 2, "text to verify on", "none")
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
-    parser.add_argument("folder", metavar="FOLDER", type=as_path, help="what `cocurve prune` wrote")
-    parser.add_argument("--gguf", metavar="FILE", type=as_path, required=True, help="a new file")
-    parser.add_argument("--dtype", default="f16", choices=("f32", "f16", "q8_0"), help="(f16)")
     parser.add_argument(
-        "--pretokenizer", help="llama.cpp's name for how text is split; default: recognised"
+        "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
     )
-    parser.add_argument("--tokenizer", metavar="MODEL", help="where the folder has none")
+    parser.add_argument("--gguf", metavar="FILE", type=as_path, required=True, help="a new file")
+    parser.add_argument(
+        "--dtype", default="f16", choices=("f32", "f16", "q8_0"), help="dtype of the matrices (f16)"
+    )
+    parser.add_argument(
+        "--pretokenizer",
+        help="llama.cpp's name for rules that split text; default: the tokenizer's",
+    )
+    parser.add_argument("--tokenizer", metavar="MODEL", help="tokenizer of a folder without one")
 
 
 def prune(options: argparse.Namespace) -> int:
+    """Run `cocurve prune`."""
     from ..models.loading import load_model
     from ..pruner import cutting as pruner
     from ..pruner.saving import save_pruned
@@ -65,7 +73,7 @@ def prune(options: argparse.Namespace) -> int:
     selection = _read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
-        require_writable(options.out.resolve().parent)  # where it is made, and then renamed
+        require_writable(options.out.resolve().parent)  # it is made there, and then renamed
         require_writable(options.out)
     if options.verify:
         require_text(options)
@@ -75,9 +83,9 @@ def prune(options: argparse.Namespace) -> int:
     if there is not None:
         _require_result(options.out, there, model)
         checked = "" if text is None else _verified(options, model, selection, text)
-        print(f"{options.out} holds this very plan already{checked} (nothing was written).")
+        print(f"{options.out} already holds this plan's model{checked} (nothing was written).")
         return 0
-    # one model in memory: it is read from its place again whenever it is wanted
+    # in place, because two models may not fit, and the dense one can be loaded again
     pruned = pruner.prune(model, selection, inplace=True, verify=text)
     save_pruned(pruned, options.out, tokenizer=tokenizer)
     checked = "; computes what the masked model computes" if options.verify else ""
@@ -89,7 +97,12 @@ def prune(options: argparse.Namespace) -> int:
 
 
 def _read_plan(path: Path) -> Selection:
-    """The plan in a file; errors name the file."""
+    """Read the plan in a file; errors name the file.
+
+    Raises:
+        InputError: there is no such file.
+        FileFormatError: it is not a plan.
+    """
     from ..solver.selection import Selection
 
     if not path.is_file():
@@ -98,18 +111,18 @@ def _read_plan(path: Path) -> Selection:
         return Selection.from_json(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise FileFormatError(
-            f"{path} is no plan: it is not UTF-8 text. Give what `cocurve solve` wrote."
+            f"{path} is not a plan: it is not UTF-8 text. Give a file from `cocurve solve`."
         ) from None
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from None
 
 
 def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None:
-    """The manifest of a plan's result in a folder, None where the folder is empty or new.
+    """The manifest of this plan's model in a folder; None if the folder is empty or new.
 
     Raises:
         InputError: the folder holds anything else.
-        FileFormatError: a manifest is there that cannot be read.
+        FileFormatError: its manifest cannot be read.
     """
     from ..pruner.manifest import read_manifest
 
@@ -123,7 +136,7 @@ def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None
 
 
 def _require_result(folder: Path, manifest: dict[str, Any], model: PreTrainedModel) -> None:
-    """Raise InputError unless a folder of this plan was made from this model, in its dtype."""
+    """Raise InputError unless a folder with this plan was made from this model, in its dtype."""
     from ..models.identity import fingerprint_model, model_dtype
 
     if manifest["dtype"] != model_dtype(model):
@@ -136,6 +149,7 @@ def _require_result(folder: Path, manifest: dict[str, Any], model: PreTrainedMod
 
 
 def _taken(folder: Path, why: str) -> InputError:
+    """The error for a folder that must not be overwritten."""
     return InputError(
         f"{folder} exists and {why}; it is not overwritten. Choose another --out, or move it away."
     )
@@ -144,7 +158,7 @@ def _taken(folder: Path, why: str) -> InputError:
 def _verified(
     options: argparse.Namespace, model: PreTrainedModel, selection: Selection, text: CalibrationSet
 ) -> str:
-    """Compare the folder with the masked model, as if it had just been made."""
+    """Compare the model in the folder with the masked model; return a clause for the output."""
     from ..pruner.equivalence import check_equivalence
     from ..pruner.saving import load_pruned
 
@@ -154,19 +168,20 @@ def _verified(
 
 
 def export(options: argparse.Namespace) -> int:
+    """Run `cocurve export`."""
     from ..export.gguf import export_gguf
     from ..pruner.manifest import read_manifest
     from ..pruner.saving import load_pruned
 
     require_new(options.gguf)
-    read_manifest(options.folder)  # a mistyped folder is no hub id
+    read_manifest(options.folder)  # otherwise a mistyped folder would be taken for a hub id
     tokenizer = read_tokenizer(str(options.folder), options.tokenizer)
     if tokenizer is None:
         place = options.tokenizer or options.folder
-        raise InputError(f"{place} holds no tokenizer. Give --tokenizer with the dense model.")
+        raise InputError(f"{place} holds no tokenizer. Give the dense model as --tokenizer.")
     pruned = load_pruned(options.folder, device="cpu")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the notes of the result say the same
+        warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
         found = export_gguf(
             pruned,
             tokenizer,

@@ -145,8 +145,8 @@ def test_from_h_to_a_smaller_model(
     expected = cl.perplexity(cl.load_pruned(smaller, device="cpu"), tokenizer, documents)
     assert found["perplexity"]["value"] == pytest.approx(expected.value, rel=1e-6)
     for again, word in (
-        (["solve", str(built), "--ratio", "0.3", "--out", str(plan)], "this very plan"),
-        (prune, "this very plan"),
+        (["solve", str(built), "--ratio", "0.3", "--out", str(plan)], "already holds this plan"),
+        (prune, "already holds this plan"),
     ):
         assert main(again) == DONE
         assert word in capsys.readouterr().out
@@ -286,7 +286,7 @@ def test_what_exists_is_never_overwritten(
         (
             ["solve", ".", "--ratio", "0", "--dtype", "float16", "--out", "p"],
             FAILED,
-            "--dtype float16 says what --size and --kv-cache count in",
+            "--dtype float16 is only used with --size or --kv-cache",
         ),
         (["export", "f", "--gguf", "g", "--dtype", "bf16"], USAGE, "invalid choice: 'bf16'"),
         (["export", "f", "--gguf", "/dev/null/g"], FAILED, "nothing can be written into /dev/null"),
@@ -377,8 +377,8 @@ def test_a_build_that_cannot_be_written_is_a_failure_that_says_what_is_kept(
     assert not list(tmp_path.glob("H_*.pkl"))
     said = capfd.readouterr().err
     assert "no H could be written into" in said
-    assert ("keeps what is done" in said) is checkpointed
-    assert ("Nothing of the 6 sequences done is kept" in said) is not checkpointed
+    assert ("keeps the finished sequences" in said) is checkpointed
+    assert ("None of the 6 finished sequences is kept" in said) is not checkpointed
     assert ("free some space" in caplog.text) is (number == errno.ENOSPC)
     assert os.strerror(number) in caplog.text
     if checkpointed:
@@ -393,7 +393,7 @@ def test_a_folder_without_h_says_how_to_get_one(
     solve = ["solve", str(tmp_path), "--ratio", "0.2", "--out", str(tmp_path / "p")]
     for name, advice in (
         ("mine", "Build one: cocurve build"),
-        ("H_model_0.ckpt", "An unfinished build lies there"),
+        ("H_model_0.ckpt", "It holds an unfinished build"),
         ("H_model_0.shard-1-of-2.pkl", "Merge its shards"),
     ):
         (tmp_path / name).touch()
@@ -430,7 +430,7 @@ def test_a_folder_of_the_same_plan_is_the_same_only_for_model_and_dtype(
     other.save_pretrained(tmp_path / "other")
     word_tokenizer(CONTEXT).save_pretrained(tmp_path / "other")
     cases = (
-        (pruned, DONE, "holds this very plan already"),
+        (pruned, DONE, "already holds this plan"),
         (["prune", str(tmp_path / "other"), *pruned[2:]], FAILED, "plan of another dense model"),
         ([*pruned, "--dtype", "bfloat16"], FAILED, "holds this plan in float32, not bfloat16"),
     )
