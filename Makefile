@@ -1,8 +1,8 @@
-# Every command sets up what it needs in .venv first, once: it is repeated when pyproject.toml or
-# constraints.txt changes, and otherwise needs no network.
+# Every command first sets up .venv, once, and again when pyproject.toml or constraints.txt changes.
+# Otherwise no network is needed.
 #
 #   PYTHON=python3.12         the interpreter to build .venv with (default: see .ci/setup)
-#   TORCH_INDEX=URL           a further package index to take torch from (see .ci/README.md)
+#   TORCH_INDEX=URL           an additional package index to take torch from (see .ci/README.md)
 #   PORT=8888                 first port JupyterLab tries
 #   ARGS="-k solver -x"       passed on by `make demo` and `make test`
 #   WORKERS=3                 processes that share the tests; 0 runs them in one
@@ -34,8 +34,8 @@ lab: $(INSTALLED) ## open JupyterLab on the first notebook (over SSH: print how 
 demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in the terminal
 	@$(RUN) cocurve_lab.cli.demo $(ARGS)
 
-# One more process than the two cores of the smallest machine, as browser tests mostly wait; one thread
-# each, which waits asleep, so that kernels and browsers beside them are not starved.
+# One process more than the smallest machine has cores, because browser tests mostly wait. Each has one
+# thread that sleeps while it waits, so that kernels and browsers get their share of the cores.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
 
