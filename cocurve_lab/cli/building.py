@@ -135,7 +135,7 @@ def build(options: argparse.Namespace) -> int:
     done, wanted = progress_of(curvature)
     file = kept_at(whole_path(options.out, curvature), options.shard)
     checkpoint = checkpoint_of(file)
-    if done < wanted and checkpoint.exists():
+    if done < wanted and checkpoint.exists():  # `main` prints this and exits with 130
         raise KeyboardInterrupt(
             f"interrupted; {done} of {wanted} sequences are kept in {options.out}. To resume:\n"
             f"  {options.again}"

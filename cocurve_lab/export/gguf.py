@@ -199,7 +199,7 @@ def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
 
     kind, shape = tensor.kind(dtype), tuple(tensor.weight.shape)
     unit = np.dtype({"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8))
-    if kind.name == "Q8_0":
+    if kind.name == "Q8_0":  # blocks with their scales are written as bytes
         shape = quant_shape_to_byte_shape(shape, kind)
     size = math.prod(shape) * unit.itemsize
     writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=kind)

@@ -247,9 +247,11 @@ def rope_factors(architecture: Architecture) -> Tensor | None:
     theta, pairs = architecture.model.config.rope_parameters["rope_theta"], len(frequencies)
     plain = theta ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
     factors = (plain / frequencies.double()).float()
+    # within 1e-4 of 1 is the rounding of float32 frequencies, and no scaling
     return None if torch.allclose(factors, torch.ones(pairs), rtol=0, atol=1e-4) else factors
 
 
 def _rotary(architecture: Architecture) -> Any:
-    """A new rotary embedding in float32; that of a model cast to bfloat16 is rounded."""
+    """The rotary embedding, made anew from the configuration."""
+    # the model's own is rounded if the model was cast to bfloat16
     return type(architecture.decoder.rotary_emb)(config=architecture.model.config)

@@ -162,6 +162,7 @@ def _tokens(
     texts = {index: text for text, index in vocab.items()}
     tokens, types = [], []
     for index in range(size):
+        # llama.cpp wants a token for every row, so rows without one get a name that is never used
         text, kind = texts.get(index), TokenType.NORMAL
         if text is None:
             text, kind = f"[PAD{index}]", TokenType.UNUSED
@@ -302,6 +303,7 @@ def _rules(pre_tokenizer: dict[str, Any] | None) -> Iterator[str]:
     elif kind == "Digits" and pre_tokenizer["individual_digits"]:
         yield "digits"
     elif kind == "Split" and "Regex" in pre_tokenizer["pattern"]:
+        # llama.cpp's rules isolate what they match; any other behaviour makes it another rule
         plain = pre_tokenizer["behavior"] == "Isolated" and not pre_tokenizer["invert"]
         yield ("" if plain else f"{pre_tokenizer['behavior']} ") + pre_tokenizer["pattern"]["Regex"]
     else:
@@ -385,6 +387,7 @@ def scores_of(spec: dict[str, Any], tokens: Sequence[str]) -> tuple[list[float],
     for rank, token in enumerate(made):
         ranks.setdefault(token, rank)
     pieces, listed = spec["model"]["vocab"], set(pairs)
+    # as many runs of one token as tokens: the splits of each stand together
     exact = len([*groupby(made)]) == len(ranks) and all(
         (token[:cut], token[cut:]) in listed
         for token in ranks

@@ -131,6 +131,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _alike(path: Path) -> str:
     """A hint for a wrong path: its first missing part, or folders with a similar name."""
+    # the nearest folder above that exists
     parent = next(folder for folder in (path.parent, *path.parents) if folder.is_dir())
     if parent != path.parent:
         return f" {str(parent)!r} is there, but holds no {path.relative_to(parent).parts[0]!r}."

@@ -322,6 +322,7 @@ def _units_of(
 
 
 def _frozen(values: list[Any], dtype: Any) -> np.ndarray:
+    """A read-only array, because the properties that return it are cached."""
     array = np.array(values, dtype=dtype)
     array.flags.writeable = False
     return array

@@ -236,7 +236,7 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
     weights = {
         name: fingerprint_tensor(weight)
         for name, weight in architecture.model.named_parameters()
-        if not any(name.startswith(f"{cut}.") for cut in sliced)
+        if not any(name.startswith(f"{cut}.") for cut in sliced)  # not of a replaced module
     }
     for prefix, module in sliced.items():
         for name, weight in module.named_parameters():

@@ -106,11 +106,11 @@ def weights_now(
     marks = weight_marks(model) if marks is None else marks
     mark, now = manifest.get("weights_fingerprint"), fingerprint(marks)
     state: Weights = manifest.get("weights_since_pruning", "unknown")
-    if mark is None:
+    if mark is None:  # a manifest of version 1
         state = "unknown"
     elif now != mark and model_dtype(model) == manifest["dtype"]:
         state = "changed"
-    elif now != mark and state == "unchanged":
+    elif now != mark and state == "unchanged":  # another dtype, and so other bits in any case
         state = "converted"
     return {"weights_fingerprint": now, "weights_since_pruning": state}
 
