@@ -1,4 +1,8 @@
-"""The loop of a build: sequences outside, units inside, checkpoints between, Ctrl-C any time."""
+"""The loop of a build over sequences, with checkpoints, resuming and a clean stop on Ctrl-C.
+
+Algorithm 1 on one sequence is features.py, and workers run it (worker.py). Here its results are
+summed, saved and reported.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +39,24 @@ CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Knobs of a build that do not change what is estimated.
+    """Options of a build by ablations; none of them changes the quantity that is estimated.
 
     Attributes:
-        units_per_batch: ablations per forward; None = from free memory. Halved when memory runs
-            out.
-        groups: groups of sequences whose Grams are kept apart (error bars, merging).
-        checkpoint_seconds: write the checkpoint after the first sequence that ends this long after
-            the last one; 0 writes after every sequence.
-        num_threads: CPU threads; None = torch's current number.
-        on_sequence: called with the Build after each sequence, in the building thread: a monitor.
-            It reads `done`, `total`, `seconds` and `so_far()`; what it raises ends the build,
-            which keeps what is done.
-        shard: (i, n), i from 1: do only share i of n, and leave the rest to other processes with
-            the same settings. `Curvature.merge` of all n is the one build, to the bit.
+        units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
+            memory runs out.
+        groups: number of groups of sequences whose Grams are kept separately, for error bars and
+            merging.
+        checkpoint_seconds: least time in seconds between two checkpoints, which are written after a
+            sequence; 0 writes one after every sequence.
+        num_threads: CPU threads; None keeps torch's current number.
+        on_sequence: called with the Build after each sequence, in the building thread, for
+            monitors. It may read `done`, `total`, `seconds` and `so_far()`. An exception from it
+            ends the build; KeyboardInterrupt ends it like Ctrl-C.
+        shard: (i, n), i from 1: do only part i of n, and leave the others to processes with the
+            same settings. `Curvature.merge` of all n has the bits of one build.
+
+    Raises:
+        InputError: a value out of range.
     """
 
     units_per_batch: int | None = None
@@ -63,19 +71,27 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
-        if not self.checkpoint_seconds >= 0:  # NaN is not either, and would never come round
+        if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
             raise InputError(
-                f"checkpoint_seconds is {self.checkpoint_seconds}; it is a time in seconds, and 0 "
-                "writes after every sequence."
+                f"checkpoint_seconds is {self.checkpoint_seconds}, but it is a time. Give at least "
+                "0 seconds; 0 writes after every sequence."
             )
 
 
 @dataclass
 class Build:
-    """The state of a build between two sequences: everything a checkpoint holds, and the inputs."""
+    """State of a build between two sequences: its inputs, and everything a checkpoint holds.
+
+    Attributes:
+        settings: the settings that decide H, from `build_settings`; a checkpoint must agree.
+        runtime: threads, batch size and kind of device, which decide only the last bits.
+        sums: Grams, risks and positions of the sequences done.
+        numbers: the sequences to do, in order.
+        events: what a reader of the result should know: moves, retries, early stops.
+    """
 
     settings: dict[str, Any]
-    name: str  # of the model, for the bar and the provenance; it decides nothing
+    name: str  # of the model, for the bar and the provenance
     units: UnitSet
     calibration: CalibrationSet
     options: BuildOptions
@@ -83,7 +99,7 @@ class Build:
     sums: GroupSums
     runtime: dict[str, Any]
     executor: Executor
-    numbers: list[int]  # of the sequences to do: all, or those of a shard
+    numbers: list[int]
     events: list[str] = field(default_factory=list)
 
     @classmethod
@@ -97,9 +113,16 @@ class Build:
         checkpoint: str | os.PathLike[str] | None,
         executor: Executor | None = None,
     ) -> Build:
+        """Set up a build, and resume it if its checkpoint exists.
+
+        Raises:
+            InputError: the shard does not exist.
+            MismatchError: the checkpoint is of another build.
+            FileFormatError: the checkpoint and the one before it cannot be read.
+        """
         groups = settings["groups"]
         executor = executor or LocalExecutor()
-        if options.shard is not None:  # part of what a checkpoint must agree with
+        if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
             settings = settings | {"shard": list(options.shard)}
         build = cls(
             settings,
@@ -123,17 +146,17 @@ class Build:
 
     @property
     def total(self) -> int:
-        """Sequences this build does in all; `done` of them are done."""
+        """Number of sequences of this build or shard."""
         return len(self.numbers)
 
     @property
     def done(self) -> int:
-        """Sequences that are in the sums."""
+        """Number of sequences done."""
         return self.sums.done
 
     @property
     def seconds(self) -> list[float]:
-        """What each sequence done took."""
+        """Duration of each sequence done, seconds."""
         return self.sums.seconds
 
     @property
@@ -144,7 +167,16 @@ class Build:
     # Running ------------------------------------------------------------------------------------
 
     def run(self, model: PreTrainedModel, *, progress: Progress) -> Curvature:
-        """Do the sequences that are left; H over all, or after Ctrl-C over those done."""
+        """Measure the remaining sequences and return H over all that are done.
+
+        After Ctrl-C with at least one sequence done, H is over those, and the checkpoint is saved.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C before the first sequence was done.
+            InputError: a sequence does not fit in memory.
+            NumericalError: NaN or infinite logits.
+            WorkerError: no worker is left.
+        """
         device = device_name(model_device(model))
         if self.done < self.total:
             with self.executor.open(model, self._job()) as crew:
@@ -156,6 +188,7 @@ class Build:
         return self.sums.curvature(self.units, self._provenance(device))
 
     def _go_on(self, crew: Crew, progress: Progress) -> None:
+        """Measure and add the remaining sequences, saving in between."""
         saved, size = time.monotonic(), len(self.units)
         with open_bar(
             progress,
@@ -165,6 +198,8 @@ class Build:
             unit="ablation",
         ) as bar:
             try:
+                # results come in the order of `numbers`, also from many workers: so the sums have
+                # the same bits, and the sequences done are always the first `done` of them
                 results = crew.measure(self.numbers[self.done :], bar.update, self._note)
                 while self.done < self.total:
                     begun = time.monotonic()
@@ -186,20 +221,21 @@ class Build:
                     "Run again to go on."
                     + ("" if self.checkpoint else " (Give checkpoint= for that.)")
                 )
-            except CocurveError:  # workers that died, say: hours of others' work stay
+            except CocurveError:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
 
     def _book(self, measured: Measured, seconds: float) -> None:
-        """Add a finished sequence; state changes only here, and whole."""
+        """Add a finished sequence to the sums; the only place where they change."""
         for note in measured.notes:
             self._note(note)
         self.sums.add(measured.number, measured.gram, measured.positions, seconds, measured.risks)
+        # a batch size that did not fit once is not tried again, here or after resuming
         batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
         self.runtime["units_per_batch"] = batch
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
-        """H over the sequences done, or over some of the groups of them.
+        """Return H over the sequences done, or over some of their groups.
 
         Raises:
             InputError: no sequence of these groups is done.
@@ -207,7 +243,7 @@ class Build:
         return self.sums.curvature(self.units, {"sequences_done": self.done}, groups)
 
     def _within_memory(self, step: Callable[[], Value]) -> Value:
-        """Take a step; what does not fit in memory whatever the batch is a clear error."""
+        """Take a step; raise InputError if it does not fit in memory at any batch size."""
         number = self.numbers[self.done]
         why = f"memory runs out on sequence {number} outside the ablations ({{error}}). {SMALLER}"
         return within_memory(step, why)
@@ -223,7 +259,7 @@ class Build:
         )
 
     def _settle_runtime(self, crew: Crew) -> None:
-        """Batch size and device kind: from the checkpoint where there is one, so bits repeat."""
+        """Record the crew's batch size and kind of device, and a move to another kind."""
         stored = self.runtime["device_kind"]
         if stored not in (None, crew.device_kind):
             self._note(f"moved from {stored} to {crew.device_kind}")
@@ -231,7 +267,7 @@ class Build:
         self.runtime["units_per_batch"] = crew.units_per_batch
 
     def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
-        """What the build will take, in words."""
+        """Time, memory and size of the build, in words."""
         seconds, batch = crew.seconds(), crew.units_per_batch
         taking = "" if seconds is None else f"about {duration(seconds)} and "
         memory = memory_needed(
@@ -244,7 +280,7 @@ class Build:
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
             f"each: {taking}{memory / 1e9:.2g} GB beside the model "
             f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
-            "Interrupt any time; what is done is kept."
+            "You can interrupt at any time; finished sequences are kept."
         )
 
     def _provenance(self, device: str) -> dict[str, Any]:
@@ -259,10 +295,7 @@ class Build:
     # Checkpoints --------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the checkpoint of what is done, if anything is.
-
-        Where that fails it is reported, and does not stop the build.
-        """
+        """Write the checkpoint, if any sequence is done; a failure is logged, not raised."""
         if self.checkpoint is None or self.done == 0:
             return
         content = {
@@ -279,19 +312,19 @@ class Build:
         }
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
-        except OSError as error:
+        except OSError as error:  # a full disk must not cost the hours that are done
             self._note(
                 f"the checkpoint {self.checkpoint} could not be written ({error}). The build goes "
                 f"on; {remedy(error)} before stopping it."
             )
 
     def _note(self, event: str) -> None:
-        """Keep an event with the result, and say it now."""
+        """Keep an event for the provenance, and log it now."""
         self.events.append(f"sequence {self.done}: {event}")
         log.warning(self.events[-1])
 
     def resume(self) -> None:
-        """Take up the checkpoint, or the one before it where the newest cannot be read."""
+        """Load the checkpoint, or the one before it if the newest cannot be read."""
         assert self.checkpoint is not None
         content = None
         for path in (self.checkpoint, previous(self.checkpoint)):
@@ -308,20 +341,22 @@ class Build:
                 log.warning("%s; falling back to %s", error, previous(path))
         if content is None:
             return
-        asked_for = {"shard": None} | self.settings  # a shard's checkpoint is not the whole's
+        # no shard is compared too: the checkpoint of a shard is not that of the whole build
+        asked_for = {"shard": None} | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         for name in ("grams", "risks", "positions", "seconds"):
             setattr(self.sums, name, content[name])
         self.events = content["events"]
         asked = self.runtime
+        # with the stored threads and batch size the result has the bits of an uninterrupted build
         self.runtime = content["runtime"]
-        for name, value in self.runtime.items():  # the stored ones repeat the bits
+        for name, value in self.runtime.items():
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
 
 
 def remedy(error: OSError) -> str:
-    """What helps where a file could not be written, as a clause."""
+    """Word the remedy for a file that could not be written, as a clause in the imperative."""
     if is_full(error):
         return "free some space"
-    return "make its folder one that can be written"
+    return "make its folder writable"

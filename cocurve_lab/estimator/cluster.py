@@ -1,9 +1,12 @@
-"""A build on a Ray cluster: one model per worker, sequences handed out, Grams added in order.
+"""A build on a Ray cluster: one model per worker, one sequence at a time for each worker.
 
-Ray is only the transport. The build, its checkpoint, its monitor and its Ctrl-C are those of
-build.py, in the process that asked; workers hold nothing that a new one is not given again. Ray
-moves objects between its processes as pickles and lets whoever reaches the cluster run code there:
-use it on a network you trust.
+Ray is only the transport. The build with its checkpoint, monitor and Ctrl-C stays in the calling
+process (build.py). Workers keep no state, so a new one can replace any of them. In this file:
+`ray_executor` and its crew (which worker does what), then what runs inside a worker, then how a
+model travels to it.
+
+Ray moves objects between its processes as pickles, and anyone who reaches the cluster can run code
+there. Use it on a network you trust.
 """
 
 from __future__ import annotations
@@ -28,13 +31,16 @@ from .worker import Job, Measured, Note, Tick, Worker
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_MOST_LOSSES = 3  # a sequence that took this many workers with it will take the others too
-_AHEAD = 4  # results per worker that may wait for an earlier sequence
+_MOST_LOSSES = 3  # a sequence that killed this many workers would kill the others too
+_AHEAD = 4  # results per worker that may wait for an earlier sequence, to bound the memory
+
+
+# The executor -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RayExecutor:
-    """Workers on a Ray cluster, one model each; see `ray_executor`."""
+    """An executor on a Ray cluster, with one model per worker; made by `ray_executor`."""
 
     workers: int = 2
     address: str | None = None
@@ -69,7 +75,7 @@ class RayExecutor:
                 ray.shutdown()
 
     def _join(self, ray: Any) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a lab that calls nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the lab sends no usage data
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         settings: dict[str, Any] = {
             "address": self.address,
@@ -78,11 +84,11 @@ class RayExecutor:
         }
         if self.address is None and "RAY_ADDRESS" not in os.environ:
             settings["include_dashboard"] = False
-            # a cluster of this machine alone: as many workers as were asked for must find room
+            # a cluster of this machine alone must have room for all workers, whatever its cores
             settings["num_cpus"] = max(os.cpu_count() or 1, self.workers * self.cpus_per_worker)
         try:
             ray.init(**settings | dict(self.init))
-        except Exception as error:  # Ray raises bare ones too
+        except Exception as error:  # Ray also raises plain Exception
             ray.shutdown()
             raise WorkerError(
                 f"Ray cannot be started or reached at {self.address or 'this machine'} ({error}). "
@@ -100,24 +106,27 @@ def ray_executor(
     gpus_per_worker: float | None = None,
     **settings: Any,
 ) -> RayExecutor:
-    """Measure the sequences of a build on Ray workers, one model per worker.
+    """Make an executor that measures the sequences of a build on Ray workers.
 
     The result has the bits of a build in one process on the same kind of device, with
-    `BuildOptions(num_threads=cpus_per_worker)` and the same `units_per_batch`. A worker that dies
-    costs the sequence it was doing: another one does it, and a new worker takes its place.
+    `BuildOptions(num_threads=cpus_per_worker)` and the same `units_per_batch`. If a worker dies,
+    only the sequence it was measuring is lost: another worker measures it, and a new one is
+    started.
 
     Args:
-        workers: how many. Those for which the cluster has no room wait until it has.
-        address: of the cluster; None joins what `ray.init` finds (RAY_ADDRESS, or a session already
-            begun), else starts Ray on this machine for the time of the build. What the cluster asks
-            for beyond that (a token, TLS) is set up as Ray's own pages say.
-        source: folder or hub id from which each worker reads the model itself, which must then be
-            the one you pass (its weights are compared). For large models: None puts a copy of the
-            model's weights in Ray's object store, once, and every worker copies it from there.
-        cpus_per_worker: CPUs Ray reserves for a worker, and its number of threads.
-        gpus_per_worker: None = 1 where the model is on a GPU, else 0. With 0 workers use the CPU.
-        **settings: `start_seconds`, how long to wait for the first worker (600); `init`, more
-            arguments for `ray.init`.
+        workers: number of workers, with one model each. Those for which the cluster has no room
+            wait until it has.
+        address: address of the cluster. None joins the one that `ray.init` finds (RAY_ADDRESS, or a
+            running session), or else starts Ray on this machine for the duration of the build. For
+            a token or TLS see Ray's own documentation.
+        source: folder or hub id from which each worker loads the model itself. It must be the model
+            you pass (the weights are compared). None copies the weights into Ray's object store
+            once, and from there to every worker: give a source for large models.
+        cpus_per_worker: CPUs that Ray reserves for each worker, and its number of threads.
+        gpus_per_worker: GPUs for each worker; None is 1 if the model is on a GPU, otherwise 0. With
+            0 the workers use the CPU.
+        **settings: `start_seconds`, the time to wait for the first worker, in seconds (600);
+            `init`, further arguments of `ray.init`.
 
     Raises:
         InputError: Ray is not installed, or a number is below 1.
@@ -127,51 +136,73 @@ def ray_executor(
     return RayExecutor(workers, address, place, cpus_per_worker, gpus_per_worker, **settings)
 
 
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise InputError(
+            "building on a cluster needs Ray, which is not installed. Run "
+            "`pip install cocurve-lab[ray]`, or omit executor."
+        ) from None
+    return ray
+
+
+# The crew -----------------------------------------------------------------------------------------
+
+
 class Turns:
-    """Which sequence goes out next, and which results wait for their turn; knows nothing of Ray.
+    """Order of the sequences: the next one to hand out, and results that wait for earlier ones.
+
+    Workers finish in any order, but sums must be added in the order of the sequences, or their last
+    bits would change from run to run. This class knows nothing of Ray.
 
     Attributes:
         left: numbers whose results were not taken yet, in order.
+        ahead: the most sequences that may be out or finished early at a time.
     """
 
     def __init__(self, numbers: Sequence[int], ahead: int) -> None:
         self.left, self.ahead = deque(numbers), ahead
-        self._waiting = deque(numbers)  # not handed out, or lost since
+        self._waiting = deque(numbers)  # not handed out yet, or lost with a worker
         self._early: dict[int, Measured] = {}
         self._losses: Counter[int] = Counter()
 
     def hand_out(self) -> int | None:
-        """The next sequence; None where none is left, or too many results wait already."""
+        """Return the next sequence; None if none is left or too many results are waiting."""
         if not self._waiting or len(self.left) - len(self._waiting) >= self.ahead:
             return None
         return self._waiting.popleft()
 
     def lost(self, number: int) -> None:
-        """A worker died on a sequence: it goes out again, before all others.
+        """Put back the sequence of a worker that died; it goes out again before all others.
 
         Raises:
-            WorkerError: the sequence has killed workers before, so it is the sequence's fault.
+            WorkerError: workers have died on this sequence before, so it is the cause.
         """
         self._losses[number] += 1
         if self._losses[number] >= _MOST_LOSSES:
             raise WorkerError(
-                f"{_MOST_LOSSES} workers died on sequence {number}, so more would. They may run "
-                "out of memory: use shorter rows, fewer positions, a smaller units_per_batch, or "
-                "fewer workers per machine. What is done is kept; run again to go on."
+                f"{_MOST_LOSSES} workers died on sequence {number}, so more would. They may have "
+                "run out of memory: use shorter rows, fewer positions, a smaller units_per_batch, "
+                "or fewer workers per machine. Finished sequences are kept; run again to continue."
             )
-        self._waiting.appendleft(number)
+        self._waiting.appendleft(number)  # results of later sequences wait for this one
 
     def finished(self, measured: Measured) -> None:
         self._early[measured.number] = measured
 
     def take(self) -> Iterator[Measured]:
-        """Results whose turn has come."""
+        """Yield the results whose turn has come."""
         while self.left and self.left[0] in self._early:
             yield self._early.pop(self.left.popleft())
 
 
 class RayCrew:
-    """Ray actors with a model each, from the first that is ready until the build ends."""
+    """Ray actors with a model each, from the first that is ready until the build ends.
+
+    Raises:
+        WorkerError: no worker is ready in time, or all have died.
+    """
 
     def __init__(self, ray: Any, executor: RayExecutor, model: PreTrainedModel, job: Job) -> None:
         self.ray, self.executor = ray, executor
@@ -185,7 +216,7 @@ class RayCrew:
         self._running: dict[Any, tuple[Any, int | None]] = {}  # answer to come -> actor, sequence
         self._idle: list[Any] = []
         self._died: list[str] = []
-        self._spare = executor.workers  # each worker may be replaced once, in the mean
+        self._spare = executor.workers  # replacements: one for each worker, on average
         self._devices: set[str] = set()
         self.units_per_batch = job.units_per_batch or 0
         self.device_kind = self._place
@@ -198,7 +229,7 @@ class RayCrew:
         return ", ".join(sorted(self._devices))
 
     def seconds(self) -> float | None:
-        return None  # workers may still be starting
+        return None  # the other workers may still be starting
 
     def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
         turns = Turns(numbers, _AHEAD * self.executor.workers)
@@ -224,7 +255,7 @@ class RayCrew:
         self._running[answer] = (actor, None)
 
     def _wait_for_one(self) -> None:
-        """Wait until a worker is ready; the first one settles the batch for all."""
+        """Wait until a worker is ready; the first one decides the batch size of all."""
         turns = Turns([], 0)
         while not self._idle:
             answers = self._answers(self.executor.start_seconds)
@@ -241,12 +272,13 @@ class RayCrew:
         return self.ray.wait(list(self._running), num_returns=1, timeout=seconds)[0]
 
     def _take(self, answer: Any, turns: Turns, tick: Tick, note: Note) -> None:
-        """What came of a start or of a sequence; a dead worker's work goes back."""
+        """Take the answer to a start or to a sequence; put back the work of a dead worker."""
         actor, number = self._running.pop(answer)
         try:
             result = self.ray.get(answer)
         except self.ray.exceptions.RayTaskError as error:
-            self._idle.append(actor)  # the worker lives, and is ended with the others
+            # an exception in the measurement itself: the worker lives, and `close` ends it
+            self._idle.append(actor)
             raise _what_happened(error) from None
         except self.ray.exceptions.RayError as error:  # the worker or its machine is gone
             with suppress(Exception):
@@ -276,49 +308,46 @@ class RayCrew:
             self._begin()
         if not self._running and not self._idle:
             raise WorkerError(
-                f"all {len(self._died)} workers died, the last one of {self._died[-1]}. What is "
-                "done is kept in the checkpoint; see to the cluster and run again to go on."
+                f"all {len(self._died)} workers died, the last one of {self._died[-1]}. Finished "
+                "sequences are kept in the checkpoint. Repair the cluster and run again."
             )
 
 
 def _what_happened(error: Any) -> Exception:
-    """A worker's own exception: ours as it is, any other with the worker's traceback."""
+    """The exception to raise: one of ours as it is, any other with the worker's traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, (CocurveError, torch.OutOfMemoryError)):
         return cause
     return error
 
 
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise InputError(
-            "building on a cluster needs Ray, which is not installed. Run "
-            "`pip install cocurve-lab[ray]`, or leave executor out."
-        ) from None
-    return ray
+# Inside a worker ----------------------------------------------------------------------------------
 
 
 class RemoteWorker:
-    """What runs in a Ray actor. Starting is a method, so that errors arrive as what they are."""
+    """A `Worker` in a Ray actor."""
 
+    # not in __init__: an error there would arrive as a dead actor, whatever its type
     def start(self, parcel: Any, job: Job, place: str) -> tuple[int, str]:
-        """Unpack or read the model; the batch that fits in memory here, and the device's name."""
+        """Unpack or load the model; return the batch size that fits, and the device's name."""
         torch.set_num_threads(job.num_threads)
         self.model = unpack(parcel, place)
         self.job, self.worker = job, Worker(self.model, job)
         return self.worker.units_per_batch, self.worker.device
 
     def measure(self, number: int, units_per_batch: int) -> Measured:
+        """Run Algorithm 1 on one sequence, with the batch size of the crew."""
         self.worker.units_per_batch = units_per_batch
         with measuring(self.model, self.job.num_threads):
             return self.worker.measure_one(number, lambda _: None)
 
 
+# How a model travels ------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class _Source:
-    """A model that workers read themselves."""
+    """A model that each worker loads itself, and the fingerprint it must have."""
 
     place: str
     dtype: str
@@ -327,13 +356,14 @@ class _Source:
 
 
 def parcel(model: PreTrainedModel, source: str | None) -> Any:
-    """What to send of a model: where to read it, or itself in main memory."""
+    """Pack a model for sending: a reference to its source, or the model itself in main memory."""
     if source is not None:
         attention = getattr(model.config, "_attn_implementation", None)
         return _Source(source, model_dtype(model), attention, fingerprint_model(model))
     if model_device(model).type == "cpu":
         return model
-    # a copy in main memory; a deep copy takes what it finds in its memo for copied already
+    # copy to main memory without a second copy on the GPU: deepcopy takes a tensor that is in its
+    # memo for one already copied
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         moved = tensor.detach().cpu()
@@ -343,11 +373,11 @@ def parcel(model: PreTrainedModel, source: str | None) -> Any:
 
 
 def unpack(parcel: Any, place: str) -> PreTrainedModel:
-    """The model of a parcel on a device.
+    """Unpack a model onto a device.
 
     Raises:
-        InputError: the place it should be read from is not there.
-        MismatchError: another model is.
+        InputError: its source does not exist on this machine.
+        MismatchError: the source holds another model.
     """
     if not isinstance(parcel, _Source):
         return parcel.to(place)
@@ -356,6 +386,6 @@ def unpack(parcel: Any, place: str) -> PreTrainedModel:
     if fingerprint_model(model) != parcel.fingerprint:
         raise MismatchError(
             f"{parcel.place} on the worker's machine is not the model that was passed: its weights "
-            "or configuration differ. Give the place it came from, or leave source out."
+            "or configuration differ. Give the source of that model, or omit source."
         )
     return model

@@ -1,6 +1,7 @@
-"""`estimate_curvature`: H of a model by ablations, or H* by derivatives; H kept in a folder.
+"""`estimate_curvature`: from a model to H by ablations, or to H* by derivatives.
 
-The algorithm is in features.py, the sum over sequences in sums.py and build.py.
+`load_or_estimate` keeps H in a folder. The algorithm itself is in features.py, the sum over
+sequences in sums.py and build.py.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# A method is its options: their type says how H is found, and a name stands for the defaults.
+# The type of the options is the method; a name stands for the default options of that type.
 Options = BuildOptions | ProbeOptions | ExactOptions
 METHODS: dict[str, type[Options]] = {
     "ablation": BuildOptions,
     "probe": ProbeOptions,
     "exact": ExactOptions,
 }
-# how the provenance names a method where that is not its name
+# the provenance's name of a method, if it is another (files of H already have it)
 _STORED_AS: dict[type[Options], str] = {ExactOptions: "infinitesimal"}
 
 
@@ -57,14 +58,15 @@ def estimate_curvature(
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
 
     Each unit is masked alone, its logits are gathered on the teacher's top-r support with
-    renormalised probabilities, and the whitened shifts form a Gram matrix. Replay is exact: the
-    result agrees with naive full passes to 1e-5 in relative Frobenius norm in float32.
+    renormalised probabilities, and the whitened shifts form a Gram matrix. Replay is exact: in
+    float32 the result agrees with naive full passes to 1e-5 in relative Frobenius norm.
 
-    Weights and layers run in the model's dtype; the head on the support, the whitening and the Gram
-    run in float32 (float64 for a float64 model), sums over positions in float64. On the embedded
-    model (CPU, 6 rows, all positions), against float64 on the same weights: float32 differs by
-    4e-6 in Frobenius norm, float16 by 0.2 %, bfloat16 by 1.6 % and by up to 14 % on single diagonal
-    entries: weak units are differences of nearly equal logits.
+    Weights and layers run in the model's dtype. The head on the support, the whitening and the Gram
+    run in float32 (float64 for a float64 model), and sums over positions in float64. On the
+    embedded model (CPU, 6 rows, all positions), compared with float64 on the same weights, float32
+    differs by 4e-6 in Frobenius norm, float16 by 0.2 % and bfloat16 by 1.6 %. Single diagonal
+    entries differ by up to 14 % in bfloat16, because those of weak units are differences of nearly
+    equal logits.
 
     Two other methods give the infinitesimal H*, in which derivatives stand for removals.
     `method="probe"` is a quick preview (`Curvature.is_preview`): an unbiased estimate of H*, not of
@@ -78,24 +80,26 @@ def estimate_curvature(
         calibration: rows and scored positions.
         top_r: r, size of the shared support, at most the vocabulary.
         checkpoint: file to resume from and to write to; None keeps nothing.
-        progress: show the estimate and a progress bar; "lines" writes lines for a log file instead.
-        method: "ablation", the paper's, by default; "probe" or "exact". Short for the default
+        progress: show the estimated time and a progress bar; "lines" writes lines for a log file
+            instead.
+        method: "ablation" (the paper's, the default), "probe" or "exact"; it stands for the default
             options of that method.
         options: BuildOptions, ProbeOptions or ExactOptions; their type chooses the method.
-        executor: where sequences are measured: here, or `ray_executor(...)`. The result is the same
-            to the bit on devices of one kind.
+        executor: where to measure sequences: None is this process, or give `ray_executor(...)`. The
+            result has the same bits on devices of one kind.
 
     Returns:
-        A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, the
-        estimate over the sequences done, with provenance["complete"] False.
+        A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
+        the estimate over the sequences done, with provenance["complete"] False.
 
     Raises:
-        ArchitectureError: the family is unknown, or packed 4-bit weights with method "exact".
+        ArchitectureError: the family is unknown, or the weights are packed in 4 bits and the method
+            is "exact".
         InputError: top_r above the vocabulary, token ids or row length outside the model, or
             options, a checkpoint or an executor that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
-        WorkerError: no worker of the executor is left; what is done is in the checkpoint.
+        WorkerError: no worker of the executor is left; finished sequences are in the checkpoint.
     """
     options = _chosen(method, options)
     units = units or enumerate_units(model)
@@ -137,14 +141,20 @@ def load_or_estimate(
     options: BuildOptions | None = None,
     executor: Executor | None = None,
 ) -> Curvature:
-    """Load H from `folder` if this very build is there, else build it and save it.
+    """Load H from `folder` if the same build is there; otherwise build it and save it.
 
-    The file is named by the model and the fingerprint of all settings, so another model,
+    The file name contains the model and a fingerprint of all settings, so another model,
     calibration or r never overwrites it. An interrupted build resumes from the checkpoint beside
-    it. Where all shards of the build lie there, they are merged; with `BuildOptions(shard=...)`
-    and no whole H there, the shard is loaded or built, into a file of its own.
+    it. If all shards of the build are there, they are merged. With `BuildOptions(shard=...)` and no
+    whole H, the shard is loaded, or built and saved in a file of its own.
 
-    Raises: as `estimate_curvature` and `Curvature.load`.
+    Args:
+        folder: where files of H are kept; created if needed.
+        model, units, calibration, top_r, progress, options, executor: as for `estimate_curvature`,
+            method "ablation".
+
+    Raises:
+        CocurveError: as `estimate_curvature` and `Curvature.load`.
     """
     options = options or BuildOptions()
     settings = build_settings(model, units, calibration, top_r, options)
@@ -169,7 +179,7 @@ def load_or_estimate(
         return curvature  # the checkpoint stays; running again goes on from there
     try:
         curvature.save(path)
-    except OSError as error:  # hours of work: hand them over, whatever the disk says
+    except OSError as error:  # return hours of work even if the disk is full
         advice = f"To keep H, {remedy(error)} and call save(...) on the result."
         log.warning("%s could not be written (%s). %s", path, error, advice)
         return curvature
@@ -181,7 +191,7 @@ def load_or_estimate(
 
 
 def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
-    """Say which unfinished builds this one does not go on with: a setting may be mistyped."""
+    """List the unfinished builds that this one does not resume: a setting may be mistyped."""
     files = files_in(folder).checkpoints
     others = [file.name for file in files if not file.name.startswith(whole.stem)]
     if others:
@@ -192,7 +202,7 @@ def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
 
 
 def _merge_beside(path: Path, progress: Progress) -> None:
-    """Where all shards of the build at `path` are there, put them together; they stay."""
+    """Merge the shards of the build at `path` if all are there; their files stay."""
     files = complete_shards(path)
     if not files:
         return
@@ -208,9 +218,10 @@ def build_settings(
     top_r: int,
     options: Options,
 ) -> dict[str, Any]:
-    """Everything that decides what H is; stored with it and compared on resuming and loading.
+    """Collect all settings that decide H; they are stored with it and compared on loading.
 
-    Reads all weights once (about 10 s for an 8B), after checking that the parts fit together.
+    Reads all weights once (about 10 s for an 8B model), after checking that model, units and
+    calibration fit together.
 
     Raises:
         InputError, MismatchError: as `estimate_curvature`.
@@ -259,7 +270,7 @@ def _name(options: Options) -> str:
 def _require_plain(
     options: Options, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
 ) -> None:
-    """Raise InputError for what only a build by ablations takes."""
+    """Raise InputError for a checkpoint or an executor, which only a build by ablations takes."""
     what = "a preview" if isinstance(options, ProbeOptions) else "the exact H*"
     brief = "takes seconds and " if isinstance(options, ProbeOptions) else ""
     if checkpoint is not None:
@@ -274,7 +285,5 @@ def _require_plain(
 def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int) -> None:
     vocabulary = describe(model).vocabulary
     if not 1 <= top_r <= vocabulary:
-        raise InputError(
-            f"top_r is {top_r}; it lies between 1 and the vocabulary size {vocabulary}."
-        )
+        raise InputError(f"top_r is {top_r}. Give one from 1 to the vocabulary size, {vocabulary}.")
     require_measurable(model, calibration.input_ids)

@@ -1,9 +1,9 @@
-"""The exact infinitesimal H*: what H becomes when whole removals are replaced by derivatives.
+"""The exact infinitesimal H*: H with derivatives in place of whole removals.
 
 H*_uv is the Fisher inner product of dz/dm_u and dz/dm_v at the unpruned model, where the mask m_u
-scales unit u (1 = on). It is the Gauss-Newton Hessian of the risk (eq. quadratic) in the masks, and
-the limit of the features of eq. (gram) for removals by a share that goes to 0. Forward-mode
-derivatives are exact: no step size, and no noise of probes.
+scales unit u (1 = on). It is the Gauss-Newton Hessian of the risk (eq. quadratic, Remark "What is
+exact"), and the limit of eq. (gram) as the removed share of a unit goes to 0. Forward-mode
+derivatives are exact: they have no step size, and no noise of probes.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from .sums import sum_derivatives
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_BATCH_TOKENS = 2048  # tokens per forward, whose tangents and attention matrices are held at once
+_BATCH_TOKENS = 2048  # tokens per forward pass; tangents and attention matrices are held for all
 
 
 @dataclass(frozen=True)
 class ExactOptions:
-    """Knobs of the exact infinitesimal H* (`estimate_curvature(..., method="exact")`).
+    """Options of the exact infinitesimal H* (`estimate_curvature(..., method="exact")`).
 
     Attributes:
-        groups: groups of sequences whose Grams are kept apart, as in `BuildOptions`.
+        groups: number of groups of sequences whose Grams are kept separately, as in `BuildOptions`.
 
     Raises:
-        InputError: no group.
+        InputError: groups is below 1.
     """
 
     groups: int = 16
@@ -64,19 +64,18 @@ def differentiate(
     settings: dict[str, Any],
     progress: Progress,
 ) -> Curvature:
-    """H* [M, M] in nats per token by forward-mode differentiation in the masks (eq. huv, gram).
+    """Compute H* [M, M] in nats per token by forward-mode differentiation (eq. huv, eq. gram).
 
-    `estimate_curvature` is the way in. Costs about six times a build over the same rows (one CPU
-    core, embedded model): a reference for small models. Attention runs in its plain form, because
-    fused kernels have no forward derivative; weights and layers in the model's dtype, head,
-    whitening and Gram as in a build.
+    `estimate_curvature` is the way in. It takes about six times as long as a build over the same
+    rows (one CPU core, embedded model), so it is a reference for small models. Attention runs in
+    its plain form, because fused kernels have no forward derivative. Dtypes are those of a build.
 
     Args:
         settings: from `estimate.build_settings`.
 
     Returns:
-        A Curvature with provenance["method"] "infinitesimal", Grams in groups, and no
-        `group_risks`: no unit was removed. After Ctrl-C, over the sequences done.
+        A Curvature with provenance["method"] "infinitesimal" and with Grams in groups. It has no
+        `group_risks`, because no unit was removed. After Ctrl-C it is over the sequences done.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits.
@@ -113,7 +112,12 @@ def require_unpacked(model: PreTrainedModel) -> None:
 def derivatives(
     architecture: Architecture, units: UnitSet, calibration: CalibrationSet, number: int, top_r: int
 ) -> Tensor:
-    """Whitened dz/dm_u of one sequence [M, P * r], float32 (float64 for a float64 model)."""
+    """Compute the whitened dz/dm_u of one sequence [M, P * r], float32 or better.
+
+    Raises:
+        InputError: the attention implementation has no forward derivative.
+        NumericalError: NaN or infinite logits or derivatives.
+    """
     ids, positions = row(architecture, calibration, number)
     final, calls = capture_calls(architecture, ids)
     teacher = Teacher(architecture, final[:, positions], top_r, number)
@@ -138,14 +142,18 @@ def derivatives(
 def hidden_tangents(
     architecture: Architecture, calls: list[LayerCall], units: list[Unit]
 ) -> Tensor:
-    """d(final hidden states)/dm_u [B, T, d] of B units of one layer: a row of a batch per unit.
+    """Compute d(final hidden states)/dm_u [B, T, d] of B units of one layer, in one pass.
 
-    Rows of a batch do not see each other, so B masks with one moving unit each give B derivatives
-    at once. Nothing below the units' layer moves, so the pass starts there (see replay.py).
+    Args:
+        architecture: the model.
+        calls: how the teacher pass called each layer.
+        units: B units of one layer.
 
     Raises:
         InputError: the attention implementation has no forward derivative.
     """
+    # rows of a batch do not see each other, so B masks with one moving unit each give B derivatives
+    # at once; nothing below the units' layer moves, so the pass starts there (see replay.py)
     first = units[0].layer
     hidden = calls[first].hidden.expand(len(units), -1, -1)
     with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
@@ -162,21 +170,27 @@ def hidden_tangents(
 
 
 def _dual_masks(architecture: Architecture, units: list[Unit]) -> Scales:
-    """Masks of all ones [B, 1, W] whose derivative is 1 on the columns of row b's unit."""
+    """Masks of ones [B, 1, W] whose tangent is 1 on the columns of row b's unit, else 0."""
     cut = stack_rows(architecture, [column_scales(architecture, [unit]) for unit in units])
     masks = {}
     for key, scales in cut.items():
         scales = like_columns(architecture, scales, *key)
-        with warnings.catch_warnings():  # torch's own, when it first loads forward mode
+        with warnings.catch_warnings():  # torch warns of itself when it first loads forward mode
             warnings.simplefilter("ignore", DeprecationWarning)
             masks[key] = forward_ad.make_dual(torch.ones_like(scales), 1 - scales)
     return masks
 
 
 def _through_head(head: SupportHead, logits: Tensor, tangent: Tensor) -> Tensor:
-    """dz/dm [B, P, r] from d(hidden)/dm [B, P, d]: the head without its bias, and the cap's slope
-    at the teacher's logits [P, r]."""
+    """Compute dz/dm [B, P, r] from d(hidden)/dm [B, P, d].
+
+    Args:
+        head: the head on the support.
+        logits: the teacher's logits [P, r], at which a logit cap has its slope.
+        tangent: d(hidden)/dm.
+    """
     shift, slope = head.linear(tangent), head.slope(logits)
+    # the bias is constant, but `linear` adds it
     if head.bias is not None:
         shift = shift - widen(head.bias[head.support])
     return shift if slope is None else shift * slope

@@ -1,7 +1,6 @@
-"""Shards: one build done by several processes; which sequences each has, and where its file lies.
+"""Names of the files of a build: H, its shards, and the checkpoint of either.
 
-A build sums the Grams of its sequences into groups, each in the order of the sequences. A shard
-does whole groups, a contiguous range of them, so no sum is ever split: merging only assembles.
+A name contains a fingerprint of the settings, so builds with other settings never share a file.
 """
 
 from __future__ import annotations
@@ -13,44 +12,43 @@ from pathlib import Path
 from typing import Any
 
 from ..curvature.matrix import Curvature
-from ..curvature.merging import (
-    Shard,
-    settings_of,
-)
+from ..curvature.merging import Shard, settings_of
 from ..storage import fingerprint
 
 _NAME = re.compile(r"_(?P<mark>[^_]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 
 
-# Files ------------------------------------------------------------------------------------------
 def build_path(folder: str | os.PathLike[str], name: str, settings: dict[str, Any]) -> Path:
-    """Where the H of these settings is kept in a folder: the file there, else a new name.
+    """Return the file of the H with these settings in a folder; a new name if there is none.
 
-    The name ends in a fingerprint of the settings. What stands before it is a courtesy: the same
-    weights may have been loaded from a place of another name.
+    Args:
+        folder: where files of H are kept.
+        name: name of the model, for the reader.
+        settings: from `estimate.build_settings`; their fingerprint ends the name.
     """
+    # only the fingerprint counts: the same weights may have been loaded under another name
     mark = fingerprint(settings)[:10]
     return next(Path(folder).glob(f"H_*_{mark}.pkl"), Path(folder) / f"H_{name}_{mark}.pkl")
 
 
 def shard_path(path: Path, shard: Shard) -> Path:
-    """Where a shard of the build at `path` is kept: `H_demo_1f2e.shard-2-of-3.pkl`."""
+    """Return the file of a shard of the build at `path`: `H_demo_1f2e.shard-2-of-3.pkl`."""
     return path.with_name(f"{path.stem}.shard-{shard[0]}-of-{shard[1]}{path.suffix}")
 
 
 def kept_at(path: Path, shard: Shard | None) -> Path:
-    """Where the result of a shard, or of all, is kept: at `path` where the whole H is there."""
+    """Return the file of the whole H if there is one or no shard is asked for, else the shard's."""
     return path if shard is None or path.exists() else shard_path(path, shard)
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Where the build whose result is kept at `path` keeps what is done of it."""
+    """Return the checkpoint of the build whose result is kept at `path`."""
     return path.with_suffix(".ckpt")
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of H in a folder, each list sorted by name: whole, finished shards, unfinished."""
+    """The files of H in a folder, sorted by name: whole, finished shards, and checkpoints."""
 
     whole: list[Path]
     shards: list[Path]
@@ -58,7 +56,7 @@ class Files:
 
 
 def files_in(folder: str | os.PathLike[str]) -> Files:
-    """What lies in a folder, by the names alone."""
+    """List the files of H in a folder, by their names alone."""
     results = sorted(Path(folder).glob("H_*.pkl"))
     return Files(
         whole=[file for file in results if ".shard-" not in file.name],
@@ -68,10 +66,8 @@ def files_in(folder: str | os.PathLike[str]) -> Files:
 
 
 def complete_shards(path: Path) -> list[Path]:
-    """All shards of the build at `path`, where they lie beside it; empty where one is missing.
-
-    The names tell: a damaged shard of a set that is not whole is no obstacle.
-    """
+    """Return the files of all shards of the build at `path`; empty if one is missing."""
+    # by name only: a damaged file matters only once its set is complete
     sets: dict[int, dict[int, Path]] = {}
     for file in files_in(path.parent).shards:
         name = _NAME.search(file.name)
@@ -84,5 +80,5 @@ def complete_shards(path: Path) -> list[Path]:
 
 
 def whole_path(folder: str | os.PathLike[str], part: Curvature) -> Path:
-    """Where the whole build that a shard belongs to is kept."""
+    """Return the file of the whole build to which a shard belongs."""
     return build_path(folder, str(part.provenance.get("model_name", "model")), settings_of(part))

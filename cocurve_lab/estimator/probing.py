@@ -1,10 +1,11 @@
-"""A preview of H from random probes: the Gauss-Newton matrix H* at the cost of a few passes.
+"""A preview of H from random probes: the infinitesimal H* at the cost of a few passes.
 
-H* replaces the finite removals of H by derivatives: mask variables m_u (1 = on) scale the units,
-and H*_uv is the Fisher inner product of dz/dm_u and dz/dm_v (eq. huv with derivatives for shifts).
-With a random sign e for each whitened feature of a sequence, g = d/dm of <e, w(z(m))> has
-E[g g^T] = the Gram of that sequence, and one backward pass gives g for all units: three passes a
-probe, whatever M is. What a whole removal does it does not say; exact.py is H* exactly.
+H* replaces the removals of H by derivatives: mask variables m_u (1 = on) scale the units, and H*_uv
+is the Fisher inner product of dz/dm_u and dz/dm_v (eq. huv with derivatives in place of shifts).
+Draw a random sign e for each whitened feature of a sequence. Then g = d/dm <e, w(z(m))> satisfies
+E[g g^T] = the Gram of that sequence. One backward pass gives g for all units, so a probe costs
+about three forward passes, whatever M is. A preview does not show the effect of whole removals;
+exact.py computes H* without the noise of probes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,7 @@ from ..errors import InputError, NumericalError
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_name
 from ..models.masking import column_scales, like_columns, scaled
-from ..models.runtime import (
-    differentiable,
-    measuring,
-)
+from ..models.runtime import differentiable, measuring
 from ..models.units import UnitSet
 from ..progress import Progress
 from ..storage import fingerprint
@@ -39,16 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Knobs of a preview (`estimate_curvature(..., method="probe")`).
+    """Options of a preview (`estimate_curvature(..., method="probe")`).
 
     Attributes:
         probes: probes per sequence. More sequences are worth more than more probes on each.
-        seed: of the signs. A sign follows from the seed, the row's tokens, the number of the
-            probe, the position and the token alone, whatever shard, order or device the row is in.
-        groups: groups of sequences whose Grams are kept apart, as in `BuildOptions`.
+        seed: seed of the signs. A sign depends only on the seed, the tokens of the row, the number
+            of the probe, the position and the token, not on the order of rows or the device.
+        groups: number of groups of sequences whose Grams are kept separately, as in `BuildOptions`.
 
     Raises:
-        InputError: no probe, no group, or a negative seed.
+        InputError: probes or groups below 1, or a negative seed.
     """
 
     probes: int = 1
@@ -69,16 +67,19 @@ def probe_curvature(
     options: ProbeOptions,
     progress: Progress,
 ) -> Curvature:
-    """H* [M, M] from random probes, nats per token; `estimate_curvature` is the way in.
+    """Estimate H* [M, M] from random probes, nats per token; `estimate_curvature` is the way in.
 
-    Provenance has "probes" (in all), "rank" (min(M, probes), the most the sum can have) and
-    "noise_floor", sqrt(2 / (pi probes)): about the mean |correlation| of uncorrelated units, more
-    where sequences weigh unequally (`ffn_redundancy_noise_floor`, from split halves, sees that).
-    `group_positions` count a position once per probe; `group_risks` is None, as no unit was
-    removed. Memory beside the model: all activations of one sequence.
+    It needs memory for all activations of one sequence beside the model.
 
     Args:
         settings: from `estimate.build_settings` with method "probe".
+
+    Returns:
+        A Curvature whose provenance has "probes" (their total number), "rank" (min(M, probes), an
+        upper bound on the rank) and "noise_floor", sqrt(2 / (pi probes)). That is about the mean
+        |correlation| that uncorrelated units would show; it is larger if sequences weigh unequally,
+        which `ffn_redundancy_noise_floor` takes into account. `group_positions` counts a position
+        once per probe. `group_risks` is None, because no unit was removed.
 
     Raises:
         NumericalError: NaN or infinite logits or gradients.
@@ -117,7 +118,13 @@ def probe_gradients(
     options: ProbeOptions,
     settings: dict[str, Any],
 ) -> np.ndarray:
-    """g of each probe of one sequence [probes, M] float64; E[g g^T] sums over its positions."""
+    """Compute g for each probe of one sequence [probes, M] float64.
+
+    E[g g^T] is the Gram of the sequence, a sum over its positions.
+
+    Raises:
+        NumericalError: NaN or infinite logits or gradients.
+    """
     ids, positions = row(architecture, calibration, number)
     ones = column_scales(architecture, [], dict.fromkeys(units.units, 1.0))
     masks = {  # float32 at least, so that half precision rounds a column's sum only once
@@ -143,11 +150,9 @@ def probe_gradients(
 
 
 def _signs(key: str, positions: Tensor, support: Tensor) -> Tensor:
-    """Signs [P, r] int64: one bit of a hash (splitmix64) of key, position and token id.
-
-    Signs drawn in the order of the support would move with its order, which rounding decides where
-    logits are nearly equal: another dtype or number of threads would be another draw.
-    """
+    """Signs [P, r] int64: one bit of a hash (splitmix64) of key, position and token id."""
+    # signs drawn in the order of the support would change with that order, which rounding decides
+    # between nearly equal logits: another dtype or number of threads would be another draw
     place = positions.cpu().numpy()[:, None] * (1 << 32) + support.cpu().numpy()
     bits = place.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(int(key[:16], 16))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -162,10 +167,8 @@ def _whitening_transpose(probabilities: Tensor, signs: Tensor) -> Tensor:
 
 
 def _pull_back(head: SupportHead, direction: Tensor) -> Tensor:
-    """From d/d(the head's z on the support) [P, r] to d/d(final hidden states) [P, d].
-
-    By hand, the head being linear: autograd would keep all gathered rows.
-    """
+    """Turn d/d(the head's z on the support) [P, r] into d/d(final hidden states) [P, d]."""
+    # by hand, since the head is linear: autograd would keep all gathered rows in memory
     if head.columns is not None:
         return torch.bmm(head.columns, direction.unsqueeze(-1)).squeeze(-1)
     if head.whole:
@@ -184,7 +187,7 @@ def _pull_back(head: SupportHead, direction: Tensor) -> Tensor:
 
 
 def _sum_columns(columns: np.ndarray, units: UnitSet, number: int) -> np.ndarray:
-    """Gradients of units [probes, M]: sums over their columns, which tile each projection."""
+    """Sum gradients of columns over the columns of each unit [probes, M]; units tile them."""
     widths = [unit.stop - unit.start for unit in units.units]
     gradients = np.add.reduceat(columns, np.cumsum([0, *widths[:-1]]), axis=1)
     if not np.isfinite(gradients).all():

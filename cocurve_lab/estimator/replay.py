@@ -1,12 +1,15 @@
-"""Exact replay: an ablation restarts at its output projection and runs whatever follows.
+"""Exact replay: an ablation restarts at its output projection and runs only what follows.
 
-Removing a unit changes nothing before its own output projection, so the layers below need not run
-again. No forward is copied: a restart calls the model's own layer modules with the arguments the
-teacher pass gave them, and only the attention and FFN blocks of the restarted layer answer with
-what is already known (where a block has no module of its own, its output projection does). What a
-layer does around its blocks, such as a norm of the write (Gemma, OLMo2) or a parallel residual
-(GPT-NeoX), runs as ever. The output projection is linear in its columns, so masking a unit
-subtracts that unit's own write: all units of a layer cost one projection together.
+Removing a unit changes nothing before its own output projection, so the layers below it need not
+run again. No forward function is copied: a restart calls the model's own layer modules with the
+arguments of the teacher pass. In the restarted layer, attention and FFN blocks do not run but
+answer with a known write. (A block without a module of its own is replaced at its output
+projection.) Everything a layer does around its blocks runs as usual, such as a norm of the write
+(Gemma, OLMo2) or a parallel residual (GPT-NeoX).
+
+The output projection is linear in its columns, so masking a unit subtracts that unit's own write:
+all units of a layer together cost one projection. The speed-up changes no result (appendix "The
+CoCurve Estimator", prefix-cache replay).
 """
 
 from __future__ import annotations
@@ -28,15 +31,18 @@ from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
 from ..models.units import Unit
 
-# support logits come from the whole head where it is not much larger than the support
+# up to this many times the support, the whole head is cheaper than gathering rows of it
 _WHOLE_HEAD_FACTOR = 8
-GATHER_BYTES = 256 << 20  # head rows gathered at a time
-TRACE_BYTES = 256 << 20  # teacher activations inside layers, kept where all of them fit
+GATHER_BYTES = 256 << 20  # bytes of head rows gathered at a time
+TRACE_BYTES = 256 << 20  # bytes of activations inside layers; they are kept if all of them fit
+
+
+# The teacher pass and its restarts --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How the teacher pass called one layer: its input [1, T, d] and every other argument."""
+    """The arguments of one layer in the teacher pass: its input [1, T, d] and all others."""
 
     hidden: Tensor
     args: tuple[Any, ...]
@@ -45,14 +51,15 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class BlockTrace:
-    """What one block did in the teacher pass.
+    """The activations of one block in the teacher pass.
 
     Attributes:
-        columns: [1, T, W], what went into its output projection.
-        write: [1, T, d], what came out.
-        module: the module that answered the write: the block, or the projection itself.
-        rest: what else that module returned; None where it returned the write alone.
-        flat: whether it was asked and answered without the batch axis, [B * T, ...] (OPT's FFN).
+        columns: [1, T, W], the input of its output projection.
+        write: [1, T, d], the output of that projection.
+        module: the module that returned the write: the block, or the projection itself.
+        rest: the other values that the module returned; None if it returned the write alone.
+        flat: whether its tensors have no batch axis, [B * T, ...]. (OPT flattens hidden states
+            before its FFN and restores the axis after it.)
     """
 
     columns: Tensor
@@ -63,7 +70,7 @@ class BlockTrace:
 
 
 class Replay:
-    """One sequence: the teacher pass, kept so that ablations can restart in it.
+    """The teacher pass over one sequence, kept so that ablations can restart in it.
 
     Args:
         architecture: the model.
@@ -75,6 +82,8 @@ class Replay:
         self.architecture = architecture
         self.positions = positions
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
+        # a restart needs the activations inside its layer. They are kept for all layers if they
+        # fit; else `_trace` runs each layer once more when its turn comes
         layers = range(len(architecture.layers))
         kept = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
         with self._tracing(layers if kept else ()):
@@ -82,20 +91,24 @@ class Replay:
 
     @property
     def scored_hidden(self) -> Tensor:
-        """Teacher's final hidden states at the scored positions [1, P, d]."""
+        """The teacher's final hidden states at the scored positions [1, P, d]."""
         return self.final_hidden[:, self.positions]
 
     def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
-        """Final hidden states [B, P, d] at the scored positions, a unit of one layer ablated each.
+        """Return the final hidden states [B, P, d] at the scored positions of B ablations.
 
         Args:
-            units: B units of one layer; row b runs without units[b].
+            units: B units of one layer, attention before FFN; row b runs without units[b].
+
+        Raises:
+            ArchitectureError: attention does something after its output projection.
         """
         if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
             raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
         last = len(self.architecture.layers) - 1
-        # after the last layer's own projections nothing mixes positions any more
+        # after the projections of the last layer nothing mixes positions any more, so those not
+        # scored are dropped at once; in earlier layers attention still reads them
         keep = self.positions if layer == last else slice(None)
         parts = [
             self._restart(layer, kind, chosen, keep)
@@ -113,11 +126,15 @@ class Replay:
     # Layers -------------------------------------------------------------------------------------
 
     def _run(self, layer: int, hidden: Tensor) -> Tensor:
+        """Run a layer on [B, T, d] with the other arguments of the teacher pass."""
+        # masks and position embeddings have batch size 1 and broadcast over B
         call = self.calls[layer]
         return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
 
     def _restart(self, layer: int, kind: Kind, units: list[Unit], keep: Any) -> Tensor:
         """Output of `layer` [B, T or P, d], each row without one unit of the given kind."""
+        # exact, because the input of the layer is the teacher's: whatever precedes the output
+        # projection of the unit would compute again what the teacher pass computed
         trace = self._trace(layer)
         own = trace[kind]
         projection = self.architecture.output_projection(layer, kind)
@@ -125,7 +142,9 @@ class Replay:
         rows = len(units)
         hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
-            if kind == "ffn":  # the attention block answers what it answered the teacher
+            # an FFN ablation leaves attention as it was, so attention answers as in the teacher
+            # pass; after an attention ablation the FFN of the layer has a new input, and runs
+            if kind == "ffn":
                 attention = trace["attention"]
                 known = attention.write[:, keep].expand(rows, -1, -1)
                 stack.enter_context(_answering(attention, known))
@@ -133,19 +152,18 @@ class Replay:
             return self._run(layer, hidden)
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
-        """Teacher activations inside a layer: kept, or else by running that layer once more.
-
-        All layers of an 8B would take gigabytes; one extra layer run per layer is 2/M of the work.
-        """
+        """The teacher's activations inside a layer, by kind of block."""
         if layer not in self._traces:
-            self._traces.clear()  # where not all are kept, one is
+            # all layers of an 8B would take gigabytes, so only this one is kept. Running each layer
+            # once more is 2/M of the work
+            self._traces.clear()
             with self._tracing([layer]):
                 self._run(layer, self.calls[layer].hidden)
         return self._traces[layer]
 
     @contextmanager
     def _tracing(self, layers: Iterable[int]) -> Iterator[None]:
-        """Record what the blocks of these layers do."""
+        """Record the activations of the blocks of these layers while the context is open."""
         with ExitStack() as stack:
             for layer, kind in product(layers, KINDS):
                 for hook in self._watch(layer, kind):
@@ -153,6 +171,7 @@ class Replay:
             yield
 
     def _watch(self, layer: int, kind: Kind) -> tuple[RemovableHandle, RemovableHandle]:
+        """Hook a block and its output projection, which runs inside it and so reports first."""
         columns = write = torch.empty(0)
 
         def see_projection(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
@@ -172,10 +191,11 @@ class Replay:
 
     @contextmanager
     def _scored_only(self, layer: int) -> Iterator[None]:
-        """Let the last FFN, which acts position by position, skip positions nobody reads."""
+        """Let the FFN of the last layer skip the positions that are not scored."""
+        # it acts position by position, and only scored positions are read afterwards
         block = self.architecture.block(layer, "ffn")
         length = self.final_hidden.shape[1]
-        # an FFN that lies in the layer itself cannot be told apart from the rest of it
+        # not worth it for most positions; not possible for an FFN without a module of its own
         if len(self.positions) > length // 2 or block is self.architecture.layers[layer]:
             yield
             return
@@ -190,16 +210,19 @@ class Replay:
             yield
 
 
+# The head on the support ------------------------------------------------------------------------
+
+
 class SupportHead:
     """The language-model head on the teacher's top-r support, in float32 (float64 models: float64).
 
-    Its rows are gathered once where they fit in 256 MB; else the whole head runs where it is not
-    much larger than the support, and elsewhere the rows are gathered piece by piece in each call.
+    Its rows are gathered once if they fit in 256 MB. Otherwise the whole head runs if it is not
+    much larger than the support. If it is, the rows are gathered piece by piece in each call.
 
     Args:
         head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
-        cap: c where the model's logits are c tanh(z / c) of the head's z, else None.
+        cap: c if the model's logits are c tanh(z / c) of the head's z, otherwise None.
     """
 
     def __init__(self, head: nn.Linear, support: Tensor, cap: float | None = None) -> None:
@@ -215,16 +238,16 @@ class SupportHead:
             self.weight = widen(self.weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits [B, P, r] float32 or better of hidden states [B, P, d]."""
+        """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
         logits = self.linear(hidden)
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def slope(self, logits: Tensor) -> Tensor | None:
-        """d(logit) / d(head's z) at given logits, of their shape; None where they are the same."""
+        """Compute d(logit) / d(head's z) at given logits, in their shape; None without a cap."""
         return None if self.cap is None else 1 - (logits / self.cap).square()
 
     def linear(self, hidden: Tensor) -> Tensor:
-        """The head's own z [B, P, r], before a cap."""
+        """Compute the head's own z [B, P, r], before a cap."""
         hidden = widen(hidden)
         if self.columns is not None:
             logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
@@ -238,6 +261,7 @@ class SupportHead:
         return self._gathered(hidden)
 
     def _gathered(self, hidden: Tensor) -> Tensor:
+        """The head's z [B, P, r], gathering rows for a few positions at a time."""
         positions, top = self.support.shape
         step = max(1, GATHER_BYTES // (top * hidden.shape[-1] * 4))
         logits = hidden.new_empty(len(hidden), positions, top)
@@ -252,11 +276,10 @@ class SupportHead:
 
 
 def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
-    """Token ids [P, r] of the teacher's r largest logits; all tokens in order where r = V.
+    """Find the token ids [P, r] of the teacher's r largest logits; all tokens in order if r = V.
 
-    The logits are those of the model's own dtype: in half precision, near-ties at the r-th place
-    fall either way, which changes which of two equally unlikely tokens is looked at. A cap on
-    logits keeps their order, so the head's own are sorted.
+    The logits are in the model's own dtype. In half precision near-ties at place r may fall either
+    way, which decides between two equally unlikely tokens.
 
     Args:
         head: lm_head.
@@ -266,15 +289,19 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     vocabulary = head.weight.shape[0]
     if top_r == vocabulary:
         return torch.arange(vocabulary, device=hidden.device).expand(hidden.shape[1], -1)
+    # a cap on logits keeps their order, so the head's own z is sorted
     step = max(1, GATHER_BYTES // (vocabulary * 4))
     parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
     return torch.cat(parts)
 
 
+# Hooks and traces -------------------------------------------------------------------------------
+
+
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let `module(...)` call `forward` inside the block; hooks and other modules are untouched."""
-    own = module.__dict__.get("forward")  # accelerate puts one on the instance; keep it
+    """Let `module(...)` call `forward` inside the context; hooks and other modules stay."""
+    own = module.__dict__.get("forward")  # accelerate puts one on the instance: restore it
     module.forward = forward
     try:
         yield
@@ -286,7 +313,15 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 
 def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
-    """Run the decoder once: hidden states [B, T, d] after the final norm, every layer's call."""
+    """Run the decoder once and record how it calls each layer.
+
+    Args:
+        architecture: the model.
+        input_ids: [B, T] int64 on the model's device.
+
+    Returns:
+        The hidden states [B, T, d] after the final norm, and the call of every layer.
+    """
     calls: list[LayerCall] = []
 
     def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -302,7 +337,12 @@ def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor
 
 
 def trace_bytes(architecture: Architecture, length: int) -> int:
-    """What the teacher's activations inside all layers take: columns and writes of both blocks."""
+    """Compute the bytes of the activations inside all layers: columns and writes of both blocks.
+
+    Args:
+        architecture: the model.
+        length: tokens of the sequence.
+    """
     layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
     values = sum(architecture.width(at, kind) + size for at in layers for kind in KINDS)
     return length * values * embedding_weight(architecture.model).element_size()
@@ -311,11 +351,19 @@ def trace_bytes(architecture: Architecture, length: int) -> int:
 def _block_trace(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor, write: Tensor, answer: Any
 ) -> BlockTrace:
+    """The trace of a block: at the block itself if it returns the write, else at the projection.
+
+    Raises:
+        ArchitectureError: attention does something after its output projection.
+    """
     block = architecture.block(layer, kind)
     if first_output(answer) is write:
         rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
         return BlockTrace(columns, write, block, rest)
-    if kind == "attention":  # its inside mixes positions, so it may not run on some of them
+    # an FFN may have no module of its own (OPT) or change its write afterwards: its projection then
+    # answers, and what stands around it runs. Attention may not: its inside would run too, which
+    # mixes positions, and in the last layer only the scored ones are there
+    if kind == "attention":
         raise ArchitectureError(
             f"the attention block of layer {layer} does something after its output projection, so "
             "a replay from there would skip it. This family needs its own replay rule."
@@ -327,7 +375,7 @@ def _block_trace(
 
 
 def _answering(trace: BlockTrace, write: Tensor) -> Any:
-    """Let the traced module answer a write [B, T, d]."""
+    """Let the traced module return a write [B, T, d], in the form of its own output."""
     shaped = write.flatten(0, 1) if trace.flat else write
     answer = shaped if trace.rest is None else (shaped, *trace.rest)
     return replaced_forward(trace.module, lambda *_, **__: answer)
@@ -336,8 +384,15 @@ def _answering(trace: BlockTrace, write: Tensor) -> Any:
 def _writes_without(
     projection: nn.Module, columns: Tensor, write: Tensor, units: list[Unit]
 ) -> Tensor:
-    """What the block writes without each unit [B, T, d], of its columns [1, T, W] and write."""
-    if is_packed(projection):  # no slice of the weight to be had: run it on the masked columns
+    """The writes of a block without each of B units [B, T, d].
+
+    Args:
+        projection: the output projection of the block.
+        columns: [1, T, W], its input in the teacher pass.
+        write: [1, T, d], its output in the teacher pass.
+        units: B units of the block.
+    """
+    if is_packed(projection):  # packed weights cannot be sliced: run them on masked columns
         masked = columns.repeat(len(units), 1, 1)
         for row, unit in zip(masked, units, strict=True):
             row[:, unit.start : unit.stop] = 0
@@ -357,10 +412,10 @@ def _writes_without(
 
 
 def widen(values: Tensor) -> Tensor:
-    """Half precision as float32; float32 and float64 as they are."""
+    """Return half precision as float32, and float32 and float64 as they are."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def first_output(output: Any) -> Tensor:
-    """The tensor of a module's answer; blocks return tuples, models return output objects."""
+    """Return the tensor of a module's output; blocks return tuples, models output objects."""
     return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output

@@ -1,4 +1,8 @@
-"""A worker turns sequences into Grams; an executor says where workers are: here, or elsewhere."""
+"""Workers, which measure sequences, and the interface for running them elsewhere.
+
+A `Worker` runs Algorithm 1 on one sequence after the other. An `Executor` provides a `Crew` of
+workers for a build: `LocalExecutor` one in this process, cluster.py several on Ray.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +28,18 @@ from .replay import Replay
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Note = Callable[[str], object]  # told what should be kept with the result
+Note = Callable[[str], object]  # called with each event that belongs in the provenance
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs beside the model.
+    """The inputs of a worker, apart from the model.
 
     Attributes:
         units, calibration, top_r: as given to the build.
         num_threads: CPU threads of each worker.
-        units_per_batch: ablations per forward; None = from free memory.
-        sequences: how many are left to do; what a large job says before it starts.
+        units_per_batch: ablations per forward pass; None chooses by free memory.
+        sequences: number of sequences left to do, for the estimate of the time.
     """
 
     units: UnitSet
@@ -47,13 +51,22 @@ class Job:
 
 
 class Measured(NamedTuple):
-    """One finished sequence: Gram [M, M] and summed risks [M], float64, over its positions."""
+    """One finished sequence.
+
+    Attributes:
+        number: number of the sequence in the calibration.
+        gram: [M, M] float64, sum over its positions (eq. gram), nats.
+        risks: [M] float64, sum over its positions of the KL of removing each unit alone, nats.
+        positions: number of scored positions.
+        units_per_batch: the batch size that fitted in memory.
+        notes: events that belong in the provenance.
+    """
 
     number: int
     gram: np.ndarray
     risks: np.ndarray
     positions: int
-    units_per_batch: int  # what fitted in memory
+    units_per_batch: int
     notes: tuple[str, ...] = ()
 
 
@@ -61,9 +74,9 @@ class Crew(Protocol):
     """Workers that are ready.
 
     Attributes:
-        units_per_batch: the batch they settled on.
+        units_per_batch: ablations per forward pass that all of them use.
         device_kind: "cpu" or "cuda".
-        device: names of the devices.
+        device: names of the devices, as text.
     """
 
     units_per_batch: int
@@ -73,28 +86,28 @@ class Crew(Protocol):
     def device(self) -> str: ...
 
     def seconds(self) -> float | None:
-        """What the job may take, or None where that is not known beforehand."""
+        """Estimate the duration of the job in seconds; None if it is not known beforehand."""
         ...
 
     def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
-        """The sequences of these numbers, finished, in the order of `numbers`."""
+        """Measure the sequences of these numbers; yield the results in the order of `numbers`."""
         ...
 
 
 class Executor(Protocol):
-    """Where the sequences of a build are measured."""
+    """The place where the sequences of a build are measured."""
 
     def threads(self) -> int:
-        """CPU threads of a worker where the options leave them open."""
+        """Return the CPU threads of a worker if the options give none."""
         ...
 
     def open(self, model: PreTrainedModel, job: Job) -> AbstractContextManager[Crew]:
-        """Workers for a job, ready until the context ends."""
+        """Provide workers for a job; they end with the context."""
         ...
 
 
 class Worker:
-    """One model that measures sequences; whoever calls it holds the model in `measuring`."""
+    """Measures sequences with one model; the caller holds the model in `measuring`."""
 
     def __init__(self, model: PreTrainedModel, job: Job) -> None:
         self.architecture, self.job = describe(model), job
@@ -105,7 +118,7 @@ class Worker:
         self.device_kind, self.device = device.type, device_name(device)
 
     def measure_one(self, number: int, tick: Tick) -> Measured:
-        """Algorithm 1 on one sequence.
+        """Run Algorithm 1 on one sequence.
 
         Raises:
             InputError: one ablation alone does not fit in memory.
@@ -115,12 +128,15 @@ class Worker:
         gram, risks = sequence_gram(
             self.architecture, job.units, job.calibration, number, job.top_r, batches
         )
-        self.units_per_batch = batches.size
+        self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
         return Measured(number, gram, risks, positions, batches.size, tuple(batches.notes))
 
     def seconds(self) -> float | None:
-        """Time a few ablations; what the job will take, or None where a batch is too large yet."""
+        """Estimate the duration of the job in seconds from a few ablations.
+
+        None if a batch does not fit in memory yet.
+        """
         job, layers = self.job, [units for _, units in by_layer(self.job.units)]
         ids, positions = row(self.architecture, job.calibration, 0)
         for _ in range(2):  # the first one warms up
@@ -138,9 +154,10 @@ class Worker:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                return None  # the build itself halves the batch and says so
+                return None  # the build will halve the batch and report it
             per_ablation.append((time.monotonic() - begun) / len(batch))
-        # the cost of an ablation falls linearly with its layer
+        # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
+        # of the last and the first layer is the mean of all
         mean = sum(per_ablation[1:]) / 2
         return job.sequences * (teacher_seconds + len(job.units) * mean)
 
@@ -154,7 +171,7 @@ class LocalCrew(Worker):
 
 
 class LocalExecutor:
-    """One worker, in this process: what a build does where no executor is given."""
+    """One worker in this process: the default."""
 
     def threads(self) -> int:
         return torch.get_num_threads()

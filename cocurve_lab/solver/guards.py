@@ -186,7 +186,7 @@ class Rules:
         return reachable, exact
 
     def remedy(self, ask: str) -> str:
-        """What to do where no plan reaches the target; `ask` is the most there is."""
+        """Word the remedy for a target that no plan reaches; `ask` is the most there is."""
         factor = self.guards.layer_cap_factor
         if factor is None or self.cap == 1:
             return f"Ask for {ask}, or loosen the guards."
@@ -198,7 +198,7 @@ class Rules:
     def out_of_reach(
         self, message: str, most: float, stalled: float | None = None
     ) -> InfeasibleError:
-        """The error that no plan removes more than `most` of the budget's costs."""
+        """Make the error that no plan removes more than `most` of the budget's costs."""
         asked = self.budget.target or f"ratio {self.budget.share:g}"
         return InfeasibleError(
             f"{asked} is out of reach: {message}",
