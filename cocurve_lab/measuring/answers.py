@@ -1,4 +1,10 @@
-"""Which capability a plan costs: exact match and answer likelihood of many plans, by capability."""
+"""Right answers of many plans, by capability: exact match, and the likelihood of the answer.
+
+Judging a greedy reply needs one pass for most questions, not one per token. The pass reads the
+prompt with the known answer after it. The likeliest token at each position shows how the reply
+begins, up to its first token that is not the answer's. That often decides the verdict; otherwise
+the reply is decoded further, token by token.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +32,33 @@ from ..storage import fingerprint
 from ..tables import Row, Table
 from .generation import Question, token_pieces
 from .lockstep import encode_prompt, end_tokens
-from .plan_memory import Kind, PlanMemory
+from .plan_memory import FileKind, PlanMemory
 from .risk import standard_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-KIND = Kind("cocurve-answers", 1, "replies")  # right, log-likelihood, decoded of each question
-ALL = "all"  # the row over every capability together
-_QUESTIONS = 32  # between two writes of a checkpoint
+KIND = FileKind("cocurve-answers", 1, "replies")  # columns: right, log-likelihood, decoded
+ALL = "all"  # stands for all capabilities together
+_QUESTIONS = 32  # questions between two writes of a checkpoint
+_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
+
+
+# Tables -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How replies are judged.
+    """Options of `answer_accuracy`.
 
     Attributes:
-        max_new_tokens: a reply ends here at the latest, as in `continue_text`.
-        batch_tokens: tokens per forward; halved when memory runs out.
+        max_new_tokens: the most tokens of a reply, as in `continue_text`.
+        batch_tokens: tokens per forward pass; halved when memory runs out.
         checkpoint: file to resume from and write to; it remembers plans measured earlier.
+
+    Raises:
+        InputError: a number below 1.
     """
 
     max_new_tokens: int = 32
@@ -55,24 +68,24 @@ class AnswerOptions:
     def __post_init__(self) -> None:
         if min(self.max_new_tokens, self.batch_tokens) < 1:
             raise InputError(
-                f"max_new_tokens is {self.max_new_tokens} and batch_tokens {self.batch_tokens}; "
-                "both count tokens and are at least 1."
+                f"max_new_tokens is {self.max_new_tokens} and batch_tokens is {self.batch_tokens}. "
+                "Give at least 1 token for each."
             )
 
 
 @dataclass(frozen=True, eq=False)
 class AnswerTable:
-    """Right or wrong, plan by question; made by `answer_accuracy`.
+    """Replies judged right or wrong, by plan and question; made by `answer_accuracy`.
 
     Attributes:
-        selections: the plans, in the order asked for.
-        questions: those with a known answer, in the order asked.
+        selections: the plans, in the given order.
+        questions: those with a known answer, in the given order.
         right: [plans, questions] bool, whether the greedy reply is right (`Question.is_right`).
         log_likelihood: [plans, questions] float64, log probability of the answer after the prompt,
-            summed over its tokens, nats per answer; it moves before the reply does.
-        answer_tokens: [questions] int64, how many tokens that is.
-        decoded: [plans, questions] bool, where one pass left the reply open and decoding went on.
-        left_out: questions without a known answer.
+            summed over its tokens, nats per answer. It falls before the reply changes.
+        answer_tokens: [questions] int64, number of tokens of the answer.
+        decoded: [plans, questions] bool, whether one pass did not decide and the reply was decoded.
+        left_out: number of questions without a known answer.
     """
 
     selections: tuple[Selection, ...]
@@ -85,18 +98,18 @@ class AnswerTable:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """The capabilities asked for, in order of appearance."""
+        """The capabilities of the questions, in order of appearance."""
         return tuple(dict.fromkeys(question.capability for question in self.questions))
 
     def of(self, capability: str) -> np.ndarray:
-        """Which questions [questions] belong to a capability; "all" is every one."""
+        """Return the mask [questions] of a capability; of "all", every question."""
         return np.array([capability in (ALL, question.capability) for question in self.questions])
 
     def by_capability(self) -> Table:
-        """One row per plan and capability ("all" last), with standard errors over questions.
+        """Return one row per plan and capability ("all" last), with errors over questions.
 
-        `accuracy_low` and `accuracy_high` are the 95 % Wilson interval: where every reply is right
-        the standard error is 0, which says too much.
+        `accuracy_low` and `accuracy_high` are the ends of the 95 % Wilson interval. Use them where
+        every reply is right: the standard error there is 0, which claims too much.
         """
         rows: Table = []
         for plan, selection in enumerate(self.selections):
@@ -122,10 +135,13 @@ class AnswerTable:
         return rows
 
     def paired(self, plan: int, other: int) -> Table:
-        """Differences plan - other on the same questions, one row per capability ("all" last).
+        """Return differences plan - other on the same questions, a row per capability ("all" last).
 
-        `lost` counts questions that only `other` gets right, `gained` those that only `plan` does;
-        `p_value` is McNemar's exact test that both are equally likely.
+        `lost` counts the questions that only `other` answers right, `gained` those that only `plan`
+        does. `p_value` is that of McNemar's exact test that both are equally likely.
+
+        Args:
+            plan, other: places of two plans in the table.
         """
         return [self._pair(plan, other, name) for name in (*self.capabilities, ALL)]
 
@@ -153,16 +169,19 @@ class AnswerTable:
     def __repr__(self) -> str:
         return (
             f"AnswerTable({len(self)} plans x {len(self.questions)} questions of "
-            f"{', '.join(self.capabilities)}; {self.left_out} without an answer left out)"
+            f"{', '.join(self.capabilities)}; {self.left_out} without an answer omitted)"
         )
 
 
 def wilson(successes: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Ends of Wilson's interval for a share; z = 1.96 is 95 %."""
+    """Return the ends of Wilson's interval for a share; z = 1.96 is 95 %."""
     share, spread = successes / count, z * z / count
     middle = share + spread / 2
     reach = z * np.sqrt(share * (1 - share) / count + spread / (4 * count))
     return float((middle - reach) / (1 + spread)), float((middle + reach) / (1 + spread))
+
+
+# The measurement --------------------------------------------------------------------------------
 
 
 def answer_accuracy(
@@ -174,23 +193,27 @@ def answer_accuracy(
     options: AnswerOptions = AnswerOptions(),
     progress: bool = True,
 ) -> AnswerTable:
-    """Whether each plan's greedy reply to each question is right, and how likely the answer is.
+    """Judge each plan's greedy reply to each question, and measure how likely the answer is.
 
     The verdict is that of `continue_text` and `Question.is_right` (the reply up to its first "." or
-    line end, stripped, is the answer), up to floating-point ties between batches. The likelihood is
-    of one spelling: the answer after a space, or at once after a prompt that ends in white space.
+    line end, stripped, is the answer), except for floating-point ties between batches. The
+    likelihood is of one spelling: the answer after a space, or directly after a prompt that ends in
+    white space.
 
     Args:
         model: the dense model.
         tokenizer: its tokenizer.
         selections: plans over the model's units; an empty plan is the dense model.
-        questions: those whose `answer` is None are left out and counted.
+        questions: the questions; those whose `answer` is None are omitted and counted.
         options: reply length, batch size, checkpoint.
         progress: show a progress bar with ETA.
 
+    Returns:
+        An AnswerTable, plan by question.
+
     Raises:
-        InputError: no plan, no question with an answer, an answer no reply can match, or a prompt
-            that does not fit the model.
+        InputError: no plan, no question with an answer, an answer that no reply can match, a prompt
+            that does not fit the model, or one reply that does not fit in memory.
         MismatchError: a selection is for other units, or the checkpoint of another model or text.
         NumericalError: NaN logits.
     """
@@ -214,7 +237,7 @@ def answer_accuracy(
     engine = ReplyEngine(
         architecture, tokenizer, cases, options.max_new_tokens, options.batch_tokens
     )
-    order = sorted(range(len(cases)), key=lambda q: cases[q].length)  # so little is padded
+    order = sorted(range(len(cases)), key=lambda q: cases[q].length)  # so that little is padded
     bar = tqdm(desc=f"replies of {len(plans)} plans", unit="reply", disable=not progress)
     bar.total = len(plans) * len(cases)
     with measuring(model, torch.get_num_threads()), bar:
@@ -250,13 +273,12 @@ def _error(values: np.ndarray) -> float:
     return float(standard_error(np.asarray(values, dtype=float)[None])[0])
 
 
-log = logging.getLogger(__name__)
-_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+# Replies ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
-    """A question in tokens."""
+    """A question in tokens: its prompt and its answer."""
 
     question: Question
     prompt: list[int]
@@ -270,34 +292,51 @@ class Case:
     def encode(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: Question
     ) -> Case:
+        """Encode a question.
+
+        Raises:
+            InputError: no reply could match the answer, or the prompt does not fit the model.
+        """
         answer = question.answer or ""
         if not answer or not question.is_right(f"{answer}."):
             raise InputError(
-                f"no reply can be the answer {answer!r}: a reply is judged up to its first full "
-                "stop or line end, without white space around it. Give such an answer."
+                f"no reply can match the answer {answer!r}: a reply is judged up to its first full "
+                "stop or line end, without white space around it. Give an answer of that form."
             )
         prompt = encode_prompt(model, tokenizer, question.prompt)
         spaced = answer if question.prompt[-1].isspace() else f" {answer}"
         joint = encode_prompt(model, tokenizer, question.prompt + spaced)
         ids = joint[len(prompt) :]
-        if joint[: len(prompt)] != prompt or not ids:  # the two would merge into other tokens
+        # where prompt and answer would merge into other tokens, the answer is encoded by itself
+        if joint[: len(prompt)] != prompt or not ids:
             ids = list(tokenizer(spaced, add_special_tokens=False)["input_ids"])
         return cls(question, prompt, ids)
 
 
 @dataclass
 class Reply:
-    """One plan's reply to one question, as far as it is known."""
+    """The known beginning of one plan's reply to one question.
+
+    Attributes:
+        plan: index of the plan.
+        column: index of the question in the part that is measured.
+        case: the question.
+        ids: tokens of the reply so far.
+    """
 
     plan: int
-    column: int  # of the question in the part that is measured
+    column: int
     case: Case
     ids: list[int] = field(default_factory=list)
 
 
 @dataclass
 class ReplyEngine:
-    """Judges replies, many plans and questions per forward."""
+    """Judges replies, with many plans and questions per forward pass.
+
+    Attributes:
+        batch_tokens: tokens per forward pass; halved for good when memory runs out.
+    """
 
     architecture: Architecture
     tokenizer: PreTrainedTokenizerBase
@@ -310,7 +349,15 @@ class ReplyEngine:
         self.verdicts: dict[tuple[Question, tuple[int, ...], bool], bool | None] = {}
 
     def measure(self, plans: list[Scales], part: list[int]) -> np.ndarray:
-        """[plans, len(part), 3]: right, log-likelihood of the answer, decoded."""
+        """Measure some questions under each plan: right, log-likelihood of the answer, decoded.
+
+        Args:
+            plans: the masks of each plan.
+            part: numbers of the questions.
+
+        Returns:
+            [plans, len(part), 3] float64.
+        """
         found = np.zeros((len(plans), len(part), 3))
         replies = [
             Reply(plan, column, self.cases[number])
@@ -320,6 +367,8 @@ class ReplyEngine:
         forced = [reply.case.answer for reply in replies]
         open_replies = []
         for reply, chosen, likelihood in self._forward(plans, replies, forced):
+            # while the choices are the answer's tokens, the forced tokens are the reply itself, and
+            # the first choice that differs is its next token; later ones follow text never said
             first = next(
                 (i for i, t in enumerate(reply.case.answer) if chosen[i] != t), len(chosen) - 1
             )
@@ -327,7 +376,7 @@ class ReplyEngine:
             verdict = self._verdict(reply)
             found[reply.plan, reply.column] = (bool(verdict), likelihood, verdict is None)
             open_replies += [reply] if verdict is None else []
-        while open_replies:
+        while open_replies:  # one more token each time, from the whole text: few replies get here
             still = []
             for reply, chosen, _ in self._forward(
                 plans, open_replies, [r.ids for r in open_replies]
@@ -340,7 +389,7 @@ class ReplyEngine:
         return found
 
     def _verdict(self, reply: Reply) -> bool | None:
-        """Right, wrong, or None where what has been said could still become either."""
+        """Right or wrong, or None if the reply so far may still become either."""
         ids = reply.ids[: self.max_new_tokens]
         stop = next((i for i, token in enumerate(ids) if token in self.ends), None)
         ended = stop is not None or len(ids) == self.max_new_tokens
@@ -354,8 +403,12 @@ class ReplyEngine:
     def _forward(
         self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
     ) -> Iterator[tuple[Reply, list[int], float]]:
-        """After prompt and forced tokens: the likeliest token at each step [n + 1], and the log
-        probability of the forced ones."""
+        """Run each reply with its n forced tokens after the prompt.
+
+        Yields:
+            The reply, the likeliest token at each of n + 1 steps, and the log probability of the
+            forced tokens in nats.
+        """
         start = 0
         while start < len(replies):
             left = zip(replies[start:], forced[start:], strict=True)
@@ -368,11 +421,11 @@ class ReplyEngine:
                     raise
                 if stop - start == 1:
                     raise InputError(
-                        f"memory runs out with one reply of {length} tokens per forward. Use "
+                        f"memory runs out with one reply of {length} tokens per forward pass. Use "
                         "shorter prompts, bfloat16 weights, or a larger device."
                     ) from None
-                self.batch_tokens //= 2
-                log.warning("out of memory: %d tokens per forward from here", self.batch_tokens)
+                self.batch_tokens //= 2  # for good: what did not fit once would not fit later
+                log.warning("out of memory: %d tokens per pass from here on", self.batch_tokens)
                 continue
             yield from zip(replies[start:stop], *batch, strict=True)
             start = stop
@@ -380,11 +433,13 @@ class ReplyEngine:
     def _batch(
         self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
     ) -> tuple[list[list[int]], list[float]]:
+        """One forward pass: the likeliest tokens and log probability of each reply."""
         device = model_device(self.architecture.model)
         rows = [
             torch.tensor([*r.case.prompt, *ids]) for r, ids in zip(replies, forced, strict=True)
         ]
-        # padding lies on the right, where no position that is read can see it
+        # padding is on the right and attention is causal: no position that is read can see it, so
+        # the pass needs no attention mask
         ids = pad_sequence(rows, batch_first=True).to(device)
         masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
         with scaled(self.architecture, masks):
@@ -403,7 +458,7 @@ class ReplyEngine:
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
     def _read(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Likeliest token [K] and log probability of the label [K] float64 from hidden [K, d]."""
+        """Likeliest token [K] and log probability of the label [K], float64, from hidden [K, d]."""
         step = max(1, _LOGIT_BYTES // (8 * self.architecture.vocabulary))
         tokens, logs = [], []
         for start in range(0, len(hidden), step):
@@ -420,20 +475,21 @@ class ReplyEngine:
 
 
 def judge(question: Question, said: str, ended: bool) -> bool | None:
-    """Whether a reply is right, from what has been said so far.
+    """Judge a reply from its beginning.
 
     Args:
-        question: with a known answer.
-        said: the reply up to here.
-        ended: whether nothing will follow.
+        question: a question with a known answer.
+        said: the reply so far.
+        ended: whether the reply is complete.
 
     Returns:
-        True or False where no further text can change it, else None.
+        True or False if no further text can change the verdict, otherwise None.
     """
     spoken, answer = said.lstrip(" "), question.answer or ""
     if ended or "." in spoken or "\n" in spoken:
         return bool(question.is_right(said))
     spoken = spoken.lstrip()
+    # still open: the reply is a beginning of the answer, or the answer with only white space after
     rest = spoken[len(answer) :]
     hopeful = answer.startswith(spoken) or (spoken.startswith(answer) and not rest.strip())
     return None if hopeful else False

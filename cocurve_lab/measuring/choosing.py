@@ -1,8 +1,8 @@
-"""Choosing what the paper leaves open, lambda and the guards, by KL or loss on held-out text.
+"""Choice of lambda and of the guards by KL or loss on held-out text.
 
-Both choosers list distinct plans, measure them with `measure_plans` in a race that stops clear
-losers early, and compare them by paired standard errors over the same rows. What is chosen on the
-held-out rows is reported on further rows, because the lowest of many means is too low.
+The paper leaves both open. Each chooser lists distinct plans, measures them in a race that stops
+clear losers early (racing.py), and compares them by paired standard errors over the same rows. The
+lowest of many means is biased low, so the chosen plan can be reported on further rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LayerCap = float | str | None
 
-# no cap; the release's rule; the cap of the paper's first version for Llama at 20 %; a looser one
+# no cap; the rule of the release; the paper's cap for Llama at 20 %; a looser one
 LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
 PROTECTIONS = ((0, 0), (1, 1), (2, 2))
 RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
@@ -47,7 +47,7 @@ RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Settings that give no plan: where in lambda, under which guards, and why."""
+    """Settings that give no plan: their interval of lambda, their guards, and the reason."""
 
     interval: Interval
     guards: Guards
@@ -56,18 +56,19 @@ class Infeasible:
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """What both choosers return.
+    """The result of a chooser.
 
     "Best" is the first candidate of `curve` that is not worse than the winner (the lowest mean) by
-    more than one paired standard error of their difference. The curve stands in order of preference
-    (smallest lambda, loosest guards), so that is where ties go.
+    more than one paired standard error of their difference. The curve is in order of preference:
+    smallest lambda, or loosest guards. So ties go to the preferred candidate.
 
     Attributes:
         curve: the distinct plans measured, in order of preference.
         infeasible: the settings that give no plan.
         report: "best" and the references by name, measured on `report_on`, with differences to the
-            best plan; empty where that was not given.
-        left_out: distinct plans of the path not measured, beyond `max_candidates`.
+            best plan; empty without `report_on`.
+        left_out: number of distinct plans of the path that `max_candidates` kept from being
+            measured.
     """
 
     curve: tuple[Candidate, ...]
@@ -77,26 +78,26 @@ class _Choice:
 
     @property
     def winner(self) -> Candidate:
-        """Lowest judged value among those measured in full; the preferred one if exactly equal."""
+        """The candidate of lowest judged value among those measured in full."""
         return min((c for c in self.curve if not c.stopped_early), key=lambda c: c.judged)
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate the rule takes, with its numbers."""
+        """The candidate that the rule chooses, with its numbers."""
         return next(candidate for candidate in self.curve if candidate.tied)
 
     @property
     def best(self) -> Selection:
-        """The plan the rule takes."""
+        """The plan that the rule chooses."""
         return self.chosen.selection
 
     @property
     def cells(self) -> int:
-        """Measurements made, plan x row; early stopping saves the rest."""
+        """Number of measurements made, plan x row."""
         return sum(candidate.rows for candidate in self.curve)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per candidate, ready for a DataFrame."""
+        """Return one dict per candidate, ready for a DataFrame."""
         return [_row(candidate) for candidate in self.curve]
 
     def __repr__(self) -> str:
@@ -119,7 +120,7 @@ class InteractionChoice(_Choice):
     """The lambda whose plan is best on held-out text; made by `choose_interaction_strength`.
 
     Attributes:
-        gate: what `redundancy_gate` recommends from H alone.
+        gate: the recommendation of `redundancy_gate`, from H alone.
     """
 
     gate: Gate
@@ -137,11 +138,11 @@ class InteractionChoice(_Choice):
 
     @property
     def fitting_strength(self) -> float:
-        """1 + b/E of the best plan: another question than `interaction_strength`, see `Fit`."""
+        """1 + b/E of the best plan; it answers another question, see `Fit`."""
         return self.fit.interaction_strength
 
     def summary(self) -> dict[str, Any]:
-        """One row of a table by ratio: both lambdas, what they come from, and the gate's."""
+        """Return one row of a table by ratio: both lambdas, their origin, and the gate's lambda."""
         row = _row(self.chosen)
         row["requested_ratio"] = self.best.requested_ratio
         return row | {"gate": self.gate.recommended, "redundancy": self.gate.redundancy}
@@ -168,21 +169,22 @@ def choose_interaction_strength(
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
 ) -> InteractionChoice:
-    """The lambda whose plan costs least on held-out text, ties to the smallest lambda.
+    """Choose the lambda whose plan costs least on held-out text; ties go to the smallest lambda.
 
     Args:
         model: the dense model.
         curvature: its H [M, M].
         ratio: share of removable cost, [0, 1).
         held_out: rows to choose on, at least two, none of them calibrated on.
-        guards: where units may go.
+        guards: where units may be pruned.
         candidates: "path" for every distinct plan of lambda in [0, 1] (at most
             `options.max_candidates` of them), or the lambdas to try, each finite and >= 0.
-        report_on: rows for `report`: the best plan and those of lambda 0 and 1.
+        report_on: rows for `report`, which has the best plan and those of lambda 0 and 1.
         options: how to measure.
 
     Returns:
-        An InteractionChoice; its class says what "best" means.
+        An InteractionChoice: `.best` is the plan, `.curve` all candidates (lambda, KL, paired
+        standard error).
 
     Raises:
         InputError: no or bad candidates, a ratio out of range, or fewer than two held-out rows.
@@ -194,7 +196,7 @@ def choose_interaction_strength(
     ends = [_solve(curvature, ratio, strength, guards) for strength in (0.0, 1.0)]
     if isinstance(candidates, str):
         if candidates != "path":
-            raise InputError(f'candidates is {candidates!r}; give "path" or a list of lambdas.')
+            raise InputError(f'candidates is {candidates!r}. Give "path" or a list of lambdas.')
         found = _path(curvature, ratio, guards, ends)
         limit = options.max_candidates
     else:
@@ -221,11 +223,12 @@ def choose_guards(
     report_on: CalibrationSet | None = None,
     options: ChoiceOptions = ChoiceOptions(),
 ) -> GuardsChoice:
-    """The layer cap and protection whose plan costs least on held-out text, ties to the loosest.
+    """Choose the cap and protection whose plan costs least on held-out text; ties to the loosest.
 
-    The paper's anti-collapse choice goes by perplexity: `ChoiceOptions(judge="nll")` does that.
-    Every cap is combined with every protection. Looser means: a larger `reachable_ratio`, then a
-    larger cap, then fewer protected layers; guards that allow all that others do never come later.
+    The paper chooses by perplexity (appendix "The Greedy Co-Pruning Solver");
+    `ChoiceOptions(judge="nll")` does the same. Every cap is combined with every protection. Looser
+    means a larger `reachable_ratio`, then a larger cap, then fewer protected layers. So guards that
+    allow everything that others do never come later.
 
     Args:
         model, curvature, ratio, held_out, options: as for `choose_interaction_strength`.
@@ -233,11 +236,12 @@ def choose_guards(
             (`Guards.layer_cap_factor`, the release's rule).
         protections: (protect_first, protect_last) pairs, layers kept whole at either end.
         interaction_strength: lambda of all plans.
-        report_on: rows for `report`: the best plan, no guards, and the release's guards (1.5x, two
-            layers at either end) where they give a plan.
+        report_on: rows for `report`, which has the best plan, that of no guards, and that of the
+            release's guards (1.5x, two layers at either end) if they give plans.
 
     Returns:
-        A GuardsChoice; combinations that give no plan are listed in `infeasible` with the reason.
+        A GuardsChoice: `.best` is the plan, `.guards` its guards. Combinations that give no plan
+        are listed in `.infeasible` with the reason.
 
     Raises:
         InputError: an empty grid, a bad cap or protection, ratio or lambda, or too few rows.
@@ -262,7 +266,7 @@ def choose_guards(
 
 
 def _solve(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Found:
-    """The plan of one lambda and guards, or the error that says why there is none."""
+    """The plan of one lambda and guards, or the error that there is none."""
     outcome: Selection | InfeasibleError
     try:
         outcome = solve_greedy(curvature, ratio, strength, guards)
@@ -272,11 +276,9 @@ def _solve(curvature: Curvature, ratio: float, strength: float, guards: Guards) 
 
 
 def _path(curvature: Curvature, ratio: float, guards: Guards, ends: Sequence[Found]) -> list[Found]:
-    """All plans of the path with their intervals.
-
-    The plans solved at exactly 0 and 1 stand for the first and the last segment, so that a choice
-    of the diagonal selector reads lambda = 0 and not the middle of its segment.
-    """
+    """All plans of the path with their intervals of lambda."""
+    # the plans solved at exactly 0 and 1 stand for the first and the last segment, so that choosing
+    # the diagonal selector gives lambda = 0 and not the middle of its segment
     zero, one = ([end] if isinstance(end[2], Selection) else [] for end in ends)
     found: list[Found] = []
     for segment in lambda_path(curvature, ratio, guards):
@@ -295,7 +297,11 @@ def _same_set(plan: Selection, other: Selection | InfeasibleError) -> bool:
 
 
 def _distinct(found: Iterable[Found]) -> tuple[list[Contender], tuple[Infeasible, ...]]:
-    """Each pruned set once, in the order found; raises if there is none."""
+    """Each pruned set once, in the order found, and the settings without a plan.
+
+    Raises:
+        InfeasibleError: no settings give a plan; the error is that of the first.
+    """
     plans: dict[str, Contender] = {}
     errors: list[tuple[Infeasible, InfeasibleError]] = []
     for interval, guards, outcome in found:
@@ -314,18 +320,20 @@ def _distinct(found: Iterable[Found]) -> tuple[list[Contender], tuple[Infeasible
 
 
 def _joined(intervals: tuple[Interval, ...], new: Interval) -> tuple[Interval, ...]:
-    """Append an interval, as one with the last where they touch."""
+    """Append an interval, or extend the last one if they touch."""
     if intervals and intervals[-1][0] <= new[0] <= intervals[-1][1]:
         return (*intervals[:-1], (intervals[-1][0], max(intervals[-1][1], new[1])))
     return (*intervals, new)
 
 
 def _spread(plans: list[Contender], limit: int) -> list[Contender]:
-    """At most `limit` plans, even in rank: where plans change often in lambda, many are taken."""
+    """At most `limit` plans, evenly spaced by their rank in the path."""
+    # by rank and not by lambda: more plans are taken where they change often
     if len(plans) <= limit:
         return plans
     tops = [plan.intervals[-1][1] for plan in plans]
-    ends = {0, tops.index(max(tops))}  # a plan that comes back at lambda 1 is not the last
+    # the plan at the largest lambda need not be the last: it may have occurred earlier in the path
+    ends = {0, tops.index(max(tops))}
     rest = [number for number in range(len(plans)) if number not in ends]
     room = limit - len(ends)
     picks = {rest[(2 * k + 1) * len(rest) // (2 * room)] for k in range(room)}
@@ -337,7 +345,7 @@ def _strengths(candidates: Sequence[float]) -> list[float]:
     try:
         strengths = sorted({float(value) for value in candidates})
     except (TypeError, ValueError):
-        raise InputError(f"candidates is {candidates!r}; lambdas are numbers.") from None
+        raise InputError(f"candidates is {candidates!r}. Give a list of numbers.") from None
     if not strengths:
         raise InputError('candidates is empty. Give at least one lambda, or "path".')
     for strength in strengths:
@@ -346,6 +354,7 @@ def _strengths(candidates: Sequence[float]) -> list[float]:
 
 
 def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
+    """The guards of one cap ("1.5x": a multiple of the ratio) and one pair of protected ends."""
     try:
         first, last = (int(layers) for layers in protection)
         if isinstance(cap, str):
@@ -354,8 +363,9 @@ def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
         return Guards(layer_cap=cap, protect_first=first, protect_last=last)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"cap {cap!r} with protection {protection!r} makes no guards ({error}) Caps are shares "
-            'in (0, 1], None, or multiples of the ratio such as "1.5x"; protections are pairs.'
+            f"cap {cap!r} with protection {protection!r} makes no guards ({error}) Give caps as "
+            'shares in (0, 1], None, or multiples of the ratio such as "1.5x", and protections as '
+            "pairs."
         ) from None
 
 
@@ -368,7 +378,7 @@ def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[floa
 
 
 def _row(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as a flat dict; lambdas as `interaction_strength` and its first interval."""
+    """A candidate as a flat dict, with its lambda and the first interval that gives it."""
     fit, selection = candidate.fit, candidate.selection
     numbers = ("kl", "standard_error", "perplexity", "rows")
     compared = ("judge", "difference", "difference_error")

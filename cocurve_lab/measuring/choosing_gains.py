@@ -1,7 +1,7 @@
-"""Coupling-aware compensation: kept FFN groups take over what the pruned units wrote (eq. comp).
+"""Choice of the gains (eq. comp) by KL on held-out text, or of none if they do not help.
 
-`solve_gains` is one small ridge system in blocks of H that are already there. Whether the gains
-help is a question for text H has not seen, which is what `choose_gains` asks.
+`solve_gains` gives gains for any ridge and clip. The paper selects both on held-out calibration
+(Section "Edge-derived coupling-aware compensation"); so does `choose_gains`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# The choice ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class GainsChoice:
-    """Whether gains help, and which; made by `choose_gains`.
+    """The gains that help most, or none; made by `choose_gains`.
 
-    The rule, on the rows of `held_out`, with differences and standard errors paired over rows:
-    1. the winner is the (ridge, clip) of lowest mean KL;
-    2. gains are applied if the winner beats the plan without gains by more than `TIE` (one)
-       standard error of that difference, else the plain plan stays;
-    3. of the settings that pass 2 themselves and are not worse than the winner by more than one
-       standard error, the most cautious is taken: the largest ridge, then the smallest clip.
-    The winner is the lowest of several means, so its advantage here is too large; `report` is not.
+    The rule uses the rows of `held_out`. Differences and standard errors are paired over rows.
+    1. The winner is the (ridge, clip) of lowest mean KL.
+    2. Gains are applied if the winner beats the plan without gains by more than `TIE` (one)
+       standard error of that difference. Otherwise the plan stays without gains.
+    3. Some settings may pass step 2 and not be worse than the winner by more than one standard
+       error. The most cautious of them is chosen: the largest ridge, then the smallest clip.
+
+    The winner is the lowest of several means, so its advantage on these rows is biased. In `report`
+    it is not.
 
     Attributes:
         settings: (ridge, clip) of each candidate, most cautious first.
         table: KL on `held_out` [1 + candidates, rows]; plan 0 is the plan without gains.
         predicted: 1/2 d^T H d of those plans [1 + candidates], nats per token.
-        report: KL on `report_on` of the plain plan and the chosen one [2, rows] (the same plan
-            twice where no gains are applied); None where that was not given.
+        report: KL on `report_on` of the plan without gains and the chosen one [2, rows] (the same
+            plan twice if no gains are applied); None without `report_on`.
     """
 
     settings: tuple[tuple[float, float], ...]
@@ -56,30 +55,31 @@ class GainsChoice:
 
     @cached_property
     def chosen(self) -> int:
-        """Place of the chosen plan in `table`: 0 is the plan without gains."""
+        """Index of the chosen plan in `table`; 0 is the plan without gains."""
         winner = 1 + int(self.table.mean[1:].argmin())
         if not _beats(self.table, winner, 0):
             return 0
+        # the most cautious settings come first, so the first that is not worse is chosen
         passed = (n for n in range(1, len(self.table)) if _beats(self.table, n, 0))
         return next(number for number in passed if not _beats(self.table, winner, number))
 
     @property
     def applied(self) -> bool:
-        """Whether gains help on held-out text by the rule of the class."""
+        """Whether gains help on held-out text, by the rule above."""
         return self.chosen > 0
 
     @property
     def best(self) -> Selection:
-        """The plan to go on with: with the chosen gains, or without any."""
+        """The chosen plan, with gains or without."""
         return self.table.selections[self.chosen]
 
     @property
     def setting(self) -> tuple[float, float] | None:
-        """(ridge, clip) of the chosen gains; None where none are applied."""
+        """(ridge, clip) of the chosen gains; None if none are applied."""
         return self.settings[self.chosen - 1] if self.applied else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per plan; `difference` is plan minus plain with its paired standard error."""
+        """Return one dict per plan; `difference` is to the plan without gains, paired by rows."""
         rows = []
         for number, (ridge, clip) in enumerate([(None, None), *self.settings]):
             difference, error = self.table.paired(number, 0)
@@ -136,13 +136,13 @@ def choose_gains(
         curvature: its full signed H [M, M].
         selection: the plan; gains it already has are dropped.
         held_out: rows to choose on, at least two, none of them calibrated on.
-        ridges, clips: gamma / mean diagonal and tau to try, every one with every other.
-        report_on: rows to report the plain and the chosen plan on, disjoint from the others.
+        ridges, clips: the gamma / mean diagonal and the tau to try, in all combinations.
+        report_on: rows for `report`, disjoint from the others.
         options: `checkpoint`, `progress` and `plans_per_batch` as for `measure_plans`; its other
-            fields play no part.
+            fields are ignored.
 
     Returns:
-        A GainsChoice; its class says which rule decides.
+        A GainsChoice: `.best` is the plan. The rule is stated in its class.
 
     Raises:
         InputError: no ridge, no clip, one out of range, or fewer than two rows to choose on.
@@ -152,7 +152,9 @@ def choose_gains(
     """
     settings = tuple(product(sorted(set(ridges), reverse=True), sorted(set(clips))))
     if not settings:
-        raise InputError(f"ridges {ridges!r} with clips {clips!r} gives nothing to try. Give both.")
+        raise InputError(
+            f"ridges {ridges!r} with clips {clips!r} gives nothing to try. Give at least one each."
+        )
     require_text(curvature, held_out, report_on)
     plain = selection.with_gains({})
     plans = [plain, *(plain.with_gains(solve_gains(curvature, plain, *pair)) for pair in settings)]
@@ -178,7 +180,7 @@ def _measure(
     options: ChoiceOptions,
     part: str,
 ) -> PlanTable:
-    """`measure_plans` with a checkpoint of its own: a file belongs to one text."""
+    """Measure plans with a checkpoint of their own, because a file belongs to one text."""
     return measure_plans(
         model,
         plans,

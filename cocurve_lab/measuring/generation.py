@@ -1,4 +1,4 @@
-"""Text before and after pruning: prompts, greedy continuations, and whether a reply is right."""
+"""Greedy continuations of prompts, and questions with known answers to try a plan on."""
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+# Continuations ----------------------------------------------------------------------------------
+
+
 def continue_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, max_new_tokens: int = 32
 ) -> str:
-    """Greedy continuation of a prompt, up to the end token; without the prompt itself.
+    """Continue a prompt greedily, up to the end token; the prompt itself is not returned.
 
     Args:
-        model: dense, ablated or pruned.
+        model: a dense, ablated or pruned model.
         tokenizer: its tokenizer.
         text: the prompt.
-        max_new_tokens: at most this many tokens.
+        max_new_tokens: the most new tokens.
     """
     encoded = tokenizer(text, return_tensors="pt").to(model.device)
-    generate: Any = model.generate  # a mixin the type checker cannot see through
+    generate: Any = model.generate  # from a mixin whose types the checker cannot resolve
     with exclusive(model):
         output = generate(
             input_ids=encoded["input_ids"],
             attention_mask=encoded["attention_mask"],
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            repetition_penalty=1.0,  # some checkpoints ship another one
+            repetition_penalty=1.0,  # some checkpoints set another one
             pad_token_id=tokenizer.eos_token_id,
         )
     prompt = encoded["input_ids"][0].tolist()
@@ -47,15 +50,17 @@ def continue_text(
 def token_pieces(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], ids: Sequence[int]
 ) -> list[str]:
-    """The text that each token of a continuation adds; joined, the text of the continuation.
+    """Return the text that each token of a continuation adds.
 
     Args:
-        tokenizer: the model's.
-        prompt_ids: ids before the continuation; the last one decides about a leading space.
+        tokenizer: the tokenizer of the model.
+        prompt_ids: ids before the continuation; the last one decides whether there is a leading
+            space.
         ids: ids of the continuation [n].
 
     Returns:
-        n strings; empty for special tokens, and for all but the last token of one character.
+        n strings, which joined are the continuation. They are empty for special tokens, and for all
+        but the last token of a character that takes several.
     """
     growing = GrowingText(tokenizer, prompt_ids)
     return [growing.add(token) for token in ids]
@@ -71,13 +76,13 @@ class GrowingText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._before = list(prompt_ids[-1:])
+        self._before = list(prompt_ids[-1:])  # one token before: without it a space may be lost
         self.ids: list[int] = []
         self.pieces: list[str] = []
         self._length = len(self._decode())
 
     def add(self, token: int) -> str:
-        """Append a token and return the text it adds."""
+        """Append a token and return the text that it adds."""
         self.ids.append(token)
         text = self._decode()
         self.pieces.append(text[self._length :])
@@ -93,9 +98,10 @@ class GrowingText:
         text = self._tokenizer.decode(
             [*self._before, *self.ids],
             skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,  # it would change text that already stands
+            clean_up_tokenization_spaces=False,  # it would change text that was already returned
         )
-        return str(text).rstrip("\ufffd")  # a character of several tokens appears with the last
+        # an unfinished character decodes to U+FFFD; it appears with its last token
+        return str(text).rstrip("\ufffd")
 
 
 # Prompts ----------------------------------------------------------------------------------------
@@ -103,12 +109,12 @@ class GrowingText:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt whose right continuation is known.
+    """A prompt with its right continuation, if it has one.
 
     Attributes:
-        capability: what it asks for, "arithmetic" and so on.
+        capability: the capability it tests, such as "arithmetic".
         prompt: the text to continue.
-        answer: the right reply; None where there is none.
+        answer: the right reply; None if there is none.
     """
 
     capability: str
@@ -116,20 +122,23 @@ class Question:
     answer: str | None = None
 
     def is_right(self, reply: str) -> bool | None:
-        """Whether a reply up to its first "." or line end is the answer; None without an answer."""
+        """Return whether a reply, up to its first "." or line end, is the answer.
+
+        None without an answer.
+        """
         if self.answer is None:
             return None
         return re.split(r"[.\n]", reply.lstrip(" "))[0].strip() == self.answer
 
 
 def demo_questions(per_capability: int = 8) -> list[Question]:
-    """Test prompts of the embedded model, the same number of each capability.
+    """Read test prompts of the embedded model, the same number for each capability.
 
     Raises:
-        InputError: the prompts are not there (a partial checkout), or a number below 1.
+        InputError: the prompts are missing (a partial checkout), or a number below 1.
     """
     if per_capability < 1:
-        raise InputError(f"per_capability is {per_capability}; ask for at least one prompt.")
+        raise InputError(f"per_capability is {per_capability}. Ask for at least 1 prompt.")
     found = []
     for file in sorted((demo_folder().parent / "prompts").glob("*.jsonl")):
         for line in file.read_text(encoding="utf-8").splitlines()[:per_capability]:
@@ -137,8 +146,8 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
             found.append(Question(record["family"], record["prompt"], record["answer"]))
     if not found:
         raise InputError(
-            f"there are no prompts in {demo_folder().parent / 'prompts'}. Clone the repository "
-            "whole, or write them again with `python data/world.py`."
+            f"there are no prompts in {demo_folder().parent / 'prompts'}. Clone the whole "
+            "repository, or write them again with `python data/world.py`."
         )
     return found
 
@@ -146,7 +155,13 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
 def example_prompts(
     model_id: str | os.PathLike[str], text: CalibrationSet, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Prompts to continue: one per capability of the embedded model, else held-out beginnings."""
+    """Return prompts to continue: one per capability for the demo, else held-out beginnings.
+
+    Args:
+        model_id: name or folder of the model.
+        text: held-out rows; three beginnings of 24 tokens are taken from other models' text.
+        tokenizer: the tokenizer of the model.
+    """
     if not is_demo(model_id):
         return [str(tokenizer.decode(row[:24])) for row in text.input_ids[:3]]
     return [question.prompt for question in demo_questions(1)]

@@ -1,7 +1,7 @@
-"""Dense and pruned text token by token from one batch of two rows; no second model in memory.
+"""Dense and pruned text, token by token, from one batch of two rows and one model in memory.
 
-Row 0 runs with every unit, row 1 under the plan's mask. Nothing is held between two tokens: each
-step takes the model's lock, sets its masks and puts everything back, so stopping anywhere is safe.
+Row 0 runs with every unit, row 1 under the plan's masks. Nothing is held between two tokens: each
+step takes the model's lock, sets its masks and restores the model. So a caller may stop anywhere.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ from .generation import GrowingText
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
+_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
+
+
+# Options and results ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen.
+    """Options of choosing tokens.
 
     Attributes:
-        max_new_tokens: at most this many per row; the model's context may end a text earlier.
-        temperature: 0 takes the likeliest token; above 0, logits are divided by it and both rows
+        max_new_tokens: the most new tokens per row; the model's context may end a text earlier.
+        temperature: 0 takes the likeliest token. Above 0, logits are divided by it and both rows
             choose with the same uniform draw.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         InputError: a value out of range.
@@ -53,20 +56,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}; ask for at least 1.")
+            raise InputError(f"max_new_tokens is {self.max_new_tokens}. Ask for at least 1.")
         if not 0 <= self.temperature < math.inf:
             raise InputError(
-                f"temperature is {self.temperature}; it is finite and at least 0 (0 is greedy)."
+                f"temperature is {self.temperature}. Give a finite one of at least 0 (0 is greedy)."
             )
         if not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; give a whole number from 0 to 2^63 - 1.")
+            raise InputError(f"seed is {self.seed}. Give a whole number from 0 to 2^63 - 1.")
 
 
 GREEDY = Sampling()
 
 
 class TokenPair(NamedTuple):
-    """The tokens of one step; None where that row has already ended."""
+    """The tokens of one step; None for a row that has already ended."""
 
     dense: int | None
     pruned: int | None
@@ -77,8 +80,8 @@ class TextPair:
     """One prompt continued by the dense model and under a plan.
 
     Attributes:
-        prompt_ids, dense_ids, pruned_ids: token ids; an end token is the last of its row.
-        dense, pruned: the two texts, without the prompt and special tokens.
+        prompt_ids, dense_ids, pruned_ids: token ids; a row that ended has its end token last.
+        dense, pruned: the two texts, without prompt and special tokens.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,16 +92,19 @@ class TextPair:
 
     @property
     def divergence(self) -> int | None:
-        """Index of the first generated token that differs; None where none does."""
+        """Index of the first generated token that differs; None if none does."""
         return first_divergence(self.dense_ids, self.pruned_ids)
 
 
 def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first index at which two rows of tokens differ, one of them ending included; or None."""
+    """Return the first index at which two rows of tokens differ or only one ends, or None."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
     return None if len(left) == len(right) else min(len(left), len(right))
+
+
+# Generated text -----------------------------------------------------------------------------------
 
 
 def compare_text(
@@ -137,21 +143,21 @@ def generate_lockstep(
     """Yield the next token of both texts until both have ended.
 
     Each row is what that model would generate alone (half precision may round a batch of two
-    differently). The two differ only through the plan: when sampling, one uniform number per step
-    picks from both distributions (each in order of falling probability), so equal distributions
-    give equal tokens.
+    differently). The rows differ only through the plan: when sampling, one uniform number per step
+    picks a token from both distributions, so equal distributions give equal tokens.
 
     Args:
         model: the dense model; it may be used freely between two steps.
-        tokenizer: its tokenizer; it encodes the prompt as `continue_text` does.
+        tokenizer: its tokenizer; it encodes the prompt as in `continue_text`.
         prompt: the text to continue.
-        selection: a Selection (its gains are honoured), or units, names or indices.
+        selection: a Selection (with its gains), or units, names or indices.
         sampling: length, temperature and seed.
-        unit_set: what names and indices refer to; by default the model's own 16-group units.
+        unit_set: the units that names and indices refer to; by default the model's own units with
+            16 FFN groups per layer.
 
     Raises:
-        InputError: an empty prompt, or one that leaves no room in the model's context; raised
-            here, before the first step.
+        InputError: an empty prompt, or one that leaves no room in the model's context; raised by
+            the call itself, before the first step.
         MismatchError: the selection is for other units.
         NumericalError: NaN logits.
     """
@@ -164,7 +170,12 @@ def generate_lockstep(
 def encode_prompt(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
 ) -> list[int]:
-    """Token ids of a prompt, or InputError if it is empty or fills the model's context."""
+    """Return the token ids of a prompt.
+
+    Raises:
+        InputError: the prompt is empty, fills the model's context, or has ids that the model does
+            not know.
+    """
     ids: list[int] = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
     if not ids:
         raise InputError("the prompt is empty. Write a few words to continue.")
@@ -182,6 +193,9 @@ def encode_prompt(
     return ids
 
 
+# A given text -----------------------------------------------------------------------------------
+
+
 def forced_kl(
     model: PreTrainedModel,
     selection: Selection | Iterable[Unit | str | int],
@@ -189,19 +203,21 @@ def forced_kl(
     *,
     unit_set: UnitSet | None = None,
 ) -> np.ndarray:
-    """KL(dense || pruned) at every position of one given text (teacher-forced).
+    """Measure KL(dense || pruned) at every position of a given text (teacher-forced).
 
-    Both models read the same tokens, so values stay comparable where their own texts part. The
-    mean is `pruning_risk` on this one row.
+    Both models read the same tokens, so values stay comparable where their own texts would differ.
+    The mean over positions is `pruning_risk` on this row.
 
     Args:
         model: the dense model.
-        selection: a Selection (its gains are honoured), or units, names or indices.
+        selection: a Selection (with its gains), or units, names or indices.
         input_ids: the text [T], at least two tokens.
-        unit_set: what names and indices refer to; by default the model's own 16-group units.
+        unit_set: the units that names and indices refer to; by default the model's own units with
+            16 FFN groups per layer.
 
     Returns:
-        [T - 1] float64, nats per token over the full vocabulary; entry t is about token t + 1.
+        [T - 1] float64, nats per token over the full vocabulary; entry t scores the prediction of
+        token t + 1.
 
     Raises:
         InputError: fewer than two tokens, or a text that does not fit the model.
@@ -212,7 +228,7 @@ def forced_kl(
     row = torch.as_tensor(input_ids)
     if row.dim() != 1 or len(row) < 2:
         raise InputError(
-            f"the text has shape {tuple(row.shape)}; a KL needs one row of at least two tokens."
+            f"the text has shape {tuple(row.shape)}. Give one row of at least two tokens."
         )
     require_measurable(model, CalibrationSet(row[None]).input_ids)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
@@ -230,7 +246,7 @@ def forced_kl(
 
 
 def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
-    """KL [T] of row 1 against row 0 from hidden states [2, T, d], some positions at a time."""
+    """KL [T] of row 1 from row 0, nats, from hidden states [2, T, d], in chunks of positions."""
     step = max(1, _LOGIT_BYTES // (16 * architecture.vocabulary))
     parts = []
     for start in range(0, hidden.shape[1], step):
@@ -242,6 +258,7 @@ def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
 def _steps(
     architecture: Architecture, prompt_ids: list[int], scales: Scales, sampling: Sampling
 ) -> Iterator[TokenPair]:
+    """The loop of `generate_lockstep`, a generator: it runs only when a token is asked for."""
     model: Any = architecture.model
     weight = embedding_weight(model)
     masks = {  # moved once, not at every step
@@ -249,7 +266,10 @@ def _steps(
         for key, mask in stack_rows(architecture, [{}, scales]).items()
     }
     draws = torch.Generator().manual_seed(sampling.seed)
-    rows = 2 if masks else 1  # under an empty plan the two rows are one, to the last bit
+    # an empty plan gives both rows the same text: one row then makes them equal to the last bit
+    rows = 2 if masks else 1
+    # both rows have the same prompt and grow by one token per step, so no padding is needed and no
+    # attention mask; a row that has ended runs on until the other ends, and its tokens are dropped
     inputs, cache = torch.tensor([prompt_ids] * rows, device=weight.device), None
     running, ends = [True, True], end_tokens(model)
     for _ in range(int(min(sampling.max_new_tokens, _context(model) - len(prompt_ids)))):
@@ -269,7 +289,7 @@ def _steps(
 
 
 def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
-    """One token per row of logits [B, V]: the likeliest, or where `uniform` falls in the CDF."""
+    """One token per row of logits [B, V]: the likeliest, or the one at `uniform` in the CDF."""
     if bool(logits.isnan().any()):
         raise NumericalError(
             "the model gives NaN logits. Half precision may overflow: try bfloat16 or float32."
@@ -278,18 +298,21 @@ def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
         return logits.argmax(dim=-1).tolist()
     below = logits.double() - logits.amax(dim=-1, keepdim=True)  # <= 0: no overflow at any T
     shares = torch.softmax(below / temperature, dim=-1)
+    # in order of falling probability, so that similar distributions mostly give the same token
     ordered, ids = shares.sort(dim=-1, descending=True, stable=True)
     reached = ordered.cumsum(dim=-1)
+    # scaled by the last entry, which rounding leaves beside 1
     place = torch.searchsorted(reached, uniform * reached[:, -1:], right=True)
     return ids.gather(-1, place.clamp(max=logits.shape[-1] - 1)).squeeze(-1).tolist()
 
 
 def _context(model: PreTrainedModel) -> float:
+    """The longest text that the model reads, in tokens; inf if its config names none."""
     return getattr(model.config, "max_position_embeddings", None) or math.inf
 
 
 def end_tokens(model: PreTrainedModel) -> set[int]:
-    """Tokens that end a text: those `model.generate` stops at."""
+    """Return the token ids that end a text: those at which `model.generate` stops."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     if ends is None:
         return set()

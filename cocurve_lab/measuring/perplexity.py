@@ -1,4 +1,4 @@
-"""Perplexity by a sliding window (appendix "Evaluation Protocol"), with its protocol in words."""
+"""Perplexity by a sliding window (appendix "Evaluation Protocol"), reported with its protocol."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Join = Literal["blank line", "end token"]
-_LOGIT_BYTES = 256e6  # of one batch of windows; a window of its own may need more
-_BATCH_TOKENS = 8192  # beyond it a forward gets no faster, and on a CPU slower
+_LOGIT_BYTES = 256e6  # bytes of logits in a batch of windows; a single window may need more
+_BATCH_TOKENS = 8192  # with more tokens a forward pass gets no faster, and on a CPU slower
 
 
 @dataclass(frozen=True)
 class PerplexityOptions:
-    """How the text is put together and run.
+    """Options of joining and running the text.
 
     Attributes:
-        join: how a list of documents becomes one text: "blank line" (as WikiText-2 is joined by
-            SparseGPT, Wanda and the harness recipes) or "end token" (each document is followed by
-            the tokenizer's end token, as `CalibrationSet.from_texts` packs them).
-        batch_size: windows per forward; None takes at most 8,192 tokens and 256 MB of logits.
+        join: how documents are joined into one text: "blank line" (as SparseGPT, Wanda and the
+            harness recipes join WikiText-2) or "end token" (the tokenizer's end token follows each
+            document, as in `CalibrationSet.from_texts`).
+        batch_size: windows per forward pass; None takes at most 8,192 tokens and 256 MB of logits.
         progress: show a bar; "lines" writes lines for a log file instead.
+
+    Raises:
+        InputError: an unknown join, or a batch size below 1.
     """
 
     join: Join = "blank line"
@@ -43,23 +46,23 @@ class PerplexityOptions:
 
     def __post_init__(self) -> None:
         if self.join not in ("blank line", "end token"):
-            raise InputError(f'join is {self.join!r}; documents are joined by "blank line" or '
+            raise InputError(f'join is {self.join!r}. Join documents by "blank line" or '
                              '"end token".')  # fmt: skip
         if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}; give 1 or more windows.")
+            raise InputError(f"batch_size is {self.batch_size}. Give 1 or more windows.")
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """A perplexity and what it means.
+    """A perplexity with its protocol and its parts; made by `perplexity`.
 
     Attributes:
         value: exp(nll).
         nll: mean negative log-likelihood, nats per scored token.
-        tokens: scored tokens; the first token of the text has no prediction.
-        protocol: one sentence to print with the number.
-        context, stride: tokens per window and between windows, as used.
-        window_nll, window_tokens: sum of nats and count of tokens of each window [W].
+        tokens: number of scored tokens; the first token of the text has no prediction.
+        protocol: the protocol in one sentence, to print with the number.
+        context, stride: tokens per window and between the starts of windows, as used.
+        window_nll, window_tokens: summed nats and number of scored tokens of each window [W].
     """
 
     value: float
@@ -73,19 +76,24 @@ class Perplexity:
 
     @property
     def standard_error(self) -> float | None:
-        """Of `nll`, nats per token, over windows taken as independent; None below two windows."""
+        """Standard error of `nll`, nats per token, taking windows as independent.
+
+        None with fewer than two windows.
+        """
         return _ratio_error(np.array(self.window_nll), np.array(self.window_tokens))
 
     def minus(self, other: Perplexity) -> tuple[float, float | None]:
-        """Difference in nll to another model on the same windows, and its paired standard error.
+        """Return the difference in nll to another model, and its paired standard error.
+
+        Both are in nats per token; the error is None with fewer than two windows.
 
         Raises:
             MismatchError: the windows are not the same.
         """
         if (self.window_tokens, self.protocol) != (other.window_tokens, other.protocol):
             raise MismatchError(
-                f"{self.protocol} Against: {other.protocol} Two models are compared on one text "
-                "with one protocol and one tokenizer."
+                f"{self.protocol} Against: {other.protocol} Compare two models on one text, with "
+                "one protocol and one tokenizer."
             )
         sums = np.array(self.window_nll) - np.array(other.window_nll)
         return self.nll - other.nll, _ratio_error(sums, np.array(self.window_tokens))
@@ -100,7 +108,7 @@ class Perplexity:
 
 
 class Window(NamedTuple):
-    """Tokens [start, stop) of the text, of which the last `scored` count."""
+    """Tokens [start, stop) of the text, of which the last `scored` are scored."""
 
     start: int
     stop: int
@@ -115,30 +123,33 @@ def perplexity(
     stride: int = 512,
     options: PerplexityOptions | None = None,
 ) -> Perplexity:
-    """Perplexity of a text, every token scored once (appendix "Evaluation Protocol").
+    """Compute the perplexity of a text by a sliding window (appendix "Evaluation Protocol").
 
-    Windows of `context` tokens start every `stride` tokens; each scores what no earlier one has,
-    given all tokens before it in the window. With stride = context they do not overlap, and the
-    first token of a window, which has no context, is not scored. The tail is scored too.
+    Windows of `context` tokens start every `stride` tokens. Each window scores the tokens that no
+    earlier one has scored, given all tokens before them in the window. So every token is scored
+    once, including the tail. With stride = context the windows do not overlap, and the first token
+    of a window is not scored, because it has no context.
 
     Args:
-        model: dense, ablated or pruned.
-        tokenizer: its own; the text is tokenized whole, with the special tokens it adds by default.
-        text: a text, or documents, which `options.join` puts together.
+        model: a dense, ablated or pruned model.
+        tokenizer: its tokenizer; the text is tokenized as a whole, with the special tokens that the
+            tokenizer adds by default.
+        text: a text, or documents, which are joined as `options.join` says.
         context: tokens per window. A model with a shorter context uses its own, with the stride
-            shortened in proportion; the protocol then says so.
-        stride: tokens between windows, at most `context`; 512 as in the paper's tables.
-        options: how documents are joined, batch size, progress.
+            shortened in proportion; the protocol then states that.
+        stride: tokens between the starts of windows, at most `context`; 512 in the paper's tables.
+        options: joining of documents, batch size, progress.
 
     Raises:
-        InputError: stride outside [1, context], less than two tokens, or out of memory.
+        InputError: stride outside [1, context], fewer than two tokens, token ids that the model
+            does not know, or a window that does not fit in memory.
         NumericalError: the model gives NaN or infinite logits.
     """
     options = options or PerplexityOptions()
     if not 1 <= stride <= context or context < 2:
         raise InputError(
-            f"context is {context} and stride {stride}; give a context of 2 or more tokens and a "
-            "stride from 1 to the context."
+            f"context is {context} and stride is {stride}. Give a context of 2 tokens or more, and "
+            "a stride from 1 to the context."
         )
     used, step = _fitting(model, context, stride)
     ids, joined = _tokens(tokenizer, text, options.join)
@@ -147,13 +158,13 @@ def perplexity(
     sums = _measure(model, ids, windows, options)
     counts = tuple(window.scored for window in windows)
     nll = math.fsum(sums) / sum(counts)
-    value = math.exp(nll) if nll < 700 else math.inf
+    value = math.exp(nll) if nll < 700 else math.inf  # exp overflows above 709
     protocol = _protocol((context, stride), (used, step), joined)
     return Perplexity(value, nll, sum(counts), protocol, used, step, tuple(sums), counts)
 
 
 def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, int]:
-    """Context and stride this model can run; the share of a window that is new stays as asked."""
+    """Context and stride that the model can run, with the asked share of new tokens per window."""
     own = getattr(model.config, "max_position_embeddings", None)
     if own is None or own >= context:
         return context, stride
@@ -163,21 +174,21 @@ def _fitting(model: PreTrainedModel, context: int, stride: int) -> tuple[int, in
 def _tokens(
     tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], join: Join
 ) -> tuple[Tensor, str]:
-    """Ids [n] of the whole text, and how documents were joined."""
+    """Ids [n] of the whole text, and the joining of documents in words."""
     documents = [text] if isinstance(text, str) else list(text)
     wrong = [part for part in documents if not isinstance(part, str)]
     if wrong:
-        raise InputError(f"a document is {type(wrong[0]).__name__} {wrong[0]!r:.40}; give strings.")
+        raise InputError(f"a document is {type(wrong[0]).__name__} {wrong[0]!r:.40}. Give strings.")
     if len(documents) > 1 and join == "end token":
         end = tokenizer.eos_token_id
         if end is None:
-            raise InputError('the tokenizer has no end token; use join="blank line".')
+            raise InputError('the tokenizer has no end token. Use join="blank line".')
         parts = (tokenizer(part, add_special_tokens=False, verbose=False) for part in documents)
         ids = [token for part in parts for token in (*part["input_ids"], end)]
     else:
         ids = list(tokenizer("\n\n".join(documents), verbose=False)["input_ids"])
     if len(ids) < 2:
-        raise InputError(f"the text has {len(ids)} tokens; a prediction needs two. Give more text.")
+        raise InputError(f"the text has {len(ids)} tokens, and a prediction needs two. Give more.")
     joined = "one text" if len(documents) == 1 else f"{len(documents):,} documents joined by "
     if len(documents) > 1:
         joined += "a blank line" if join == "blank line" else "the end token"
@@ -194,10 +205,11 @@ def _require_known(model: PreTrainedModel, ids: Tensor) -> None:
 
 
 def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
+    """The windows over a text; those with no token left to score are omitted."""
     done = 1  # the first token of the text has no prediction
     for start in range(0, tokens, stride):
         stop = min(start + context, tokens)
-        scored = stop - max(done, start + 1)
+        scored = stop - max(done, start + 1)  # not the first of the window, which has no context
         if scored > 0:
             yield Window(start, stop, scored)
         if stop == tokens:
@@ -208,11 +220,12 @@ def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
 def _measure(
     model: PreTrainedModel, ids: Tensor, windows: list[Window], options: PerplexityOptions
 ) -> list[float]:
-    """Summed nats of each window, batches of windows of one shape at a time."""
+    """Summed nats of each window."""
     sums: list[float] = []
     ids = ids.to(model_device(model))
     bar = open_bar(options.progress, total=len(windows), desc="perplexity", unit="window")
     with measuring(model, torch.get_num_threads()), bar:
+        # a batch has windows of one shape, which need no padding: all but the first and the last
         for (length, scored), same in groupby(windows, lambda w: (w.stop - w.start, w.scored)):
             group = list(same)
             fits = int(_LOGIT_BYTES // (4 * (scored + 1) * embedding_weight(model).shape[0]))
@@ -224,7 +237,7 @@ def _measure(
                         f"memory runs out on one window of {group[0].stop - group[0].start} "
                         "tokens. Use a shorter context, bfloat16 weights, or a larger device."
                     )
-                if found is None:
+                if found is None:  # out of memory: the same windows again, by halves
                     batch //= 2
                     continue
                 sums += found
@@ -239,11 +252,12 @@ def _measure(
 
 
 def _try_batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float] | None:
-    """Summed nats of windows of one shape, or None where they do not fit in memory."""
+    """Summed nats of windows of one shape; None if they do not fit in memory."""
     rows = torch.stack([ids[window.start : window.stop] for window in windows])
     scored = windows[0].scored
     try:
-        # only the logits that predict a scored token; the last position predicts none of them
+        # logits for the scored tokens only: position t predicts token t + 1, so one more is needed
+        # before them, and the last position predicts none
         output = model(input_ids=rows, use_cache=False, logits_to_keep=scored + 1)
         logits = output.logits[:, :-1].float()
         wanted = logits.gather(-1, rows[:, -scored:, None])[..., 0]
@@ -256,6 +270,7 @@ def _try_batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float] | 
 
 
 def _protocol(asked: tuple[int, int], used: tuple[int, int], joined: str) -> str:
+    """The protocol in a sentence, from (context, stride) as asked and as used."""
     context, stride = used
     kind = "non-overlapping windows" if context == stride else f"sliding window, stride {stride}"
     own = ""
@@ -268,9 +283,10 @@ def _protocol(asked: tuple[int, int], used: tuple[int, int], joined: str) -> str
 
 
 def _ratio_error(sums: np.ndarray, counts: np.ndarray) -> float | None:
-    """Standard error of sum(sums) / sum(counts) over windows (linearized ratio)."""
+    """Standard error of sum(sums) / sum(counts) over windows; None with fewer than two."""
     windows = len(sums)
     if windows < 2:
         return None
+    # both sums vary over windows: to first order the ratio varies with these residuals
     residuals = sums - counts * (sums.sum() / counts.sum())
     return float(np.sqrt(windows / (windows - 1) * (residuals**2).sum()) / counts.sum())

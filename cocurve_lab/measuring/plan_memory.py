@@ -1,4 +1,8 @@
-"""What was measured of plans, kept on disk: a measurement that was stopped goes on where it was."""
+"""Measurements of plans kept on disk, so that a measurement can resume and be extended.
+
+A file belongs to one model and one text. It holds the values of each plan by the plan's
+fingerprint, whatever else was measured together with it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Kind(NamedTuple):
-    """Which file it is, and what it holds, for messages."""
+class FileKind(NamedTuple):
+    """A kind of file: the name and version of its format, and its content in words."""
 
     format_name: str
     version: int
@@ -33,16 +37,17 @@ class Kind(NamedTuple):
 
 @dataclass
 class PlanMemory:
-    """Measured values by plan fingerprint; where nothing was measured yet, column 0 is NaN.
+    """Measured values of plans, by plan fingerprint.
 
     Attributes:
-        kind: of the file.
-        path: the file; None keeps nothing.
-        shape: (rows, columns) of a plan's values, float64; a row is a sequence or a question.
-        settings: what decides the values, compared when the file is read.
+        kind: the kind of file.
+        path: the file; None keeps nothing on disk.
+        shape: (rows, columns) of a plan's values; a row is a sequence or a question.
+        settings: the settings that decide the values; they are compared when the file is read.
+        values: fingerprint -> [rows, columns] float64; column 0 is NaN in rows not measured yet.
     """
 
-    kind: Kind
+    kind: FileKind
     path: Path | None
     shape: tuple[int, int]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -51,19 +56,23 @@ class PlanMemory:
     @classmethod
     def open(
         cls,
-        kind: Kind,
+        kind: FileKind,
         path: str | os.PathLike[str] | None,
         shape: tuple[int, int],
         settings: Callable[[], dict[str, Any]],
     ) -> PlanMemory:
-        """What the file holds; an empty memory without one.
+        """Read the memory from its file; without one it is empty.
 
         Args:
-            settings: asked only where there is a path: it may read all weights.
+            kind: the kind of file.
+            path: the file; None keeps nothing on disk.
+            shape: (rows, columns) of a plan's values.
+            settings: returns the settings; called only if there is a path, because it may read all
+                weights.
 
         Raises:
-            MismatchError: the file is of other settings; the message names the first.
-            FileFormatError: it is another kind of file, or damaged.
+            MismatchError: the file has other settings; the first is named.
+            FileFormatError: the file is of another kind, or damaged.
         """
         if path is None:
             return cls(kind, None, shape)
@@ -80,7 +89,7 @@ class PlanMemory:
         return memory
 
     def absent(self, marks: Iterable[str], rows: int | Sequence[int] | slice) -> list[str]:
-        """Those of `marks` not measured on all of these rows yet."""
+        """Return the fingerprints in `marks` that are not measured on all of these rows yet."""
         return [
             mark
             for mark in marks
@@ -88,7 +97,13 @@ class PlanMemory:
         ]
 
     def add(self, marks: Sequence[str], rows: int | Sequence[int], found: np.ndarray) -> None:
-        """Remember what was found of each plan on these rows, and write the file."""
+        """Store the values found of each plan on these rows, and write the file.
+
+        Args:
+            marks: n fingerprints.
+            rows: a row, or several.
+            found: [n, columns] or [n, rows, columns].
+        """
         for mark, values in zip(marks, found, strict=True):
             self.values.setdefault(mark, np.full(self.shape, np.nan))[rows] = values
         if self.path is None:
@@ -101,14 +116,14 @@ class PlanMemory:
         }
         try:
             write_atomically(self.path, dump_plain(content))
-        except OSError as error:
+        except OSError as error:  # a full disk must not end the measurement
             log.warning("%s could not be written (%s). The measurement goes on.", self.path, error)
 
 
 def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> Path | None:
-    """Where the measured plans of a model on a text are kept: `measure_plans(checkpoint=...)`.
+    """Return the file of measured plans of a model on a text, for `measure_plans(checkpoint=...)`.
 
-    One file serves all studies in the folder, so a plan measured in one is not measured in another.
+    All studies in a folder share it, so a plan measured in one is not measured again in another.
     """
     if folder is None:
         return None

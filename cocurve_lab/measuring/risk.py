@@ -1,8 +1,8 @@
-"""Measured risk: the KL that plans really cost, on text the curvature has not seen.
+"""Measured risk: the KL that plans really cost, on text that the curvature has not seen.
 
-`measure_plans` is the one engine for "the KL of many plans": sequences outside, the teacher once
-per sequence, many plans per batch through per-row masks, per-sequence values kept so that two plans
-are compared on the same text.
+Everything that needs the KL of many plans calls `measure_plans`. It runs the teacher once per
+sequence and many plans per batch, each row under its own masks. It keeps the values of each
+sequence, so that two plans can be compared on the same text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..models.runtime import is_out_of_memory, measuring, require_measurable
 from ..models.units import Unit, UnitSet
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
-from .plan_memory import Kind, PlanMemory
+from .plan_memory import FileKind, PlanMemory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,24 +36,27 @@ if TYPE_CHECKING:
     from ..curvature.matrix import Curvature
 
 log = logging.getLogger(__name__)
-KIND = Kind("cocurve-plans", 2, "plans measured")  # KL and nll of each sequence
-DENSE = "dense"  # where the memory keeps the teacher's own nll
-_LOGIT_BYTES = 256 << 20  # full-vocabulary logits held at a time
-_BATCH_TOKENS = 16_384  # tokens per forward, so that activations stay moderate for long rows
+KIND = FileKind("cocurve-plans", 2, "plans measured")  # columns: KL and nll of a sequence
+DENSE = "dense"  # the key under which the memory keeps the teacher's own nll
+_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
+_BATCH_TOKENS = 16_384  # tokens per forward pass, which bounds the activations of long rows
+
+
+# Plans -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class PlanTable:
-    """Measured KL of plans, plan by sequence.
+    """Measured KL of plans, by plan and sequence; made by `measure_plans`.
 
     Attributes:
-        selections: the plans, in the order asked for.
-        kl: [plans, sequences] float64, mean KL(teacher || masked) over a sequence's scored
-            positions, full vocabulary, nats per token.
-        source: where the text came from.
-        nll: [plans, sequences] float64, mean negative log-likelihood of the token that really comes
-            next, over the same positions, nats per token.
-        dense_nll: [sequences] float64, the same of the dense model.
+        selections: the plans, in the given order.
+        kl: [plans, sequences] float64, mean KL(teacher || masked) over the scored positions of a
+            sequence, full vocabulary, nats per token.
+        source: the source of the text.
+        nll: [plans, sequences] float64, mean negative log-likelihood of the actual next token over
+            the same positions, nats per token.
+        dense_nll: [sequences] float64, the same for the dense model.
     """
 
     selections: tuple[Selection, ...]
@@ -74,25 +77,28 @@ class PlanTable:
 
     @property
     def perplexity(self) -> np.ndarray:
-        """exp of the mean `nll` of each plan [plans]: rows are scored one by one, none overlaps.
+        """exp of the mean `nll` of each plan [plans]; rows do not overlap and share no context.
 
         Raises:
             InputError: the table was made without `nll`.
         """
         if self.nll is None:
-            raise InputError("this table has no nll. Tables of measure_plans have.")
+            raise InputError("this table has no nll. Make it with measure_plans.")
         return np.exp(self.nll.mean(axis=1))
 
     def paired(self, plan: int, other: int) -> tuple[float, float]:
-        """Mean difference plan - other over the same sequences, and its standard error.
+        """Return the mean KL difference plan - other in nats per token, and its standard error.
 
-        Far sharper than the two plans' own errors: text that is hard for one is hard for both.
+        Args:
+            plan, other: places of two plans in the table.
         """
+        # by sequence: text that is hard for one plan is hard for the other, and that part cancels,
+        # so the error is far smaller than those of the two plans
         difference = self.kl[plan] - self.kl[other]
         return float(difference.mean()), float(standard_error(difference[None])[0])
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per plan, ready for a DataFrame."""
+        """Return one dict per plan, ready for a DataFrame."""
         perplexities = np.full(len(self), np.nan) if self.nll is None else self.perplexity
         return [
             {
@@ -137,16 +143,17 @@ def pruning_risk(
     *,
     unit_set: UnitSet | None = None,
 ) -> float:
-    """KL(teacher || masked model) of one plan (eq. risk).
+    """Measure KL(teacher || masked model) of one plan (eq. risk).
 
     Args:
         model: the dense model.
         selection: a Selection, or units, names or indices.
         calibration: rows and scored positions to average over.
-        unit_set: what names and indices refer to; by default the model's own 16-group units.
+        unit_set: the units that names and indices refer to; by default the model's own units with
+            16 FFN groups per layer.
 
     Returns:
-        Nats per token over the full vocabulary; logits shifts and KL in float32 or better.
+        Nats per token over the full vocabulary, from logit shifts in float32 or better.
 
     Raises:
         MismatchError: the selection is for other units.
@@ -178,21 +185,21 @@ def measure_plans(
         model: the dense model.
         selections: plans over the model's units; equal plans are measured once.
         held_out: rows and scored positions.
-        checkpoint: file to resume from and write to, after every sequence; it also remembers plans
-            measured earlier, so adding plans measures only the new ones.
+        checkpoint: file to resume from, written after every sequence. It also remembers plans
+            measured earlier, so only new plans are measured.
         progress: show a bar with ETA; "lines" writes lines for a log file instead.
-        plans_per_batch: masked copies per forward; None = as many as make 16,384 tokens. Halved
-            when memory runs out.
-        calibrated_on: if given, overlap with its rows is refused.
+        plans_per_batch: masked copies per forward pass; None takes as many as make 16,384 tokens.
+            It is halved when memory runs out.
+        calibrated_on: a calibration; if a row is in it too, that is an error.
 
     Returns:
-        A PlanTable; after Ctrl-C, nothing is lost with a checkpoint.
+        A PlanTable. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
 
     Raises:
         InputError: no plan, text that does not fit the model, or one plan that does not fit in
             memory.
         MismatchError: a selection is for other units, the checkpoint is of another model or text,
-            or a row was calibrated on.
+            or a row is in `calibrated_on`.
         NumericalError: NaN or infinite logits.
     """
     if not selections:
@@ -242,12 +249,12 @@ def model_risk(
     *,
     progress: Progress = False,
 ) -> np.ndarray:
-    """KL(teacher || student) of two models with one vocabulary, sequence by sequence.
+    """Measure KL(teacher || student) of two models, sequence by sequence.
 
-    For models that are not a mask of the teacher: repaired or trained after pruning.
+    It is for students that are not a mask of the teacher: repaired or trained after pruning.
 
     Args:
-        teacher, student: on one device; the student's dtype may differ.
+        teacher, student: two models with one vocabulary on one device; dtypes may differ.
         text: rows and scored positions.
         progress: show a bar; "lines" writes lines for a log file instead.
 
@@ -263,7 +270,8 @@ def model_risk(
     sizes = [architecture.vocabulary for architecture in pair]
     if sizes[0] != sizes[1]:
         raise MismatchError(
-            f"the models have {sizes[0]} and {sizes[1]} logits. Compare like with like."
+            f"the models have {sizes[0]} and {sizes[1]} logits. Give two models with the same "
+            "vocabulary."
         )
     for model in (teacher, student):
         require_measurable(model, text.input_ids)
@@ -285,12 +293,17 @@ def model_risk(
     return np.array(values)
 
 
+# One sequence -----------------------------------------------------------------------------------
+
+
 @dataclass
 class _Engine:
     """Measures plans on one sequence at a time.
 
     Attributes:
-        batch: masked copies per forward; halved for good when memory runs out.
+        architecture: the dense model.
+        text: rows and scored positions.
+        batch: masked copies per forward pass; halved for good when memory runs out.
     """
 
     architecture: Architecture
@@ -298,18 +311,22 @@ class _Engine:
     batch: int
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
-        """KL and nll [plans, 2] of one sequence, averaged over its scored positions."""
+        """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
         device = model_device(self.architecture.model)
         ids = self.text.input_ids[number : number + 1].to(device)
         positions = self.text.scored[number].to(device)
         teacher = _scored_hidden(self.architecture, ids, positions, {})
+        labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
+        # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
-        values = self._dense(ids, positions, teacher).repeat(len(plans), 1)
+        values = _mean_kl_and_nll(pair, (teacher, teacher), labels).repeat(len(plans), 1)
         done: list[Tensor] = []
         while len(done) < len(changed):
             rows = [plans[number] for number in changed[len(done) : len(done) + self.batch]]
             found = self._try_batch(ids, positions, teacher, rows)
             if found is None:
+                # half of what did not fit, which may be less than `batch` at the end of the list;
+                # kept for later sequences, since the next attempt would fail as well
                 self.batch = len(rows) // 2
                 if self.batch == 0:
                     raise InputError(
@@ -329,32 +346,26 @@ class _Engine:
             )
         return measured
 
-    def _dense(self, ids: Tensor, positions: Tensor, teacher: Tensor) -> Tensor:
-        """What a plan that changes nothing measures [1, 2]: KL 0 and the dense model's nll."""
-        return self._measured(teacher, teacher, ids[0, positions + 1])
-
     def _try_batch(
         self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
     ) -> Tensor | None:
-        """Mean KL and nll [B, 2] of some plans, or None where the batch does not fit in memory."""
+        """Mean KL and nll [B, 2] of B plans; None if the batch does not fit in memory."""
+        pair = (self.architecture, self.architecture)
         try:
             masks = stack_rows(self.architecture, rows)
             repeated = ids.expand(len(rows), -1)
             masked = _scored_hidden(self.architecture, repeated, positions, masks)
-            return self._measured(teacher, masked, ids[0, positions + 1])
+            return _mean_kl_and_nll(pair, (teacher, masked), ids[0, positions + 1])
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        return None
-
-    def _measured(self, teacher: Tensor, masked: Tensor, labels: Tensor) -> Tensor:
-        return _mean_kl_and_nll([self.architecture] * 2, [teacher, masked], labels)
+        return None  # the caller tries again: while the error lives, so do the tensors of the pass
 
 
 def _scored_hidden(
     architecture: Architecture, ids: Tensor, positions: Tensor, masks: Scales
 ) -> Tensor:
-    """Final hidden states [B, P, d] at the scored positions."""
+    """Final hidden states [B, P, d] at the scored positions, under masks."""
     with scaled(architecture, masks):
         output = architecture.decoder(input_ids=ids, use_cache=False)
     return output[0][:, positions]
@@ -363,12 +374,14 @@ def _scored_hidden(
 def _mean_kl_and_nll(
     pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor
 ) -> Tensor:
-    """Mean KL and nll of labels [P], together [B, 2] float64, a chunk of positions at a time.
+    """Mean KL and mean nll over positions, together [B, 2] float64, nats per token.
 
     Args:
-        pair: teacher and student; the same for a masked student.
+        pair: teacher and student; the same twice for a masked student.
         hidden: their final hidden states [1, P, d] and [B, P, d].
+        labels: the actual next tokens [P].
     """
+    # logits of the whole vocabulary for B plans: a few positions at a time, to bound the memory
     rows, positions, _ = hidden[1].shape
     step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
     total = torch.zeros(rows, 2, dtype=torch.float64, device=labels.device)
@@ -379,6 +392,7 @@ def _mean_kl_and_nll(
             for architecture, states in zip(pair, hidden, strict=True)
         )
         nll = _nll(student, labels[part])
+        # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
         wide = torch.promote_types(logits.dtype, student.dtype)
         logits, shift = logits.to(wide), student.to(wide).sub_(logits)
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
@@ -393,6 +407,7 @@ def _nll(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
+    """Return the standard error of the mean of each row of [plans, n]; NaN for a single column."""
     count = values.shape[1]
     if count < 2:
         return np.full(len(values), np.nan)

@@ -611,13 +611,13 @@ def test_looser_guards_never_come_later() -> None:
 @pytest.mark.parametrize(
     ("candidates", "message"),
     [
-        ("grid", 'give "path" or a list'),
+        ("grid", 'Give "path" or a list'),
         ([], "candidates is empty"),
         ([0.5, -0.1], "lambda is finite and at least 0"),
         ([math.nan], "lambda is finite and at least 0"),
         ([math.inf], "lambda is finite and at least 0"),
-        (["a"], "lambdas are numbers"),
-        (0.5, "lambdas are numbers"),
+        (["a"], "Give a list of numbers"),
+        (0.5, "Give a list of numbers"),
     ],
 )
 def test_bad_candidates_are_refused(candidates: Any, message: str) -> None:
@@ -635,8 +635,8 @@ def test_bad_candidates_are_refused(candidates: Any, message: str) -> None:
         (("x",), ((0, 0),), "multiples of the ratio"),
         (("-1x",), ((0, 0),), "must be above 0"),
         ((None,), ((0, -1),), "cannot be negative"),
-        ((None,), (2,), "protections are pairs"),
-        ((None,), ((1, 2, 3),), "protections are pairs"),
+        ((None,), (2,), "protections as pairs"),
+        ((None,), ((1, 2, 3),), "protections as pairs"),
     ],
 )
 def test_bad_guards_are_refused(caps: Any, protections: Any, message: str) -> None:

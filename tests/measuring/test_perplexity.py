@@ -118,8 +118,8 @@ def test_the_paired_error_is_that_of_the_differences() -> None:
 @pytest.mark.parametrize(
     ("text", "context", "stride", "says"),
     [
-        ("w1 w2", 16, 0, "stride 0"),
-        ("w1 w2", 16, 17, "stride 17"),
+        ("w1 w2", 16, 0, "stride is 0"),
+        ("w1 w2", 16, 17, "stride is 17"),
         ("w1 w2", 1, 1, "context is 1"),
         ("w1", 16, 4, "1 tokens"),
         ("", 16, 4, "0 tokens"),
