@@ -16,7 +16,7 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError, InputError
 from ..solver.greedy import require_strength
-from ..solver.guards import Guards, reachable_ratio
+from ..solver.guards import FREE, Guards, reachable_ratio
 from ..solver.interaction import Gate, lambda_path, redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
@@ -28,7 +28,6 @@ from .racing import (
     Fit,
     Found,
     Interval,
-    guards_text,
     race,
     report_plans,
     require_text,
@@ -163,7 +162,7 @@ def choose_interaction_strength(
     curvature: Curvature,
     ratio: float,
     held_out: CalibrationSet,
-    guards: Guards = Guards(),  # noqa: B008  (frozen, so sharing the default is safe)
+    guards: Guards = FREE,
     *,
     candidates: str | Sequence[float] = "path",
     report_on: CalibrationSet | None = None,
@@ -387,7 +386,7 @@ def _row(candidate: Candidate) -> dict[str, Any]:
         "start": candidate.intervals[0][0],
         "stop": candidate.intervals[0][1],
         "intervals": len(candidate.intervals),
-        "guards": guards_text(candidate.guards[0]),
+        "guards": str(candidate.guards[0]),
         "realized_ratio": selection.realized_ratio,
         "predicted_risk": selection.predicted_risk,
         **{name: getattr(candidate, name) for name in (*numbers, *compared)},

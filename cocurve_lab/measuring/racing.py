@@ -172,7 +172,7 @@ class Candidate:
         spans = ", ".join(f"{a:.4g}" if a == b else f"{a:.4g}..{b:.4g}" for a, b in self.intervals)
         state = f"stopped after {self.rows} rows" if self.stopped_early else "tied" * self.tied
         return (
-            f"lambda {spans}  {guards_text(self.guards[0])}  KL {self.kl:.5f} +- "
+            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f} +- "
             f"{self.standard_error:.5f}  perplexity {self.perplexity:.4g}  behind in "
             f"{self.judge} {self.difference:.5f} +- "
             f"{self.difference_error:.5f}  {state}".rstrip()
@@ -332,7 +332,3 @@ def report_plans(
         name: standing(plan, rows, values[0], options.judge)
         for (name, plan), rows in zip(plans.items(), values, strict=True)
     }
-
-
-def guards_text(guards: Guards) -> str:
-    return str(guards)

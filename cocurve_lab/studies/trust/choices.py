@@ -23,7 +23,7 @@ from ...measuring.choosing import (
     choose_interaction_strength,
 )
 from ...measuring.plan_memory import plans_file
-from ...measuring.racing import Candidate, ChoiceOptions, guards_text
+from ...measuring.racing import Candidate, ChoiceOptions
 from ...measuring.risk import measure_plans
 from ...tables import Columns, Folder, Row, Table, cached_table, pick
 from ..shared import marks
@@ -169,7 +169,7 @@ def _candidate(entry: Candidate) -> Row:
         "start": entry.intervals[0][0],
         "stop": entry.intervals[-1][1],
         "interaction_strength": plan.interaction_strength,
-        "guards": guards_text(entry.guards[0]),
+        "guards": str(entry.guards[0]),
         "realized_ratio": plan.realized_ratio,
         "units": len(plan),
         "predicted_risk": plan.predicted_risk,
