@@ -62,7 +62,7 @@ class Curvature:
     group_risks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        matrix = np.array(self.matrix, dtype=np.float64)
+        matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
         object.__setattr__(self, "matrix", matrix)
         _require_curvature(matrix, len(self.units))
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
@@ -89,7 +89,7 @@ class Curvature:
         return self.provenance.get("method") == "probe"
 
     def note(self, view: str = "instrument") -> str:
-        """What a preview of H is worth, to show beside it; empty on any other H: `preview_note`."""
+        """A warning to show beside a preview of H; empty for any other H (see `preview_note`)."""
         return preview_note(self, view)
 
     # Statistics ---------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Jackknife:
 
     @property
     def note(self) -> str:
-        """How far the interval can be trusted, in a sentence or two."""
+        """A sentence or two on the reliability of the interval."""
         if self.groups < ENOUGH or self.trustworthy:
             return trust(self.groups)
         return (
@@ -160,7 +160,7 @@ def jackknife(
     if not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence}. Give one in (0, 1), such as 0.95.")
     groups = Groups.of(curvature)
-    if isinstance(statistic, str) and statistic in LINEAR:
+    if isinstance(statistic, str) and statistic in LINEAR:  # the closed form, no stored values
         read = LINEAR[statistic]
         estimate = read(curvature.matrix).copy()
         parts = estimate, np.zeros_like(estimate), groups.linear_error(read)
@@ -206,7 +206,7 @@ class Groups:
                 "this H has no group Grams (a released or hand-made matrix), so its sampling error "
                 "is not known. Use an H from estimate_curvature, which keeps them."
             )
-        filled = positions > 0
+        filled = positions > 0  # an empty group has no H of its own, and m_j = 0 would divide by 0
         if not filled.all():
             grams, positions = grams[filled], positions[filled]
         found = cls(curvature.units, grams, positions)
@@ -326,7 +326,7 @@ def relative(error: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """How often intervals of small calibrations covered the true value; made by `coverage`.
+    """Share of intervals of small calibrations that contain the true value; made by `coverage`.
 
     Attributes:
         name: name of the statistic.

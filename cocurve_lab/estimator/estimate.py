@@ -161,7 +161,7 @@ def load_or_estimate(
     whole = build_path(folder, model_name(model), settings)
     if not whole.exists():
         _merge_beside(whole, progress)
-    path = kept_at(whole, options.shard)
+    path = kept_at(whole, options.shard)  # the whole H if it is there, even if a shard is asked for
     if path.exists():
         shard = None if path == whole or options.shard is None else list(options.shard)
         curvature = Curvature.load(path, expected=settings | {"shard": shard})
@@ -176,7 +176,7 @@ def load_or_estimate(
     )
     curvature = build.run(model, progress=progress)
     if build.done < build.total:
-        return curvature  # the checkpoint stays; running again goes on from there
+        return curvature  # the checkpoint stays, and running again resumes from it
     try:
         curvature.save(path)
     except OSError as error:  # return hours of work even if the disk is full

@@ -67,7 +67,8 @@ def files_in(folder: str | os.PathLike[str]) -> Files:
 
 def complete_shards(path: Path) -> list[Path]:
     """Return the files of all shards of the build at `path`; empty if one is missing."""
-    # by name only: a damaged file matters only once its set is complete
+    # by name only: a damaged file matters only once its set is complete. Sets are told apart by
+    # their number of shards: one build may lie there in two shards and in three
     sets: dict[int, dict[int, Path]] = {}
     for file in files_in(path.parent).shards:
         name = _NAME.search(file.name)

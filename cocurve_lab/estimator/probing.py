@@ -142,7 +142,7 @@ def probe_gradients(
         signs = _signs(key, positions, head.support).to(teacher.probabilities)
         direction = _whitening_transpose(teacher.probabilities, signs)
         direction = _pull_back(head, direction if slope is None else direction * slope)
-        again = probe + 1 < options.probes
+        again = probe + 1 < options.probes  # the graph is kept until the last probe has used it
         direction = direction[None].to(hidden.dtype)
         columns = torch.autograd.grad(hidden, list(masks.values()), direction, retain_graph=again)
         rows.append(torch.cat(columns).double().cpu().numpy())

@@ -87,6 +87,7 @@ def _solve_ridge(block: np.ndarray, lost: np.ndarray, ridge: float) -> np.ndarra
     """Solve (H_KK + gamma I) alpha = lost for alpha [K]; of least norm where that is singular."""
     if not len(lost):
         return np.zeros(0)
+    # by eigenvalues, because H_KK may be singular: directions of eigenvalue 0 then get no part
     values, vectors = np.linalg.eigh(block)
     damped = values + ridge * np.diagonal(block).mean()
     rounding = 1e-12 * float(np.abs(damped).max())

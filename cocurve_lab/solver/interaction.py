@@ -366,7 +366,7 @@ class _Sweep:
             self.events[start:stop] = self._crossings(start, stop).min(axis=1)
 
     def _hair(self) -> float:
-        """How far after an event to look at a step again for the first time."""
+        """Distance after an event at which to look at a step again for the first time."""
         return 1e-13 * max(self.now, 1e-3)  # relative, but not 0 at lambda = 0
 
     def _winner(self, step: int) -> int:

@@ -186,7 +186,7 @@ class _Search:
         for unit in exchange.units:
             sign = -1 if self.pruned[unit] else 1
             self.pruned[unit] = sign > 0
-            self.marginal += sign * self.edges[unit]
+            self.marginal += sign * self.edges[unit]  # its own stays: E has a zero diagonal
             self.spent += sign * int(self.costs[unit])
             self.room[self.layers[unit]] -= sign * self.costs[unit]
 
@@ -204,6 +204,7 @@ class _Search:
         """The best swap of one for one."""
         leave = np.flatnonzero(self.free & self.pruned)[:, None]
         enter = np.flatnonzero(self.free & ~self.pruned)
+        # the edge is in the marginal of the unit that enters, but the other one is leaving
         change = self.marginal[enter] - self.marginal[leave] - self.edges[leave, enter]
         allowed = self._in_budget(self.spent - self.costs[leave] + self.costs[enter])
         freed = self.costs[leave] * (self.layers[leave] == self.layers[enter])

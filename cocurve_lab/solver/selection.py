@@ -232,6 +232,7 @@ class Selection:
                 "ratio."
             )
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
+        # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0
         length = int(np.searchsorted(running, target_cost(self.units, ratio)))
         length = max(length, self.forced)  # a fresh solve forces them at every ratio too
         return replace(
@@ -264,6 +265,7 @@ class Selection:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the plan's effect on a model: units, pruned set and gains."""
+        # not the order, the guards or lambda: plans that do the same to a model are measured once
         gains = sorted(self.gains.items())
         return fingerprint(self.units.fingerprint, sorted(self.pruned), gains)
 
@@ -387,6 +389,7 @@ def _is_uniform(plan: Selection) -> bool:
     layers: dict[int, Counter[tuple[str, int]]] = {}
     for unit in (plan.units[index] for index in plan.pruned):
         layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
+    # by width too: FFN groups of a layer may differ by one channel
     first, *others = layers.values() or [Counter()]
     return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 

@@ -62,7 +62,7 @@ class Stability:
 
     @property
     def note(self) -> str:
-        """How far the frequencies can be trusted, in a sentence."""
+        """A sentence on the reliability of the frequencies."""
         return trust(self.groups)
 
     def contested(self, low: float = 0.1, high: float = 0.9) -> tuple[int, ...]:

@@ -109,6 +109,7 @@ def measured_diagonal(curvature: Curvature) -> Curvature:
             "this H has no measured risks of single units (a preview, a published matrix or a "
             "variant). Build it by ablations."
         )
+    # a measured KL of almost 0 may be below it by rounding
     root = np.sqrt(2 * np.clip(risk, 0.0, None))
     matrix = curvature.correlation() * np.outer(root, root)
     np.fill_diagonal(matrix, root**2)
