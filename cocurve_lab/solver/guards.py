@@ -85,9 +85,6 @@ class Guards:
 FREE = Guards()  # the default of every verb; frozen, so one instance serves all
 
 
-FREE = Guards()  # no guard: the default wherever a plan is made
-
-
 def reachable_ratio(
     units: UnitSet,
     guards: Guards,
