@@ -10,11 +10,11 @@ Read in twenty minutes: notebooks/01_build_H.ipynb, then estimator/features.py (
 sequence), solver/greedy.py (Algorithm 2), pruner/slicing.py and pruner/cutting.py. Above the flow
 stand methods/ (CoCurve and the methods it is compared with), evaluation/ (tasks, size, speed),
 export/ (a file for llama.cpp), studies/ (the paper's studies, one room per notebook) and cli/. At
-the root lies what all rooms use.
+the root lies what several rooms share.
 
 Names are imported on first use, so that exploring a stored matrix needs numpy only. `__all__` has
-the names of the flow, in its order. Rarer ones are reachable as `cocurve_lab.NAME` too, and
-documented in their room: `cocurve_lab.solver`, `cocurve_lab.measuring` and so on.
+the names of the flow, in its order. Rarer ones are reachable as `cocurve_lab.NAME` too; `_ALSO`
+lists them by room. `help(cocurve_lab.solver)`, and so on, tells what is in a room.
 """
 
 from __future__ import annotations

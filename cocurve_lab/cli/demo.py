@@ -100,7 +100,7 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
             lines.append(
                 f"{ratio:>6.0%} {name:<17}{row['realized_ratio']:>8.2%}"
                 f"{row['params_removed_fraction']:>8.2%}{row['predicted_risk']:>11.4f}"
-                f"{row['measured_risk']:>10.4f} +- {row['standard_error']:.4f}"
+                f"{row['measured_risk']:>10.4f} +- {row['measured_risk_error']:.4f}"
             )
         values = [row["measured_risk"] for row in rows[2:]]
         # the error between plans; those above are between rows of text

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 PRUNE = """\
 Remove the units of a plan from a model. The smaller model is saved as a folder with its tokenizer;
-its weights are the model's own, bit for bit. --verify checks on two rows of text that it computes
-what the masked model computes. This is done before anything is saved, or, if the folder holds this
-result already, with the model in the folder."""
+its weights are the model's own, bit for bit, apart from gains. --verify checks on two rows of text
+that it computes what the masked model computes. This is done before anything is saved, or, if the
+folder holds this result already, with the model in the folder."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""

@@ -2,7 +2,7 @@
 
 registry.json lists the units in our order; matrices/H.npy holds H as float32 [M, M];
 rXX/masks/prune_solution.json holds the set that was pruned at XX %. These files come from the
-network, so numbers that contradict each other are refused instead of believed.
+network, so numbers that contradict each other are rejected instead of believed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In reading order:
 
     features.py  Algorithm 1 on one sequence: ablate, whiten, take the Gram
-    fisher.py    its two formulas: the whitened feature and the KL divergence
+    fisher.py    centring, the whitened feature and the KL divergence
     replay.py    an ablation runs only what follows the unit
     batches.py   how many ablations run together
     sums.py      the sum over sequences, by group

@@ -1,8 +1,10 @@
 """Algorithm 1 on one sequence: ablate every unit, whiten its logit shifts, take their Gram.
 
-`sequence_gram` is the algorithm. It stands on fisher.py (its two formulas), replay.py (an ablation
+`sequence_gram` is the algorithm. It stands on fisher.py (centring, the KL), replay.py (an ablation
 runs only what follows the unit) and batches.py (how many run together). Around it stand worker.py
-(one sequence after the other), sums.py and build.py (the sum over sequences, checkpoints).
+(one sequence after the other), sums.py and build.py (the sum over sequences, checkpoints). The last
+lines of Algorithm 1 are in curvature/matrix.py: `Curvature.from_groups` divides by the number of
+positions, and `Curvature` makes H symmetric and checks its diagonal.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def sequence_gram(
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
     Args:
-        architecture: the model f_0, in the state `measuring` puts it in.
+        architecture: the model f_0, inside `models.runtime.measuring`: in eval mode, no gradients.
         units: U, M units; each is masked alone.
         calibration: C, with the scored positions T(x) of each sequence.
         number: which sequence.
@@ -42,8 +44,8 @@ def sequence_gram(
         batches: how many units of one layer run together.
 
     Returns:
-        gram: [M, M] float64, the sum over T(x) of phi_u . phi_v. Added up over sequences and
-            divided by the number P of positions it is H (eq. gram), in nats per token.
+        gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
+            sequences and divided by the total number of positions (the P of eq. gram) it is H.
         risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u) on the support, in nats.
 
     Raises:
@@ -54,7 +56,7 @@ def sequence_gram(
     replay = Replay(architecture, ids, positions)  # the teacher pass
     teacher = Teacher(architecture, replay.scored_hidden, top_r, number)
     z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
-    phi = z_0.new_empty(len(units), z_0.numel())  # whitened features, a row per unit
+    D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
@@ -63,14 +65,14 @@ def sequence_gram(
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
             risk[rows] = centered_kl(p_0, shift).double().sum(dim=-1).cpu()
-            torch.mul(shift, p_0.sqrt(), out=phi[rows].view(shift.shape))  # eq. (huv)
+            torch.mul(shift, p_0.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)
     unknown = (~torch.isfinite(risk)).nonzero()
     if len(unknown):
         raise NumericalError(
             f"removing {units[int(unknown[0])]} gives NaN or infinite logits on sequence {number}. "
             "Half precision may overflow: try bfloat16 or float32."
         )
-    return gram_matrix(phi), risk.numpy()
+    return gram_matrix(D), risk.numpy()
 
 
 class Teacher:

@@ -1,4 +1,4 @@
-"""The two formulas everything measures with: the whitened feature and the KL divergence.
+"""The formulas everything measures with: centring, the whitened feature and the KL divergence.
 
 Both work from the centred logit shift, never from differences of log-probabilities: a unit that
 changes logits by 1e-4 has a KL near 1e-9, which float32 log-probabilities cannot resolve.

@@ -379,7 +379,7 @@ def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[floa
 def _row(candidate: Candidate) -> dict[str, Any]:
     """A candidate as a flat dict, with its lambda and the first interval that gives it."""
     fit, selection = candidate.fit, candidate.selection
-    numbers = ("kl", "standard_error", "perplexity", "rows")
+    numbers = ("perplexity", "rows")
     compared = ("judge", "difference", "difference_error")
     return {
         "interaction_strength": selection.interaction_strength,
@@ -389,6 +389,8 @@ def _row(candidate: Candidate) -> dict[str, Any]:
         "guards": str(candidate.guards[0]),
         "realized_ratio": selection.realized_ratio,
         "predicted_risk": selection.predicted_risk,
+        "kl": candidate.kl,
+        "kl_error": candidate.standard_error,
         **{name: getattr(candidate, name) for name in (*numbers, *compared)},
         "stopped_early": candidate.stopped_early,
         "tied": candidate.tied,

@@ -88,7 +88,7 @@ class GainsChoice:
                     "ridge": ridge,
                     "clip": clip,
                     "kl": float(self.table.mean[number]),
-                    "standard_error": float(self.table.standard_error[number]),
+                    "kl_error": float(self.table.standard_error[number]),
                     "difference": difference,
                     "difference_error": error,
                     "predicted_risk": float(self.predicted[number]),

@@ -109,7 +109,7 @@ class PlanTable:
                 "units": len(selection),
                 "predicted_risk": selection.predicted_risk,
                 "measured_risk": float(mean),
-                "standard_error": float(error),
+                "measured_risk_error": float(error),
                 "perplexity": None if self.nll is None else float(perplexity),
             }
             for selection, mean, error, perplexity in zip(
@@ -131,7 +131,7 @@ class PlanTable:
             lines.append(
                 f"  lambda {name}  removed {row['realized_ratio']:6.2%}  predicted "
                 f"{'      -' if predicted is None else f'{predicted:.5f}'}  measured "
-                f"{row['measured_risk']:.5f} +- {row['standard_error']:.5f}"
+                f"{row['measured_risk']:.5f} +- {row['measured_risk_error']:.5f}"
             )
         return "\n".join(lines)
 

@@ -11,7 +11,8 @@ In reading order:
     card.py              the model card
     modeling_cocurve.py  copied beside the weights; builds layers of different widths
 
-This room imports calibration, models, estimator (the replay of a layer) and solver (the plan). The
+This room imports calibration, models, estimator (the replay of a layer), solver (the plan) and, for
+the model card, measuring. The
 names of `cutting.py` can be imported from the room itself.
 """
 

@@ -1,4 +1,7 @@
-"""Pruning a model: the weights of a plan's units are deleted, the rest is kept bit for bit."""
+"""Pruning a model: the weights of a plan's units are deleted.
+
+What stays is kept bit for bit, except that gains are folded into the columns of W_down.
+"""
 
 from __future__ import annotations
 

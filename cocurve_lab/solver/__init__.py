@@ -16,7 +16,8 @@ In reading order:
     gains.py        gains on kept FFN groups that stand in for what was pruned
     stability.py    whether other text would give another plan, and when a build may stop
 
-Imports `curvature/` and the units of `models/`.
+Imports `curvature/`, and from `models/` the units and the view of a model, which only
+`kv_cache_costs` may be given.
 """
 
 from __future__ import annotations

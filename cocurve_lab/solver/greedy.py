@@ -80,14 +80,16 @@ class Greedy:
         Resuming (`start` > 0) needs the history. Once the new order has removed the same set as the
         last run's order at that step, the rest of that order is kept too: g, caps and cost depend
         on the set alone. That holds only if no later step of it changes its winner at this lambda,
-        which the caller must know (`lambda_path` does); a run from step 0 keeps nothing.
+        which the caller must know (`lambda_path` does); a run from step 0 keeps nothing. To read
+        the algorithm, skip `former` and `_row`, which serve resuming.
 
         Returns:
             The step from which on the last run was kept.
         """
         H, S, c, forced = self.curvature.matrix, self.order, self.costs, self.rules.forced
         former = self._rewind(start)
-        half = np.where(self.until > start, self.half, np.inf)  # 1/2 H_uu; +inf outside of A
+        # A: neither pruned, protected (L_p) nor excluded, and within the layer cap kappa
+        half = np.where(self.until > start, self.half, np.inf)  # 1/2 H_uu, +inf outside of A
         g = self._row(start, np.zeros(self.size))  # g_u = sum of H_uv over v in S
         score = np.empty(self.size)
         self.strength, self.stalled = float(strength), False

@@ -142,8 +142,8 @@ def _reason(redundancy: float, floor: float | None, band: str, strength: float |
         )
     bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
     bound = bounds.get(band, f"at least {HIGH:.2f}")
-    noise = "" if floor is None else f" (sampling alone reads {floor:.3f})"
-    advice = "take the edges in full" if strength else "damp the edges away"
+    noise = "" if floor is None else f" (sampling noise alone would give {floor:.3f})"
+    advice = "use the edges in full" if strength else "ignore the edges"
     return (
         f"The FFN redundancy is {redundancy:.3f}{noise}, {bound}, "
         f"the {band} band: {advice} (lambda = {strength:g})."

@@ -7,5 +7,5 @@
     certainty/   notebook 08: how sure H is
     bake_off/    notebook 09: CoCurve against other methods
 
-The top of the house: no other room imports it, except the pictures in notebooks.
+The top of the house: no other room imports it. The notebooks do.
 """

@@ -134,6 +134,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+# what several rooms share
+AT_ROOT = ("calibration", "errors", "figures", "progress", "storage", "tables")
+
+
+def test_the_library_is_its_rooms_and_what_all_of_them_use() -> None:
+    files = {f"{name}.py" for name in ("__init__", "__main__", *AT_ROOT)} | {"py.typed"}
+    found = {path.name for path in LIBRARY.iterdir() if path.name != "__pycache__"}
+    assert found == files | set(cl._ROOMS)
+
+
 def imported(module: str) -> Iterator[tuple[str, str]]:
     """(module, name) of all that a module takes from the library, lazily or for annotations too."""
     path = MODULES[module]
@@ -148,6 +158,7 @@ def imported(module: str) -> Iterator[tuple[str, str]]:
                 yield (inner, "") if inner in MODULES else (home, alias.name)
 
 
+@cache
 def graph_of(rooms: bool) -> nx.DiGraph:
     """Who imports whom: modules, or the rooms they lie in."""
     graph = nx.DiGraph()
@@ -185,6 +196,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "ray": ("estimator/cluster.py",),
     "gguf": ("export/",),
     "plotly": ("figures.py", "studies/"),
+    "matplotlib": (),
     "pandas": (),
     "ipywidgets": (),
     "anywidget": (),
@@ -205,24 +217,81 @@ def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
     assert [place for place in found if not place.startswith(ALLOWED[package] or "/")] == []
 
 
+def test_only_studies_draw() -> None:
+    users = {module for module in MODULES for home, _ in imported(module) if home == "figures"}
+    assert [module for module in users if not module.startswith("studies.")] == []
+
+
+def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING:`."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield node
+            yield from at_run_time(node)
+
+
+def test_curvature_and_solver_never_import_torch() -> None:
+    """Not in any function either, nor through what they import: the test below runs only some."""
+    graph, found = graph_of(rooms=False), []
+    walled = {module for module in MODULES if module.split(".")[0] in ("curvature", "solver")}
+    for module in sorted(
+        walled.union(*(nx.descendants(graph, module) for module in walled & set(graph)))
+    ):
+        for node in at_run_time(tree_of(MODULES[module])):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            packages = {name.split(".")[0] for name in names}
+            found += [f"{module}: {name}" for name in packages & {"torch", "transformers"}]
+    assert found == []
+
+
+def test_no_import_goes_through_a_face() -> None:
+    """The lazy names of a package hide where they lead, so the walls would not see them."""
+    faces = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+    found = [
+        f"{module}: {home}.{name}"
+        for module in MODULES
+        for home, name in imported(module)
+        if home in faces and name not in ("", "__version__", "main")
+    ]
+    found += [
+        f"{module}: {node.func.id}"
+        for module in MODULES.keys() - faces - {"methods.registry"}
+        for node in ast.walk(tree_of(MODULES[module]))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("import_module", "__import__")
+    ]
+    assert found == []
+
+
+PRIVATE = re.compile("_[^_]")
+
+
+def privates_of(path: Path) -> set[str]:
+    """Private names that a file defines: functions, classes, constants and attributes."""
+    names = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+            names.add(node.attr)
+    return {name for name in names if PRIVATE.match(name)}
+
+
 def test_no_private_name_crosses_a_module() -> None:
+    ours = set().union(*map(privates_of, MODULES.values()))
     crossing = []
     for module, path in MODULES.items():
         taken = {name for _, name in imported(module)}
-        crossing += [f"{module}: {name}" for name in taken if re.match("_[a-z]", name)]
-        bound = {
-            alias.asname or alias.name
-            for node in ast.walk(tree_of(path))
-            if isinstance(node, ast.ImportFrom) and node.level
-            for alias in node.names
-        }
+        crossing += [f"{module}: {name}" for name in taken if PRIVATE.match(name)]
         crossing += [
-            f"{module}: {node.value.id}.{node.attr}"
+            f"{module}: {ast.unparse(node)}"
             for node in ast.walk(tree_of(path))
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in bound
-            and re.match("_[a-z]", node.attr)
+            if isinstance(node, ast.Attribute) and node.attr in ours - privates_of(path)
         ]
     assert crossing == []
 
@@ -349,6 +418,12 @@ def code_of(notebook: Path) -> list[ast.Module]:
 def test_notebooks_and_widgets_use_public_names(path: Path) -> None:
     trees = code_of(path) if path.suffix == ".ipynb" else [tree_of(path)]
     for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.Import):
+            assert not [a.name for a in node.names if a.name.startswith("cocurve_lab.")]
+        if path.suffix == ".ipynb":
+            names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+            names += [node.attr] if isinstance(node, ast.Attribute) else []
+            assert not [name for name in names if PRIVATE.match(name)]
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cocurve_lab"):
             names = {alias.name for alias in node.names}
             # a method of one's own is written against methods/; figures.py is the common look

@@ -84,7 +84,7 @@ def test_a_point_holds_prediction_and_measurement(scatter: FidelityScatter) -> N
         naive_risk(MODEL, by_hand, HELD_OUT).mean(), rel=1e-4
     )
     table = cl.measure_plans(MODEL, [plan], HELD_OUT, progress=False)
-    assert row["standard_error"] == pytest.approx(table.standard_error[0])
+    assert row["measured_risk_error"] == pytest.approx(table.standard_error[0])
     assert (row["kind"], row["method"]) == ("plan", "edge-aware greedy")
     assert (row["interaction_strength"], row["requested_ratio"]) == (0.5, 0.3)
     assert (row["realized_ratio"], row["units"]) == (plan.realized_ratio, len(plan))

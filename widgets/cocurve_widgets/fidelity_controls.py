@@ -37,7 +37,7 @@ COLUMNS = {  # of the table in the page: heading -> key of a row
     "units": "units",
     "predicted": "predicted_risk",
     "measured": "measured_risk",
-    "±": "standard_error",
+    "±": "measured_risk_error",
     "text": "text",
 }
 

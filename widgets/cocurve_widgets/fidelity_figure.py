@@ -30,7 +30,7 @@ RATIOS = [  # upper end of the realised ratio, name, colour
 ]
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = cl.POOL_METHODS
 OTHER = "other plan"
-SYMBOLS = {
+MARKERS = {
     "diagonal, λ = 0": "circle",
     "edge-aware, λ < 0.1": "diamond",
     "edge-aware, 0.1 ≤ λ < 1": "square",
@@ -53,9 +53,9 @@ def color(ratio: float) -> str:
 def symbol(method: str, interaction_strength: float | None) -> str:
     """The marker of a method and its lambda."""
     if method == EDGE_AWARE and interaction_strength is not None:
-        names = list(SYMBOLS)[1:4]
-        return SYMBOLS[names[int(interaction_strength >= 0.1) + int(interaction_strength >= 1)]]
-    return SYMBOLS["diagonal, λ = 0"] if method == DIAGONAL else SYMBOLS.get(method, "star")
+        names = list(MARKERS)[1:4]
+        return MARKERS[names[int(interaction_strength >= 0.1) + int(interaction_strength >= 1)]]
+    return MARKERS["diagonal, λ = 0"] if method == DIAGONAL else MARKERS.get(method, "star")
 
 
 class QuietFigure(go.FigureWidget):
@@ -193,7 +193,9 @@ class FidelityFigure:
         if self._changes("plans", (x, y, text)):
             with self.widget.batch_update():
                 self.plans.x, self.plans.y, self.plans.text = np.array(x), np.array(y), text
-                self.plans.error_y.array = np.array([_finite(p["standard_error"]) for p in points])
+                self.plans.error_y.array = np.array(
+                    [_finite(p["measured_risk_error"]) for p in points]
+                )
                 self.plans.marker.color = [color(p["realized_ratio"]) for p in points]
                 self.plans.marker.symbol = [
                     symbol(p["method"], p["interaction_strength"]) for p in points
@@ -228,7 +230,7 @@ def _finite(error: float) -> float:
 def _legend() -> list[go.Scatter]:
     """Empty traces that make the legend of colours and symbols."""
     entries = [("ratio", "Removed (colour)", name, shade, "square") for _, name, shade in RATIOS]
-    entries += [("method", "Method (symbol)", name, GREY, mark) for name, mark in SYMBOLS.items()]
+    entries += [("method", "Method (symbol)", name, GREY, mark) for name, mark in MARKERS.items()]
     return [
         go.Scatter(
             x=[None],

@@ -102,7 +102,7 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
         "units": len(plan),
         "predicted_risk": predicted_risk(curvature, plan),
         "measured_risk": record.risk,
-        "standard_error": record.standard_error,
+        "measured_risk_error": record.standard_error,
         "text": record.text,
     }
 
@@ -128,7 +128,7 @@ def single_rows(curvature: cl.Curvature) -> Rows:
             "units": 1,
             "predicted_risk": float(saliency / 2),
             "measured_risk": float(risk),
-            "standard_error": math.nan,
+            "measured_risk_error": math.nan,
             "text": text,
         }
         for unit, share, saliency, risk in zip(
@@ -147,7 +147,7 @@ def drawable(row: dict[str, Any]) -> bool:
 
 def hover(row: dict[str, Any]) -> str:
     """The hover text of a point, as HTML."""
-    error = row["standard_error"]
+    error = row["measured_risk_error"]
     spread = "" if math.isnan(error) else f" ± {error:.2g}"
     ratio = row["measured_risk"] / row["predicted_risk"] if row["predicted_risk"] > 0 else math.nan
     lines = [

@@ -169,9 +169,9 @@ class FidelityScatter(Instrument, W.VBox):
         """The shown points, one dict each: measured plans, then the single units.
 
         Keys: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
-        realized_ratio, units (how many), predicted_risk, measured_risk, standard_error (NaN where
-        unknown) and text (measured on). Risks in nats per token. Includes points that log axes
-        cannot show.
+        realized_ratio, units (how many), predicted_risk, measured_risk, measured_risk_error (NaN
+        where unknown) and text (measured on). Risks in nats per token. Includes points that log
+        axes cannot show.
         """
         plans = [plan_row(self.curvature, self.book, record) for record in self._records()]
         return plans + (self._singles if SINGLE in self.methods else [])

@@ -13,7 +13,7 @@ from .speeds import speed_summary
 
 MAIN = 'table "Main comparison", 20 %'
 RECOVERY = 'table "Recovery-enabled bake-off"'
-BAND = 'table "Inference efficiency"'
+EFFICIENCY = 'table "Inference efficiency"'
 
 SECOND = "LLM-Pruner"
 BASELINES = (
@@ -144,7 +144,7 @@ def speed_finding(speeds: Table) -> Finding:
             "at one budget speed does not depend on the method (prefill 1.15x to 1.19x, decode "
             "1.03x to 1.17x); the difference is quality"
         ),
-        where=BAND,
+        where=EFFICIENCY,
         ours=f"{', '.join(parts)}; {apart} of {len(compared)} timings set plans apart",
         agrees=True if compared and not apart else False if 2 * apart > len(compared) else None,
     )

@@ -175,8 +175,6 @@ def _plans(ratios: Sequence[float], strengths: Sequence[float]) -> dict[str, lis
 
 def _gains_rows(choice: GainsChoice) -> Table:
     rows: Table = [{"role": "candidate", **row} for row in choice.rows()]
-    for row in rows:
-        row["kl_error"] = row.pop("standard_error")
     if choice.report is None:
         return rows
     ridge, clip = choice.setting or (None, None)
