@@ -229,10 +229,11 @@ class Build:
         """Add a finished sequence to the sums; the only place where they change."""
         for note in measured.notes:
             self._note(note)
-        self.sums.add(measured.number, measured.gram, measured.positions, seconds, measured.risks)
-        # a batch size that did not fit once is not tried again, here or after resuming
+        # a batch size that did not fit once is not tried again, here or after resuming; set before
+        # the sums, so that an interrupt in between cannot save a sequence without it
         batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
         self.runtime["units_per_batch"] = batch
+        self.sums.add(measured.number, measured.gram, measured.positions, seconds, measured.risks)
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """Return H over the sequences done, or over some of their groups.
@@ -344,6 +345,11 @@ class Build:
         # no shard is compared too: the checkpoint of a shard is not that of the whole build
         asked_for = {"shard": None} | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
+        if content["done"] != len(content["seconds"]):  # sequences would be counted twice
+            raise FileFormatError(
+                f"{path} says {content['done']} sequences are done, but has the seconds of "
+                f"{len(content['seconds'])}: it is damaged. Delete it and build again."
+            )
         for name in ("grams", "risks", "positions", "seconds"):
             setattr(self.sums, name, content[name])
         self.events = content["events"]

@@ -39,8 +39,6 @@ METHODS: dict[str, type[Options]] = {
     "probe": ProbeOptions,
     "exact": ExactOptions,
 }
-# the provenance's name of a method, if it is another (files of H already have it)
-_STORED_AS: dict[type[Options], str] = {ExactOptions: "infinitesimal"}
 
 
 def estimate_curvature(
@@ -242,13 +240,13 @@ def build_settings(
         "seq_len": calibration.seq_len,
         "positions_per_sequence": calibration.positions_per_sequence,
         "top_r": top_r,
-        "method": _STORED_AS.get(type(options), _name(options)),
+        "method": _stored_name(options),
         "groups": min(options.groups, len(calibration)),
     }
 
 
 def _chosen(method: str | None, options: Options | None) -> Options:
-    if method is not None and method not in METHODS:
+    if method is not None and method not in tuple(METHODS):
         raise InputError(f"method is {method!r}; choose from {', '.join(map(repr, METHODS))}.")
     wanted = METHODS[method] if method is not None else None
     if options is None:
@@ -263,8 +261,11 @@ def _chosen(method: str | None, options: Options | None) -> Options:
     return options
 
 
-def _name(options: Options) -> str:
-    return next(name for name, kind in METHODS.items() if kind is type(options))
+def _stored_name(options: Options) -> str:
+    """The method as the provenance names it."""
+    if isinstance(options, ExactOptions):
+        return "infinitesimal"
+    return next(name for name, kind in METHODS.items() if isinstance(options, kind))
 
 
 def _require_plain(

@@ -387,6 +387,31 @@ def test_a_killed_process_loses_one_sequence_at_most(tmp_path: Path) -> None:
 # Checkpoints ------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_that_contradicts_itself_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text, path = tiny_model(), tiny_text(4, 20, 6), tmp_path / "build.ckpt"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        build(model, text, checkpoint=path)
+    content = storage.load_plain(path, format_name="cocurve-build", version=1)
+    content["seconds"] = content["seconds"][:1]
+    path.write_bytes(storage.dump_plain(content))
+    with pytest.raises(cl.FileFormatError, match="2 sequences are done, but has the seconds of 1"):
+        build(model, text, checkpoint=path)
+
+
+def test_options_of_a_subclass_choose_the_method_of_their_base() -> None:
+    class Labelled(cl.BuildOptions):
+        pass
+
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    found = cl.estimate_curvature(model, None, text, 32, options=Labelled(), progress=False)
+    assert found.provenance["method"] == "ablation"
+    with pytest.raises(cl.InputError, match="choose from"):
+        cl.estimate_curvature(model, None, text, 32, method=[])  # type: ignore[arg-type]
+
+
 def checkpoint_of(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     with monkeypatch.context() as patch:
         interrupt_at(patch, 2, KeyboardInterrupt())
