@@ -29,8 +29,16 @@ from ..storage import (
 )
 from .merging import join_shards, sum_builds
 from .release import read_release
+from .saturation import Saturation
 
 FORMAT, VERSION = "cocurve-curvature", 1
+GROUPED = (  # the fields that hold one value per group of sequences
+    "group_grams",
+    "group_positions",
+    "group_risks",
+    "group_sure_positions",
+    "group_sure_risks",
+)
 BLOCKS = ("attention", "cross", "ffn")
 
 
@@ -48,6 +56,9 @@ class Curvature:
         group_positions: [G] int64, scored positions in each group.
         group_risks: [G, M] float64, sums over positions of the measured KL of removing each unit
             alone, on the teacher's top-r support, nats.
+        group_sure_positions: [G] int64, those of the scored positions where the teacher's first
+            choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
+        group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
 
     Raises:
         NumericalError: H is not finite, not symmetric, or has a negative diagonal.
@@ -60,6 +71,8 @@ class Curvature:
     group_grams: np.ndarray | None = None
     group_positions: np.ndarray | None = None
     group_risks: np.ndarray | None = None
+    group_sure_positions: np.ndarray | None = None
+    group_sure_risks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
@@ -70,6 +83,7 @@ class Curvature:
         matrix.flags.writeable = False
         size = len(self.units)
         shapes = {"group_grams": (size, size), "group_risks": (size,), "group_positions": ()}
+        shapes |= {"group_sure_risks": (size,), "group_sure_positions": ()}
         for name, shape in shapes.items():
             array = getattr(self, name)
             if array is not None and array.shape[1:] != shape:
@@ -110,6 +124,20 @@ class Curvature:
         if self.group_risks is None or self.group_positions is None:
             return None
         return self.group_risks.sum(axis=0) / self.group_positions.sum()
+
+    @cached_property
+    def saturation(self) -> Saturation | None:
+        """How sure the teacher is on the calibration text; None where the build did not count it.
+
+        It warns where H cannot be trusted: see `Saturation.warning`.
+        """
+        sure, parts = self.group_sure_positions, self.group_sure_risks
+        positions, risks = self.group_positions, self.group_risks
+        if sure is None or parts is None or positions is None or risks is None:
+            return None
+        total = float(risks.sum())
+        share = float(parts.sum()) / total if total > 0 else math.nan
+        return Saturation(float(sure.sum() / positions.sum()), share)
 
     def correlation(self) -> np.ndarray:
         """Return the signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M].
@@ -252,6 +280,8 @@ class Curvature:
                 content.get("group_grams"),
                 content.get("group_positions"),
                 content.get("group_risks"),
+                content.get("group_sure_positions"),
+                content.get("group_sure_risks"),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FileFormatError(
@@ -268,7 +298,7 @@ class Curvature:
             "units": self.units.to_plain(),
             "provenance": self.provenance,
         }
-        for name in ("group_grams", "group_positions", "group_risks"):
+        for name in GROUPED:
             if getattr(self, name) is not None:
                 content[name] = getattr(self, name)
         return content
@@ -281,6 +311,8 @@ class Curvature:
         group_positions: np.ndarray,
         group_risks: np.ndarray | None,
         provenance: dict[str, Any],
+        group_sure_positions: np.ndarray | None = None,
+        group_sure_risks: np.ndarray | None = None,
     ) -> Curvature:
         """Make H = sum of group Grams / number of positions (eq. gram).
 
@@ -290,6 +322,8 @@ class Curvature:
             group_positions: [G] int64.
             group_risks: [G, M] float64, sums over positions, nats; None if no unit was removed.
             provenance: the settings of the build.
+            group_sure_positions: [G] int64, positions where the teacher is sure; None if unknown.
+            group_sure_risks: [G, M] float64, the part of `group_risks` there, nats.
 
         Raises:
             InputError: no position in any group.
@@ -299,7 +333,8 @@ class Curvature:
             raise InputError("no scored position yet. Finish at least one sequence first.")
         # always summed in group order: merged shards then give the bits of one build
         matrix = group_grams.sum(axis=0) / total
-        return cls(matrix, units, provenance, group_grams, group_positions, group_risks)
+        arrays = group_grams, group_positions, group_risks, group_sure_positions, group_sure_risks
+        return cls(matrix, units, provenance, *arrays)
 
     @classmethod
     def merge(cls, parts: Sequence[Curvature]) -> Curvature:
@@ -341,10 +376,13 @@ class Curvature:
             partial = " (shard {} of {})".format(*self.provenance["shard"])
         means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
+        sure = self.saturation
+        saturated = sure is not None and sure.saturated
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
         return (
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
+            + ("; the teacher is saturated on this text (see .saturation)" if saturated else "")
         )
 
 

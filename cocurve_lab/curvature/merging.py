@@ -45,11 +45,26 @@ class Part(Protocol):
     @property
     def group_risks(self) -> np.ndarray | None: ...
     @property
+    def group_sure_positions(self) -> np.ndarray | None: ...
+    @property
+    def group_sure_risks(self) -> np.ndarray | None: ...
+    @property
     def fingerprint(self) -> str: ...
 
 
-# the arguments of `Curvature.from_groups`: units, group Grams, positions and risks, provenance
-Combined = tuple[UnitSet, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+# the arguments of `Curvature.from_groups`: units, group Grams, positions and risks, provenance, and
+# positions and risks where the teacher is sure (None: a part does not know them)
+Combined = tuple[
+    UnitSet,
+    np.ndarray,
+    np.ndarray,
+    np.ndarray,
+    dict[str, Any],
+    np.ndarray | None,
+    np.ndarray | None,
+]
+_SUMS = ("group_grams", "group_positions", "group_risks")  # every build by ablations has them
+_SURE = ("group_sure_positions", "group_sure_risks")  # builds of earlier versions lack these
 
 
 # Shards: which sequences each has -----------------------------------------------------------------
@@ -140,8 +155,11 @@ def sum_builds(parts: Sequence[Part]) -> Combined:
             "twice. Merge builds over disjoint sequences."
         )
     grams, positions, risks = (
-        _sum_groups([getattr(part, name) for part in parts])
-        for name in ("group_grams", "group_positions", "group_risks")
+        _sum_groups([getattr(part, name) for part in parts]) for name in _SUMS
+    )
+    sure_positions, sure_risks = (
+        _sum_groups([getattr(part, name) for part in parts]) if _all_have(parts, name) else None
+        for name in _SURE
     )
     provenance = first.provenance | {
         "row_fingerprints": rows,
@@ -155,7 +173,11 @@ def sum_builds(parts: Sequence[Part]) -> Combined:
         "device": sorted({str(part.provenance.get("device")) for part in parts}),
         "merged_from": [part.fingerprint for part in parts],
     }
-    return first.units, grams, positions, risks, provenance
+    return first.units, grams, positions, risks, provenance, sure_positions, sure_risks
+
+
+def _all_have(parts: Sequence[Part], name: str) -> bool:
+    return all(getattr(part, name) is not None for part in parts)
 
 
 def _require_mergeable(part: Part, first: Part, number: int) -> None:
@@ -240,10 +262,8 @@ def _assemble(parts: list[Part]) -> Combined:
     """Take each group from the shard that owns it."""
     first = parts[0]
     # copied, never added: a sum in another order would have other last bits
-    arrays = {
-        name: np.zeros_like(getattr(first, name))
-        for name in ("group_grams", "group_positions", "group_risks")
-    }
+    names = [name for name in (*_SUMS, *_SURE) if name in _SUMS or _all_have(parts, name)]
+    arrays = {name: np.zeros_like(getattr(first, name)) for name in names}
     # back into the order of sequences, so that provenance too is that of one build
     rows: dict[int, tuple[str, float]] = {}
     for part in parts:
@@ -266,8 +286,9 @@ def _assemble(parts: list[Part]) -> Combined:
         "events": _events(parts),
         "merged_from": [part.fingerprint for part in parts],
     }
-    grams, positions, risks = arrays.values()
-    return first.units, grams, positions, risks, provenance
+    grams, positions, risks = (arrays[name] for name in _SUMS)
+    sure_positions, sure_risks = (arrays.get(name) for name in _SURE)
+    return first.units, grams, positions, risks, provenance, sure_positions, sure_risks
 
 
 def _events(parts: list[Part]) -> list[str]:

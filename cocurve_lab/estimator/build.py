@@ -185,7 +185,9 @@ class Build:
                 if progress:
                     print(self._within_memory(lambda: self._announcement(model, crew)), flush=True)
                 self._go_on(crew, progress)
-        return self.sums.curvature(self.units, self._provenance(device))
+        curvature = self.sums.curvature(self.units, self._provenance(device))
+        tell_saturation(curvature, progress)
+        return curvature
 
     def _go_on(self, crew: Crew, progress: Progress) -> None:
         """Measure and add the remaining sequences, saving in between."""
@@ -233,7 +235,14 @@ class Build:
         # the sums, so that an interrupt in between cannot save a sequence without it
         batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
         self.runtime["units_per_batch"] = batch
-        self.sums.add(measured.number, measured.gram, measured.positions, seconds, measured.risks)
+        self.sums.add(
+            measured.number,
+            measured.gram,
+            measured.positions,
+            seconds,
+            measured.risks,
+            measured.sure,
+        )
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """Return H over the sequences done, or over some of their groups.
@@ -310,6 +319,8 @@ class Build:
             "grams": self.sums.grams,
             "risks": self.sums.risks,
             "positions": self.sums.positions,
+            "sure_positions": self.sums.sure_positions,
+            "sure_risks": self.sums.sure_risks,
         }
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
@@ -352,6 +363,8 @@ class Build:
             )
         for name in ("grams", "risks", "positions", "seconds"):
             setattr(self.sums, name, content[name])
+        for name in ("sure_positions", "sure_risks"):  # a checkpoint of an earlier version: unknown
+            setattr(self.sums, name, content.get(name))
         self.events = content["events"]
         asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
@@ -359,6 +372,12 @@ class Build:
         for name, value in self.runtime.items():
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
+
+
+def tell_saturation(curvature: Curvature, progress: Progress) -> None:
+    """Print the warning of a saturated teacher (`Saturation.warning`), unless progress is False."""
+    if progress and curvature.saturation is not None and curvature.saturation.saturated:
+        print(curvature.saturation.warning, flush=True)
 
 
 def remedy(error: OSError) -> str:

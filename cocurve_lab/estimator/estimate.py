@@ -20,7 +20,7 @@ from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
 from ..progress import Progress
 from ..storage import previous
-from .build import Build, BuildOptions, remedy
+from .build import Build, BuildOptions, remedy, tell_saturation
 from .exact import ExactOptions, differentiate, require_unpacked
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
 from .probing import ProbeOptions, probe_curvature
@@ -165,6 +165,7 @@ def load_or_estimate(
         curvature = Curvature.load(path, expected=settings | {"shard": shard})
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
+            tell_saturation(curvature, progress)
         return curvature
     checkpoint = checkpoint_of(path)
     if progress and not checkpoint.exists():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..calibration import CalibrationSet
+from ..curvature.saturation import SURE
 from ..errors import NumericalError
 from ..models.architectures import Architecture
 from ..models.identity import model_device
@@ -32,7 +33,7 @@ def sequence_gram(
     number: int,
     top_r: int,
     batches: Batches,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
     Args:
@@ -47,6 +48,7 @@ def sequence_gram(
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
             sequences and divided by the total number of positions (the P of eq. gram) it is H.
         risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u) on the support, in nats.
+        sure: the number of positions where the teacher is sure, and the part of `risk` there [M].
 
     Raises:
         InputError: one ablation alone does not fit in memory.
@@ -58,13 +60,16 @@ def sequence_gram(
     z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
     D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
+    sure_risk = torch.zeros_like(risk)
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
             z_u = teacher.head(replay.ablated_hidden(batch))  # z_-u: mask only u; [B, P, r]
             # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
-            risk[rows] = centered_kl(p_0, shift).double().sum(dim=-1).cpu()
+            kl = centered_kl(p_0, shift).double()  # [B, P]
+            risk[rows] = kl.sum(dim=-1).cpu()
+            sure_risk[rows] = (kl * teacher.sure).sum(dim=-1).cpu()
             torch.mul(shift, p_0.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)
     unknown = (~torch.isfinite(risk)).nonzero()
     if len(unknown):
@@ -72,7 +77,7 @@ def sequence_gram(
             f"removing {units[int(unknown[0])]} gives NaN or infinite logits on sequence {number}. "
             "Half precision may overflow: try bfloat16 or float32."
         )
-    return gram_matrix(D), risk.numpy()
+    return gram_matrix(D), risk.numpy(), (int(teacher.sure.sum()), sure_risk.numpy())
 
 
 class Teacher:
@@ -88,6 +93,7 @@ class Teacher:
         head: the language-model head on the support.
         logits: z_0 [P, r], float32 (float64 of a float64 model).
         probabilities: p_0 [P, r], which sum to 1 over the support.
+        sure: [P] bool, whether the first choice has more than `saturation.SURE`.
 
     Raises:
         NumericalError: NaN or infinite logits.
@@ -104,6 +110,7 @@ class Teacher:
                 "half precision may overflow: try bfloat16 or float32."
             )
         self.probabilities = torch.softmax(self.logits, dim=-1)
+        self.sure = self.probabilities.amax(dim=-1) > SURE
 
 
 def row(

@@ -35,6 +35,9 @@ class GroupSums:
         grams: [G, M, M] float64.
         positions: [G] int64.
         risks: [G, M] float64, KL of each unit alone; None where units are not removed.
+        sure_positions: [G] int64, positions where the teacher is sure (`saturation.SURE`); None
+            where units are not removed, or where a resumed checkpoint did not count them.
+        sure_risks: [G, M] float64, the part of `risks` there; None alike.
         seconds: what each sequence done took.
     """
 
@@ -42,6 +45,8 @@ class GroupSums:
         self.grams = np.zeros((groups, size, size))
         self.positions = np.zeros(groups, np.int64)
         self.risks = np.zeros((groups, size)) if with_risks else None
+        self.sure_positions = np.zeros(groups, np.int64) if with_risks else None
+        self.sure_risks = np.zeros((groups, size)) if with_risks else None
         self.seconds: list[float] = []
 
     @property
@@ -56,14 +61,21 @@ class GroupSums:
         positions: int,
         seconds: float,
         risks: np.ndarray | None = None,
+        sure: tuple[int, np.ndarray] | None = None,
     ) -> None:
-        """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions."""
+        """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions.
+
+        `sure` is the number of positions where the teacher is sure, and the risks [M] there.
+        """
         group = number % len(self.grams)
         # an interrupt between these lines must not leave a sequence counted by half
         with uninterrupted():
             self.grams[group] += gram
             if self.risks is not None:
                 self.risks[group] += risks
+            if sure is not None and self.sure_positions is not None and self.sure_risks is not None:
+                self.sure_positions[group] += sure[0]
+                self.sure_risks[group] += sure[1]
             self.positions[group] += positions
             self.seconds.append(seconds)
 
@@ -75,9 +87,12 @@ class GroupSums:
         Raises:
             InputError: no sequence of these groups is done.
         """
-        risks = None if self.risks is None else self.risks[groups]
+        risks, *sure = (
+            None if array is None else array[groups]
+            for array in (self.risks, self.sure_positions, self.sure_risks)
+        )
         parts = (self.grams[groups], self.positions[groups], risks)
-        return Curvature.from_groups(units, *parts, provenance)
+        return Curvature.from_groups(units, *parts, provenance, *sure)
 
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
         """What the provenance says of the sequences done, which are the first of `numbers`."""

@@ -60,6 +60,8 @@ class Measured(NamedTuple):
         positions: number of scored positions.
         units_per_batch: the batch size that fitted in memory.
         notes: events that belong in the provenance.
+        sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
+            `risks` there [M] float64, nats; None if unknown.
     """
 
     number: int
@@ -68,6 +70,7 @@ class Measured(NamedTuple):
     positions: int
     units_per_batch: int
     notes: tuple[str, ...] = ()
+    sure: tuple[int, np.ndarray] | None = None
 
 
 class Crew(Protocol):
@@ -125,12 +128,13 @@ class Worker:
             NumericalError: NaN or infinite logits.
         """
         job, batches = self.job, Batches(self.units_per_batch, tick)
-        gram, risks = sequence_gram(
+        gram, risks, sure = sequence_gram(
             self.architecture, job.units, job.calibration, number, job.top_r, batches
         )
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
-        return Measured(number, gram, risks, positions, batches.size, tuple(batches.notes))
+        notes = tuple(batches.notes)
+        return Measured(number, gram, risks, positions, batches.size, notes, sure)
 
     def seconds(self) -> float | None:
         """Estimate the duration of the job in seconds from a few ablations.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from ..calibration import CalibrationSet
-from ..curvature.matrix import Curvature
+from ..curvature.matrix import GROUPED, Curvature
 from ..errors import FileFormatError, InfeasibleError, InputError
 from ..estimator.estimate import estimate_curvature
 from ..models.architectures import describe
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Strength = float | Literal["gate"]
-_GROUPED = ("group_grams", "group_positions", "group_risks")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class CoCurve(Method):
 
     Attributes:
         interaction_strength: lambda >= 0; 1 is the paper's untuned default; "gate" takes the value
-            the redundancy gate recommends for this H (0 or 1).
+            the redundancy gate recommends for this H (0 or 1), also where it is undecided.
         top_r: r, size of the teacher's support; a smaller vocabulary is taken whole.
         compensate: give kept FFN groups the gains of eq. (comp), with ridge 0.2 and clip 1; they
             travel in the selection, and pruning folds them into W_down.
@@ -104,7 +103,7 @@ class CoCurve(Method):
     def adopt(self, curvature: Curvature) -> Evidence:
         """Make this method's evidence of an existing H, without the model."""
         arrays = {"matrix": curvature.matrix} | {
-            name: value for name in _GROUPED if (value := getattr(curvature, name)) is not None
+            name: value for name in GROUPED if (value := getattr(curvature, name)) is not None
         }
         known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
         provenance: dict[str, Any] = {key: curvature.provenance.get(key) for key in known}
@@ -186,7 +185,7 @@ def curvature_of(evidence: Evidence) -> Curvature:
             f"the evidence of {evidence.method!r} holds no curvature matrix. Measure with one of "
             "cocurve, diagonal, head-only, ffn-only."
         )
-    grouped: dict[str, np.ndarray | None] = {name: evidence.arrays.get(name) for name in _GROUPED}
+    grouped: dict[str, np.ndarray | None] = {name: evidence.arrays.get(name) for name in GROUPED}
     provenance = dict(evidence.provenance.get("curvature", {}))
     return Curvature(matrix, evidence.units, provenance, **grouped)
 
