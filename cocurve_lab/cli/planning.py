@@ -106,7 +106,7 @@ def _budget(options: argparse.Namespace) -> Any:
 
 
 def _by_gate(curvature: Any) -> float:
-    """The lambda that the redundancy gate recommends; prints its reason.
+    """The lambda that the redundancy gate recommends, also where undecided; prints its reason.
 
     Raises:
         InputError: it recommends none.

@@ -119,7 +119,7 @@ class InteractionChoice(_Choice):
     """The lambda whose plan is best on held-out text; made by `choose_interaction_strength`.
 
     Attributes:
-        gate: the recommendation of `redundancy_gate`, from H alone.
+        gate: the recommendation of `redundancy_gate`, from H alone, and whether it is decided.
     """
 
     gate: Gate
@@ -144,7 +144,8 @@ class InteractionChoice(_Choice):
         """Return one row of a table by ratio: both lambdas, their origin, and the gate's lambda."""
         row = _row(self.chosen)
         row["requested_ratio"] = self.best.requested_ratio
-        return row | {"gate": self.gate.recommended, "redundancy": self.gate.redundancy}
+        gate = {"gate": self.gate.recommended, "gate_decided": self.gate.decided}
+        return row | gate | {"redundancy": self.gate.redundancy}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..curvature.matrix import Curvature
+from ..curvature.saturation import Saturation
+from ..curvature.uncertainty import Groups, jackknife
 from ..errors import InputError
 from ..models.families import KINDS
 from .greedy import Greedy, require_strength
@@ -23,6 +25,7 @@ from .selection import Selection
 from .solve import solve_greedy
 
 GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin
+_DRAWS = 100  # bootstrap draws behind the error of the balance
 _PREVIEW = (
     "This H is a preview from random probes: it is infinitesimal, and its noise alone can cross a "
     "threshold. The gate says nothing on it; build H by ablations."
@@ -44,8 +47,13 @@ class Gate:
         edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
         edge_to_diagonal_measured: the left-hand side of that proposition, measured on S.
         band: "low", "gray" or "high"; "unknown" without FFN pairs or on a preview.
-        recommended: a lambda; None where unknown.
-        reason: one sentence with the numbers.
+        recommended: the lambda of the band, also where undecided; None where unknown.
+        reason: the numbers and the verdict in words, which begin with "Undecided" where `decided`
+            is False but the band is known; then the warning of a saturated teacher, if it is one.
+        decided: whether the recommendation stands within the errors; see `redundancy_gate`.
+        redundancy_error: standard error of `redundancy` over groups; None without groups.
+        edge_to_diagonal_error: standard error of `edge_to_diagonal_measured`; None without groups.
+        saturation: how sure the teacher is on the calibration text; None if unknown.
     """
 
     redundancy: float
@@ -57,6 +65,15 @@ class Gate:
     band: Literal["low", "gray", "high", "unknown"]
     recommended: float | None
     reason: str
+    decided: bool = False
+    redundancy_error: float | None = None
+    edge_to_diagonal_error: float | None = None
+    saturation: Saturation | None = None
+
+    @property
+    def verdict(self) -> float | None:
+        """The lambda that the data support: `recommended` where `decided`, else None."""
+        return self.recommended if self.decided else None
 
 
 def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
@@ -69,9 +86,20 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     the ratio. A preview (`Curvature.is_preview`) gets no recommendation, because the noise of its
     probes alone can cross a threshold.
 
+    The gate is undecided, and says so, in two cases. Both need the errors, hence the groups of H;
+    without groups the paper's rule stands as it is.
+
+    - The border of 0.10 lies within the errors of the redundancy: between `corrected` (or
+      `redundancy`, if lower) less two standard errors, and `redundancy` plus two.
+    - It would recommend 1, but the measured balance is not above 1 by two standard errors. The
+      edges are then no larger than the diagonal: they refine its order (Section "When Do
+      Cross-Module Edges Help?"), and H alone does not tell whether for better or worse.
+
     The edge-to-diagonal balance is taken on S, the plan of `ratio` at lambda = 0 without guards.
     Predicted: 2 |S| |rho_bar|, rho_bar = mean signed rho_uv over ordered pairs u != v of S.
     Measured: median over u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu).
+    The error of the redundancy is the jackknife's, that of the balance a bootstrap's over groups
+    (100 draws, S fixed).
 
     Args:
         curvature: H [M, M]; the noise floor needs its group Grams.
@@ -81,21 +109,29 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         InputError: the ratio is out of range.
     """
     redundancy = curvature.ffn_redundancy
-    floor = curvature.ffn_redundancy_noise_floor
     band, strength = ("unknown", None) if curvature.is_preview else _band(redundancy)
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)
     predicted, measured = _edge_to_diagonal(curvature, chosen)
-    return Gate(
+    error, balance_error = _errors(curvature, chosen)
+    gate = Gate(
         redundancy=redundancy,
-        noise_floor=floor,
+        noise_floor=curvature.ffn_redundancy_noise_floor,
         corrected=curvature.ffn_redundancy_corrected,
         diagonal_cv=_variation(curvature),
         edge_to_diagonal=predicted,
         edge_to_diagonal_measured=measured,
         band=band,
         recommended=strength,
-        reason=_PREVIEW if curvature.is_preview else _reason(redundancy, floor, band, strength),
+        reason=_PREVIEW,
+        redundancy_error=error,
+        edge_to_diagonal_error=balance_error,
+        saturation=curvature.saturation,
     )
+    if curvature.is_preview:
+        return gate
+    doubts = _doubts(gate)
+    decided = strength is not None and not doubts
+    return replace(gate, decided=decided, reason=_reason(gate, doubts, ratio))
 
 
 def _band(redundancy: float) -> tuple[Literal["low", "gray", "high", "unknown"], float | None]:
@@ -126,27 +162,91 @@ def _edge_to_diagonal(curvature: Curvature, chosen: list[int]) -> tuple[float, f
         return 0.0, 0.0
     block = np.ix_(chosen, chosen)
     mean_correlation = (curvature.correlation()[block].sum() - size) / (size * (size - 1))
-    curve = curvature.matrix[block]
+    return float(2 * size * abs(mean_correlation)), _balance(curvature.matrix[block])
+
+
+def _balance(curve: np.ndarray) -> float:
+    """Median over u of |edges of u| / (1/2 H_uu) in a block of H; 0 without any saliency."""
     diagonal = np.diagonal(curve)
     edges = np.abs(curve.sum(axis=1) - diagonal)
     live = diagonal > 0
-    measured = np.median(edges[live] / (diagonal[live] / 2)) if live.any() else 0.0
-    return float(2 * size * abs(mean_correlation)), float(measured)
+    return float(np.median(edges[live] / (diagonal[live] / 2))) if live.any() else 0.0
 
 
-def _reason(redundancy: float, floor: float | None, band: str, strength: float | None) -> str:
-    if strength is None:
+def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, float | None]:
+    """Standard errors of the redundancy and of the measured balance; None without groups."""
+    if curvature.group_grams is None:
+        return None, None
+    try:
+        groups = Groups.of(curvature)
+    except InputError:  # the matrix was edited, so these groups are not its own
+        return None, None
+    if len(groups) < 2:
+        return None, None
+    redundancy = float(jackknife(curvature, "ffn_redundancy").standard_error)
+    if len(chosen) < 2:
+        return redundancy, 0.0
+    # a median has no jackknife error, so whole groups are drawn again
+    grams = groups.grams[:, chosen][:, :, chosen]
+    draws = np.random.default_rng(0).multinomial(
+        len(groups), np.full(len(groups), 1 / len(groups)), size=_DRAWS
+    )
+    drawn = [_balance(np.tensordot(counts.astype(float), grams, axes=1)) for counts in draws]
+    return redundancy, float(np.std(drawn, ddof=1))
+
+
+def _doubts(gate: Gate) -> list[str]:
+    """Reasons against the recommendation, as clauses; none where it stands or has no errors."""
+    error, balance_error = gate.redundancy_error, gate.edge_to_diagonal_error
+    if gate.recommended is None or error is None or balance_error is None:
+        return []
+    doubts = []
+    lowest = gate.redundancy if gate.corrected is None else min(gate.redundancy, gate.corrected)
+    low, high = lowest - 2 * error, gate.redundancy + 2 * error
+    if low < GRAY < high:
+        doubts.append(f"less noise and errors it may lie anywhere in {low:.3f} to {high:.3f}")
+    if gate.recommended > 0 and gate.edge_to_diagonal_measured - 2 * balance_error <= 1:
+        doubts.append("the edges are not clearly larger than the diagonal")
+    return doubts
+
+
+def _reason(gate: Gate, doubts: list[str], ratio: float) -> str:
+    warning = "" if gate.saturation is None else gate.saturation.warning
+    said = _verdict(gate, doubts) + _balance_words(gate, ratio)
+    return f"{said} {warning}".strip()
+
+
+def _verdict(gate: Gate, doubts: list[str]) -> str:
+    if gate.recommended is None:
         return (
             "The FFN redundancy is NaN because there is no pair of FFN units, so the gate cannot "
             "recommend a lambda. Choose it on held-out text."
         )
     bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
-    bound = bounds.get(band, f"at least {HIGH:.2f}")
+    bound = bounds.get(gate.band, f"at least {HIGH:.2f}")
+    error = "" if gate.redundancy_error is None else f" ± {gate.redundancy_error:.3f}"
+    floor = gate.noise_floor
     noise = "" if floor is None else f" (sampling noise alone would give {floor:.3f})"
-    advice = "use the edges in full" if strength else "ignore the edges"
+    advice = "use the edges in full" if gate.recommended else "ignore the edges"
+    fact = (
+        f"he FFN redundancy is {gate.redundancy:.3f}{error}{noise}, {bound}, the {gate.band} band: "
+        f"{advice} (lambda = {gate.recommended:g})"
+    )
+    if not doubts:
+        return f"T{fact}."
     return (
-        f"The FFN redundancy is {redundancy:.3f}{noise}, {bound}, "
-        f"the {band} band: {advice} (lambda = {strength:g})."
+        f"Undecided: t{fact} by the paper's rule, but {', and '.join(doubts)}. Choose lambda on "
+        "held-out text (choose_interaction_strength)."
+    )
+
+
+def _balance_words(gate: Gate, ratio: float) -> str:
+    """The balance of edges and diagonal as a sentence."""
+    error = gate.edge_to_diagonal_error
+    spread = "" if error is None else f" ± {error:.2f}"
+    return (
+        f" On the plan of {ratio:.0%} the edges come to {gate.edge_to_diagonal_measured:.2f}"
+        f"{spread} times the diagonal (2 |S| |rho| = {gate.edge_to_diagonal:.2f})."
     )
 
 

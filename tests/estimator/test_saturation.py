@@ -150,7 +150,7 @@ def test_a_saturated_teacher_is_warned_of_and_another_is_not(
         assert found.saturation.saturated is saturated
         warning = found.saturation.warning
         assert bool(warning) is saturated
-        said = [capsys.readouterr().out]
+        said = [capsys.readouterr().out, cl.redundancy_gate(found).reason]
         if saturated:
             assert f"at {found.saturation.positions:.0%} of its positions" in warning
             assert f"carry {found.saturation.risk:.0%} of the measured KL" in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -295,3 +296,77 @@ def test_degenerate_matrices_pass_the_gate() -> None:
     assert redundancy_gate(random_curvature(UNITS), ratio=0).edge_to_diagonal == 0
     with pytest.raises(InputError):
         redundancy_gate(random_curvature(UNITS), ratio=1.0)
+
+
+def planted(redundancy: float, positions: int, groups: int = 16) -> Curvature:
+    """H of features that share a common part: every rho is near `redundancy`, with errors."""
+    rng = np.random.default_rng(0)
+    features = np.sqrt(1 - redundancy) * rng.normal(size=(len(UNITS), positions))
+    features += np.sqrt(redundancy) * rng.normal(size=positions)
+    return gram_curvature(UNITS, features, groups)
+
+
+def test_the_balance_and_its_error_are_stated() -> None:
+    curvature = planted(0.3, 4000)
+    gate = redundancy_gate(curvature, 0.4)
+    assert gate.edge_to_diagonal_error is not None
+    words = f"{gate.edge_to_diagonal_measured:.2f} ± {gate.edge_to_diagonal_error:.2f} times the"
+    assert words in gate.reason
+    assert f"2 |S| |rho| = {gate.edge_to_diagonal:.2f}" in gate.reason
+    assert f"± {gate.redundancy_error:.3f}" in gate.reason
+    assert redundancy_gate(curvature, 0.4) == gate  # the draws are seeded
+    bare = redundancy_gate(Curvature(curvature.matrix, UNITS), 0.4)
+    assert bare.redundancy_error is bare.edge_to_diagonal_error is None
+    assert f"{bare.edge_to_diagonal_measured:.2f} times the diagonal" in bare.reason
+
+
+def test_the_error_of_the_balance_is_the_spread_over_new_text() -> None:
+    """The bootstrap over groups against the same plan's balance on other draws of features."""
+    gate = redundancy_gate(planted(0.3, 2000), 0.4)
+    chosen = list(solve_greedy(planted(0.3, 2000), 0.4, 0.0).pruned)
+    found = []
+    for seed in range(60):
+        rng = np.random.default_rng(100 + seed)
+        features = np.sqrt(0.7) * rng.normal(size=(len(chosen), 2000))
+        features += np.sqrt(0.3) * rng.normal(size=2000)
+        gram = features @ features.T
+        half = np.diag(gram) / 2
+        found.append(np.median(np.abs(gram.sum(axis=1) - 2 * half) / half))
+    assert gate.edge_to_diagonal_error is not None
+    assert 0.5 < gate.edge_to_diagonal_error / np.std(found) < 2
+
+
+def test_the_gate_is_undecided_where_the_errors_reach_the_border() -> None:
+    rough, fine = planted(0.12, 300), planted(0.3, 20_000)
+    gate = redundancy_gate(rough, 0.4)
+    assert gate.redundancy_error is not None
+    assert min(gate.redundancy, gate.corrected or 0) - 2 * gate.redundancy_error < 0.10
+    assert (gate.decided, gate.verdict, gate.recommended) == (False, None, 0)  # the paper's λ stays
+    assert gate.reason.startswith("Undecided: the FFN redundancy")
+    assert "it may lie anywhere in" in gate.reason
+    assert "held-out text" in gate.reason
+    gate = redundancy_gate(fine, 0.4)
+    assert (gate.decided, gate.verdict, gate.recommended) == (True, 0, 0)
+    assert gate.reason.startswith("The FFN redundancy")
+
+
+def test_the_gate_is_undecided_where_the_edges_are_no_larger_than_the_diagonal() -> None:
+    curvature = planted(0.05, 20_000)
+    few = redundancy_gate(curvature, 0.2)
+    assert few.edge_to_diagonal_measured < 1
+    assert (few.band, few.recommended, few.decided) == ("low", 1, False)
+    assert "the edges are not clearly larger than the diagonal" in few.reason
+    many = redundancy_gate(curvature, 0.9)  # the balance grows with |S|
+    assert many.edge_to_diagonal_error is not None
+    assert many.edge_to_diagonal_measured - 2 * many.edge_to_diagonal_error > 1
+    assert (many.recommended, many.decided, many.verdict) == (1, True, 1)
+
+
+def test_without_errors_the_rule_of_the_paper_stands() -> None:
+    curvature = planted(0.05, 20_000)
+    assert not redundancy_gate(curvature).decided
+    edited = replace(curvature, matrix=2 * curvature.matrix)  # these groups are not its own
+    for other in (Curvature(curvature.matrix, UNITS), edited, planted(0.05, 20_000, groups=1)):
+        gate = redundancy_gate(other)
+        assert (gate.decided, gate.verdict, gate.redundancy_error) == (True, 1, None)
+    assert not redundancy_gate(random_curvature(make_units(3, 2, 0))).decided  # no FFN pairs

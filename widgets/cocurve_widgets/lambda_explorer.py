@@ -322,7 +322,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     def _mark(self, _: Any = None) -> None:
         self._marks = {
             "trusted": cl.TRUSTED_STRENGTH if self.preview else None,
-            "gate": {"strength": self.gate.recommended, "reason": self.gate.reason},
+            "gate": {"strength": self.gate.verdict, "reason": self.gate.reason},
             "measured": [
                 {
                     "strength": m.selection.interaction_strength,

@@ -103,7 +103,8 @@ def strength_study(
         One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
         marks the best), or "best", "lambda 0", "lambda 1" (measured on `texts.report`, with the
         difference to the best). KL, edge mass E and remainder b in nats per token; `fitting` is
-        1 + b/E, `printed` is 1 - b/E. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
+        1 + b/E, `printed` is 1 - b/E. `gate` is the lambda of the redundancy gate, None where it is
+        undecided. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
         `texts.report` with its paired standard error: positive where edges help.
 
     Raises:
@@ -122,7 +123,7 @@ def strength_study(
                 options=kept_beside(options, cache, model, texts.choose),
             )
             benefit = _edge_benefit(model, choice, texts.report, options)
-            rows += [row | benefit for row in _rows(choice, {"gate": choice.gate.recommended})]
+            rows += [row | benefit for row in _rows(choice, {"gate": choice.gate.verdict})]
         return rows
 
     return cached_table(

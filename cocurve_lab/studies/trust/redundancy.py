@@ -108,8 +108,9 @@ def redundancy_study(
         0.5, 1) with `..._error`, nats per token, and `perplexity_...`; `edge_benefit` = KL(lambda
         0) - KL(lambda 1) with its paired `edge_benefit_error`, and `relative_benefit`, its share
         of KL(lambda 0); `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda 1);
-        `gate_band` and `gate_lambda`, and `gate_right`: whether the end of [0, 1] it recommends has
-        the lower KL, None where the two differ by less than two paired standard errors.
+        `gate_band` and `gate_lambda` (None where undecided), and `gate_right`: whether the end of
+        [0, 1] it recommends has the lower KL, None where the two differ by less than two paired
+        standard errors, or where the gate is undecided.
 
     Raises:
         InputError: no model, or top_r above a vocabulary.
@@ -195,9 +196,9 @@ def _gated(curvature: Curvature, table: PlanTable) -> Row:
     gate = redundancy_gate(curvature)
     benefit, error = table.paired(0, len(STRENGTHS) - 1)
     right = None
-    if gate.recommended is not None and abs(benefit) > 2 * error:
-        right = (benefit > 0) == (gate.recommended > 0)
-    return {"gate_band": gate.band, "gate_lambda": gate.recommended, "gate_right": right}
+    if gate.verdict is not None and abs(benefit) > 2 * error:
+        right = (benefit > 0) == (gate.verdict > 0)
+    return {"gate_band": gate.band, "gate_lambda": gate.verdict, "gate_right": right}
 
 
 def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
@@ -246,15 +247,17 @@ def _exact(x: np.ndarray, y: np.ndarray, value: float) -> float:
 def plot_redundancy(table: Table) -> Figure:
     """Edge benefit, as a share of KL(lambda 0), by FFN redundancy, one point per model."""
     figure = graph_objects().Figure()
-    for number, lambda_ in enumerate((1.0, 0.0)):
+    for number, lambda_ in enumerate((1.0, 0.0, None)):
         rows = [row for row in table if row["gate_lambda"] == lambda_]
+        if lambda_ is None and not rows:
+            continue
         figure.add_scatter(
             x=column(rows, "redundancy"),
             y=column(rows, "relative_benefit"),
             error_x={"type": "data", "array": column(rows, "redundancy_error")},
             error_y={"type": "data", "array": column(rows, "relative_benefit_error")},
             mode="markers+text",
-            name=f"the gate says λ = {lambda_:g}",
+            name="the gate is undecided" if lambda_ is None else f"the gate says λ = {lambda_:g}",
             text=[row["model"] for row in rows],
             textposition="top right",
             marker=look(number) | {"size": 11},
