@@ -134,6 +134,8 @@ _ALSO = {
     "structure_table": "solver.variants",
     "compensated_risk": "solver.gains",
     "PlanTable": "measuring.risk",
+    "RiskSplit": "measuring.gap",
+    "split_risk": "measuring.gap",
     "Agreement": "measuring.agreement",
     "same_budget_pool": "measuring.agreement",
     "POOL_METHODS": "measuring.agreement",

@@ -4,6 +4,7 @@ In reading order:
 
     risk.py           `pruning_risk` and `measure_plans`: the KL of many plans on held-out text
     plan_memory.py    measurements of plans, kept on disk
+    gap.py            where predicted and measured part, by position, and why
     agreement.py      predicted against measured: plans of one budget, and how well they agree
     racing.py         plans raced on held-out text, compared in pairs
     choosing.py       which lambda and which guards, by that race

@@ -1,0 +1,227 @@
+"""Predicted and measured risk by position: the four risks against naive passes, bins, causes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.measuring import gap
+from helpers.tiny_models import (
+    GROUPS,
+    VOCAB,
+    full_logits,
+    masked_by_hand,
+    tiny_double,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+)
+
+PLAN = [1, 2, 8, 13, 17]
+TEXT = tiny_text(3, 20, 9)
+RISKS = (
+    "quadratic_of_sum",
+    "kl_of_sum",
+    "quadratic_of_joint",
+    "kl_of_joint",
+    "units_predicted",
+    "units_measured",
+)
+
+
+def plan_of(model: PreTrainedModel, chosen: list[int] = PLAN) -> cl.Selection:
+    return cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), chosen)
+
+
+def sharp(factor: float) -> PreTrainedModel:
+    """A tiny model whose logits are multiplied by a factor: the larger, the surer."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(factor)
+    return model
+
+
+def split(
+    model: PreTrainedModel, chosen: list[int] = PLAN, text: cl.CalibrationSet = TEXT
+) -> cl.RiskSplit:
+    return cl.split_risk(model, plan_of(model, chosen), text, progress=False)
+
+
+def naive(model: PreTrainedModel, chosen: list[int]) -> dict[str, np.ndarray]:
+    """All arrays from full passes in float64, masks of our own, and F written out."""
+    wide, units = tiny_double(model), units_by_hand(model)
+    out: dict[str, list[list[float]]] = {name: [] for name in ("p_max", *RISKS)}
+    for ids, positions in zip(TEXT.input_ids, TEXT.positions, strict=True):
+        z_0 = full_logits(wide, ids[None])[0, positions]
+        shifts = []
+        for members in [[u] for u in chosen] + [chosen]:
+            with masked_by_hand(wide, [units[u] for u in members]):
+                shifts.append(full_logits(wide, ids[None])[0, positions] - z_0)
+        *alone, joint = shifts
+        summed = torch.stack(alone).sum(dim=0)
+
+        def form(dz: torch.Tensor, z_0: torch.Tensor = z_0) -> list[float]:
+            values = []
+            for logits, shift in zip(z_0, dz, strict=True):
+                p = torch.softmax(logits, dim=-1)
+                fisher = torch.diag(p) - torch.outer(p, p)
+                values.append(float(shift @ fisher @ shift) / 2)
+            return values
+
+        def exact(dz: torch.Tensor, z_0: torch.Tensor = z_0) -> list[float]:
+            log_p, log_q = torch.log_softmax(z_0, -1), torch.log_softmax(z_0 + dz, -1)
+            return (log_p.exp() * (log_p - log_q)).sum(dim=-1).tolist()
+
+        out["p_max"].append(torch.softmax(z_0, dim=-1).amax(dim=-1).tolist())
+        out["quadratic_of_sum"].append(form(summed))
+        out["kl_of_sum"].append(exact(summed))
+        out["quadratic_of_joint"].append(form(joint))
+        out["kl_of_joint"].append(exact(joint))
+        out["units_predicted"].append(np.sum([form(dz) for dz in alone], axis=0).tolist())
+        out["units_measured"].append(np.sum([exact(dz) for dz in alone], axis=0).tolist())
+    return {name: np.array(values) for name, values in out.items()}
+
+
+@pytest.mark.parametrize("factor", [1, 20])
+def test_every_risk_is_that_of_naive_full_passes(factor: float) -> None:
+    model = sharp(factor)
+    found, expected = split(model), naive(model, PLAN)
+    for name, values in expected.items():
+        assert values.shape == (3, 9)
+        np.testing.assert_allclose(getattr(found, name), values, rtol=2e-3, atol=2e-5, err_msg=name)
+        assert getattr(found, name).mean() == pytest.approx(values.mean(), rel=1e-4), name
+
+
+@pytest.mark.parametrize("family", ["gemma2", "opt"])
+def test_a_cap_on_the_logits_and_another_family(family: str) -> None:
+    model = tiny_model(family, "mha")
+    found, expected = split(model), naive(model, PLAN)
+    for name, values in expected.items():
+        assert getattr(found, name).mean() == pytest.approx(values.mean(), rel=1e-4), name
+
+
+def test_on_the_calibration_rows_a_is_the_prediction_of_h() -> None:
+    model = tiny_model()
+    units = cl.enumerate_units(model, GROUPS)
+    curvature = cl.estimate_curvature(model, units, TEXT, VOCAB, progress=False)
+    plan = cl.solve_greedy(curvature, 0.4)
+    found = cl.split_risk(model, plan, TEXT, progress=False)
+    assert found.predicted == pytest.approx(plan.predicted_risk, rel=1e-5)
+    assert found.units_predicted.mean() == pytest.approx(plan.node_risk, rel=1e-5)
+    alone = curvature.single_unit_risk
+    assert alone is not None
+    assert found.units_measured.mean() == pytest.approx(alone[list(plan.pruned)].sum(), rel=1e-4)
+    table = cl.measure_plans(model, [plan], TEXT, progress=False)
+    np.testing.assert_allclose(found.kl_of_joint.mean(axis=1), table.kl[0], rtol=1e-4)
+    assert f"H predicts {plan.predicted_risk:.3g}" in repr(found)
+
+
+@pytest.mark.parametrize("by", ["p_max", "shift"])
+def test_bins_add_up_to_the_whole(by: str) -> None:
+    found = split(sharp(20))
+    rows = found.rows(by)  # type: ignore[arg-type]
+    values = found.p_max if by == "p_max" else found.quadratic_of_sum
+    edges = (0.5, 0.9, 0.99) if by == "p_max" else (1e-3, 1e-2, 1e-1, 1.0)
+    assert len(rows) == len(edges) + 1
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    names = dict(zip(RISKS[2:], RISKS[2:], strict=True)) | {
+        "predicted": "quadratic_of_sum",
+        "kl_of_sum": "kl_of_sum",
+        "measured": "kl_of_joint",
+    }
+    del names["kl_of_joint"]
+    for name, array in names.items():
+        whole = getattr(found, array).mean()
+        assert sum(row[name] for row in rows) == pytest.approx(whole), name
+    for row, low, high in zip(rows, (0, *edges), (*edges, np.inf), strict=True):
+        mine = [(v, d) for v, d in zip(values.flat, found.kl_of_joint.flat, strict=True)
+                if low < v <= high or v == low == 0]  # fmt: skip
+        assert row["share"] == pytest.approx(len(mine) / values.size)
+        assert row["measured"] == pytest.approx(sum(d for _, d in mine) / values.size)
+        by_row = np.where((values > low) & (values <= high), found.kl_of_joint, 0).mean(axis=1)
+        assert row["measured_error"] == pytest.approx(by_row.std(ddof=1) / np.sqrt(3))
+
+
+def test_one_unit_adds_up_and_all_units_split_the_diagonal() -> None:
+    one = split(tiny_model(), [4])
+    np.testing.assert_allclose(one.quadratic_of_sum, one.quadratic_of_joint, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(one.kl_of_sum, one.kl_of_joint, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(one.units_measured, one.kl_of_sum, rtol=1e-6)
+    assert one.adding_up == pytest.approx(1, rel=1e-4)
+    several = [split(tiny_model(), [u]) for u in (4, 9)]
+    both = split(tiny_model(), [4, 9])
+    total = sum(part.kl_of_joint for part in several)
+    np.testing.assert_allclose(both.units_measured, total, rtol=1e-3, atol=1e-9)
+
+
+def test_parts_joined_are_the_whole_and_batches_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    plan = plan_of(model)
+    whole = cl.split_risk(model, plan, TEXT, progress=False)
+    parts = [cl.split_risk(model, plan, TEXT.rows(n, n + 1), progress=False) for n in range(3)]
+    joined = cl.RiskSplit.join(parts)
+    monkeypatch.setattr(gap, "_BATCH_TOKENS", 1)
+    monkeypatch.setattr(gap, "_LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
+    small = cl.split_risk(model, plan, TEXT, progress=False)
+    for name in ("p_max", *RISKS):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+        np.testing.assert_allclose(getattr(small, name), getattr(whole, name), rtol=1e-3, atol=1e-8)
+    with pytest.raises(cl.InputError, match="not those of one plan"):
+        cl.RiskSplit.join([whole, split(model, [3])])
+
+
+def test_the_causes_multiply_to_the_gap_and_are_told_apart() -> None:
+    found = split(sharp(20))
+    ratio = found.measured / found.predicted
+    assert found.expansion * found.adding_up == pytest.approx(ratio)
+    a, b, c, d = np.full((4, 1, 2), [[[1.0]], [[10.0]], [[1.2]], [[20.0]]])
+    names = ("quadratic_of_sum", "kl_of_sum", "quadratic_of_joint", "kl_of_joint")
+    for values, cause, words in (
+        ((a, b, c, d), "expansion", "the parabola fails, the shifts add up"),
+        ((a, c, b, d), "adding up", "the shifts do not add up, the parabola holds"),
+        ((a, b, b, 10 * b), "both", "the parabola fails, and the shifts do not"),
+        ((a, c, c, 1.9 * a), "none", "agree within a factor of two"),
+        ((0 * a, 0 * b, 0 * c, 0 * d), "none", "agree"),
+    ):
+        made = replace(found, **dict(zip(names, values, strict=True)))
+        made = replace(made, **{n: np.ones((1, 2)) for n in ("p_max", *RISKS[4:])})
+        assert made.cause == cause
+        assert words in repr(made)
+
+
+def test_a_sure_teacher_hides_the_risk_from_the_parabola() -> None:
+    """Two tokens, p_max near 1: the form is nearly 0, the KL of an overturned choice is not."""
+    p = torch.tensor([0.999, 0.001], dtype=torch.float64)
+    shift = torch.tensor([0.0, 9.0], dtype=torch.float64)
+    quadratic, kl = gap._both(p, shift)
+    assert float(quadratic) == pytest.approx(0.999 * 0.001 * 81 / 2)
+    assert float(kl) > 40 * float(quadratic)
+
+
+def test_an_empty_plan_costs_nothing() -> None:
+    found = split(tiny_model(), [])
+    assert found.predicted == found.measured == 0
+    assert all(row["measured_over_predicted"] is None for row in found.rows())
+    assert "0 units" in repr(found)
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    model = tiny_model()
+    plan = plan_of(model)
+    with pytest.raises(cl.InputError, match="gains for 1 units"):
+        cl.split_risk(model, plan.with_gains({3: 1.1}), TEXT)
+    with pytest.raises(cl.MismatchError):
+        cl.split_risk(tiny_model(layers=2), plan, TEXT)
+    with pytest.raises(cl.InputError, match='Choose "p_max" or "shift"'):
+        split(model).rows("layer")  # type: ignore[arg-type]
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = torch.nan
+    with pytest.raises(cl.NumericalError, match="sequence 0"):
+        split(model)
