@@ -139,6 +139,8 @@ _ALSO = {
     "Agreement": "measuring.agreement",
     "same_budget_pool": "measuring.agreement",
     "POOL_METHODS": "measuring.agreement",
+    "PREDICTIONS": "measuring.agreement",
+    "predictions": "measuring.agreement",
     "GuardsChoice": "measuring.choosing",
     "InteractionChoice": "measuring.choosing",
     "choose_guards": "measuring.choosing",

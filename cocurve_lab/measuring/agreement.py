@@ -1,4 +1,4 @@
-"""Agreement of predicted with measured risks, and pools of plans to test it on.
+"""Agreement of predicted with measured risks, the predictions, and pools of plans to test them on.
 
 This file needs numpy and scipy only: it makes plans, and `measure_plans` measures them.
 """
@@ -21,6 +21,12 @@ from ..solver.targets import target_cost
 # names of the methods in a same-budget pool
 POOL_METHODS = ("edge-aware greedy", "diagonal greedy", "random", "local swap")
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = POOL_METHODS
+# the scores that order plans, by their keys in `predictions`, in words
+PREDICTIONS = {
+    "predicted": "½ sᵀHs",
+    "diagonal": "½ Σ H_uu",
+    "single_units": "Σ KL of each unit alone",
+}
 FEW = 3  # fewer points have no correlation: two always lie on a line
 _TRIES = 50  # draws per wanted set; after that a small model is assumed to have no more sets
 
@@ -104,6 +110,32 @@ def _why_none(x: np.ndarray, y: np.ndarray) -> str:
         if np.ptp(values) < 1e-12:
             return f"all {name} are equal"
     return ""
+
+
+# Predictions ------------------------------------------------------------------------------------
+
+
+def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float | None]:
+    """Compute the scores that order plans: with edges, without, and without H.
+
+    The two without edges are what a ranking by H must beat. The last knows no quadratic form
+    either: what it lacks of the measured risk is the interaction of the units alone.
+
+    Args:
+        curvature: H [M, M].
+        pruned: the units of a plan.
+
+    Returns:
+        Nats per token: "predicted" 1/2 s^T H s (eq. quadratic); "diagonal" 1/2 sum of H_uu;
+        "single_units" the sum of R({u}), the KL of removing each unit alone as the build measured
+        it (`Curvature.single_unit_risk`), None where it did not.
+    """
+    chosen, alone = list(pruned), curvature.single_unit_risk
+    return {
+        "predicted": curvature.risk(chosen),
+        "diagonal": float(curvature.saliency[chosen].sum() / 2),
+        "single_units": None if alone is None else float(alone[chosen].sum()),
+    }
 
 
 # Pools of plans ---------------------------------------------------------------------------------

@@ -95,6 +95,25 @@ def test_agreement_refuses_unequal_lengths() -> None:
         cl.agreement(np.ones((2, 2)), np.ones((2, 2)))
 
 
+# Predictions ------------------------------------------------------------------------------------
+
+
+def test_the_three_scores_of_a_plan_are_their_sums() -> None:
+    built = random_curvature(make_units(), seed=2, groups=4)
+    assert built.group_risks is not None
+    assert built.group_positions is not None
+    chosen = [7, 1, 4]
+    scores = cl.predictions(built, chosen)
+    assert tuple(scores) == tuple(cl.PREDICTIONS)
+    pairs = [built.matrix[u, v] for u in chosen for v in chosen]
+    assert scores["predicted"] == pytest.approx(sum(pairs) / 2)
+    assert scores["diagonal"] == pytest.approx(sum(built.matrix[u, u] for u in chosen) / 2)
+    alone = [built.group_risks[:, u].sum() / built.group_positions.sum() for u in chosen]
+    assert scores["single_units"] == pytest.approx(sum(alone))
+    assert cl.predictions(CURVATURE, chosen)["single_units"] is None
+    assert set(cl.predictions(built, []).values()) == {0.0}
+
+
 # Pool -------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,12 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     worst = rows[int(np.abs(np.log(y / x)).argmax())]["name"]
     assert scores["all plans"]["worst"] == worst
     assert worst in scatter.controls.scores.value
+    marks = {r.selection.fingerprint: r.selection for r in scatter.session.measured}
+    alone = [sum(CURVATURE.single_unit_risk[i] for i in p.pruned) for p in marks.values()]
+    rival = scores["all plans"]["spearman_single_units"]
+    assert rival == pytest.approx(spearmanr(alone, y).statistic)
+    assert f"<td>{rival:.3f}</td>" in scatter.controls.scores.value
+    assert scores["single units"]["spearman_single_units"] == pytest.approx(1)
     pool = next(score for name, score in scores.items() if name.startswith("same-budget"))
     assert pool["points"] == 26
     assert "at least three" in scores["ratio sweep, lambda 0"]["note"]

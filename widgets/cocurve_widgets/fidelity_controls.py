@@ -16,7 +16,7 @@ import ipywidgets as W
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 
-from .fidelity_points import METHODS, Rows
+from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, Rows
 from .instrument import Instrument, front, to_csv
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
@@ -298,17 +298,24 @@ def _caption(curvature: cl.Curvature, text: str | None) -> str:
 
 
 def _scores_table(scores: dict[str, dict[str, Any]]) -> str:
-    heads = ["", "points", "Spearman", "Pearson of logs", "median measured / predicted", "worst"]
+    heads = ["", "points", "Spearman", "of ½ Σ H_uu", "of Σ KL alone"]
+    heads += ["Pearson of logs", "median measured / predicted", "worst"]
     lines = []
     for name, score in scores.items():
         known = score["points"] > 0
         worst = f"{escape(score['worst'])} ({score['worst_ratio']:.3g} x)" if known else "-"
-        both = [f"{score[key]:.3f}" for key in ("spearman", "pearson_log")]
+        ranks = [_number(score[key]) for key in ("spearman", *RIVAL_RANKS, "pearson_log")]
         if score["note"]:
-            both = [escape(score["note"]), "-"]
+            ranks = [escape(score["note"]), "-", "-", "-"]
+        if name == SINGLE_UNITS:  # of one unit, either score is an axis of the picture
+            ranks[1:3] = "-", "-"
         median = f"{score['median_ratio']:.3g}" if known else "-"
-        lines.append([escape(name), str(score["points"]), *both, median, worst])
+        lines.append([escape(name), str(score["points"]), *ranks, median, worst])
     return f'<div class="cocurve"><h4>Agreement</h4>{_html(heads, lines)}</div>'
+
+
+def _number(value: float) -> str:
+    return "-" if value != value else f"{value:.3f}"
 
 
 def _points_table(rows: Rows, plan: str | None) -> str:

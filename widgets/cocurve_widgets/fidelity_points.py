@@ -18,6 +18,9 @@ from .session import MeasuredPlan, Session
 SINGLE = "single unit"
 METHODS = (EDGE_AWARE, DIAGONAL, SWAP, RANDOM, OTHER, SINGLE)
 ALL_PLANS, SINGLE_UNITS = "all plans", "single units"
+# the scores that order plans: H with its edges, and the two without edges that it must beat
+SCORES = ("predicted_risk", "diagonal_risk", "single_units_risk")
+RIVAL_RANKS = ("spearman_diagonal", "spearman_single_units")
 Rows = list[dict[str, Any]]
 
 
@@ -92,6 +95,7 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
     """One measured plan as a row of `FidelityScatter.points`."""
     plan = record.selection
     method, name = book.name(plan)
+    scores = cl.predictions(curvature, plan.pruned)
     return {
         "kind": "plan",
         "method": method,
@@ -104,6 +108,8 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
         "measured_risk": record.risk,
         "measured_risk_error": record.standard_error,
         "text": record.text,
+        "diagonal_risk": scores["diagonal"],
+        "single_units_risk": scores["single_units"],
     }
 
 
@@ -130,6 +136,8 @@ def single_rows(curvature: cl.Curvature) -> Rows:
             "measured_risk": float(risk),
             "measured_risk_error": math.nan,
             "text": text,
+            "diagonal_risk": float(saliency / 2),
+            "single_units_risk": float(risk),
         }
         for unit, share, saliency, risk in zip(
             curvature.units, shares, curvature.saliency, risks, strict=True
@@ -177,11 +185,11 @@ def summarize(rows: Rows, marks: list[str], book: Book) -> dict[str, dict[str, A
 
 
 def _score(rows: Rows) -> dict[str, Any]:
-    found = cl.agreement(
-        [row["predicted_risk"] for row in rows], [row["measured_risk"] for row in rows]
-    )
+    measured = [row["measured_risk"] for row in rows]
+    found, *rivals = (cl.agreement([row[key] for row in rows], measured) for key in SCORES)
     worst = None if found.worst is None else rows[found.worst]["name"]
-    return asdict(found) | {"worst": worst}
+    ranks = dict(zip(RIVAL_RANKS, (rival.spearman for rival in rivals), strict=True))
+    return asdict(found) | {"worst": worst} | ranks
 
 
 def status_line(rows: Rows, marks: list[str], plan: str, took: str) -> str:

@@ -194,7 +194,9 @@ class FidelityScatter(Instrument, W.VBox):
 
         Keys: "all plans", each set measured together (sweeps, pools), and "single units" where they
         are known; single units are kept apart because both their values are on the top-r support.
-        Values: the fields of `cocurve_lab.Agreement`, with the worst point's name under "worst".
+        Values: the fields of `cocurve_lab.Agreement`, with the worst point's name under "worst",
+        and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
+        "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).
         """
         records = self._records()
         return summarize(self.points, [r.selection.fingerprint for r in records], self.book)

@@ -18,7 +18,7 @@ from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InputError
 from ...figures import COLORS, GUIDE, LABELS, finish, graph_objects, look
-from ...measuring.agreement import RANDOM, same_budget_pool
+from ...measuring.agreement import PREDICTIONS, RANDOM, predictions, same_budget_pool
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans
 from ...solver.selection import Selection
@@ -162,11 +162,10 @@ def fidelity_study(
 
     Returns:
         One row per plan: group (ACROSS, POOL), method, interaction_strength, requested_ratio,
-        realized_ratio, units, and in nats per token: predicted = 1/2 s^T H s with its sampling
-        error (plan fixed, so without the optimism of a plan chosen on the same H), diagonal = 1/2
-        sum of H_uu, single_units (sum of the KL of removing each alone, as the build measured it;
-        None where it did not), measured with its standard error over sequences (measured_error),
-        kl_<n> of each sequence; and measured_over_predicted.
+        realized_ratio, units, and in nats per token: the three scores of `predictions` (predicted,
+        diagonal, single_units), the first with its sampling error (plan fixed, so without the
+        optimism of a plan chosen on the same H), measured with its standard error over sequences
+        (measured_error), kl_<n> of each sequence; and measured_over_predicted.
 
     Raises:
         InputError: a ratio, lambda or size out of range.
@@ -220,17 +219,15 @@ def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Se
 
 def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: float) -> Row:
     predicted, chosen = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned)
-    alone, sampling = curvature.single_unit_risk, None
+    sampling = None
     if curvature.group_grams is not None:
         error_of = Groups.of(curvature).linear_error
         sampling = known(error_of(lambda gram: gram[chosen].sum() / 2))
     return {
         "realized_ratio": plan.realized_ratio,
         "units": len(plan),
-        "predicted": predicted,
+        **predictions(curvature, plan.pruned),
         "predicted_error": sampling,
-        "diagonal": curvature.saliency[list(plan.pruned)].sum() / 2,
-        "single_units": None if alone is None else alone[list(plan.pruned)].sum(),
         "measured": kl.mean(),
         "measured_error": known(error),
         "measured_over_predicted": kl.mean() / predicted if predicted > 0 else None,
@@ -279,6 +276,36 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
                 rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
     rows += _random_rows(table, means)
     return [row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows]
+
+
+# columns of `rank_table` for reading, with `shown`
+RANK_COLUMNS: Columns = {
+    "group": "plans",
+    "points": "",
+    **{f"{name}_spearman": words for name, words in PREDICTIONS.items()},
+}
+
+
+def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> Table:
+    """Rank correlation of each score of `predictions` with the measured KL, group by group.
+
+    Args:
+        table: from `fidelity_study`.
+        draws, seed: as for `fidelity_summary`, which this arranges.
+
+    Returns:
+        One row per group of plans: group, points, and for each score `<score>_spearman` with its
+        error over sequences; None where the score is unknown or the plans are fewer than three.
+    """
+    rows: dict[str, Row] = {}
+    for row in fidelity_summary(table, draws, seed):
+        name = row["statistic"].removeprefix("spearman, ")
+        name = "predicted" if name == "spearman" else name
+        if name in PREDICTIONS:
+            found = rows.setdefault(row["group"], {"group": row["group"], "points": row["points"]})
+            found[f"{name}_spearman"] = row["value"]
+            found[f"{name}_spearman_error"] = row["value_error"]
+    return list(rows.values())
 
 
 def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:

@@ -205,6 +205,19 @@ def test_correlations_are_those_of_scipy_and_of_agreement() -> None:
     assert found(summary, group, "spearman")["value_error"] == pytest.approx(np.std(naive), rel=0.2)
 
 
+def test_the_rank_table_has_every_score_of_every_group(measured: Table) -> None:
+    summary = fidelity.fidelity_summary(measured, draws=50)
+    table = fidelity.rank_table(measured, draws=50)
+    assert [row["group"] for row in table] == list(dict.fromkeys(r["group"] for r in summary))
+    assert set(fidelity.RANK_COLUMNS) <= set(table[0])
+    for row in table:
+        assert row["predicted_spearman"] == found(summary, row["group"], "spearman")["value"]
+        for name in ("diagonal", "single_units"):
+            same = found(summary, row["group"], f"spearman, {name}")
+            assert row[f"{name}_spearman"] == same["value"]
+            assert row[f"{name}_spearman_error"] == same["value_error"]
+
+
 def test_the_pool_says_how_much_worse_random_plans_are() -> None:
     methods = ["edge-aware greedy", "diagonal greedy", "random", "random", "local swap"]
     kl = np.outer([0.1, 0.2, 0.5, 0.7, 0.3], [1.0, 3.0, 2.0])

@@ -87,6 +87,16 @@ def test_edges_that_make_the_order_are_told_from_edges_that_do_not() -> None:
     assert verdict(worse, "co-pruning") is False
 
 
+def test_the_order_by_h_is_held_against_that_by_the_measured_units() -> None:
+    table = fidelity_table(lambda x: x)
+    assert not [f for f in findings.fidelity_findings(table, 200) if "added up" in f.claim]
+    for score, expected in ((lambda x: -x, True), (lambda x: x, False)):  # no gain is none
+        known = [row | {"single_units": score(row["predicted"])} for row in table]
+        assert verdict(findings.fidelity_findings(known, 200), "added up") is expected
+    wrong = [row | {"single_units": row["measured"]} for row in fidelity_table(lambda x: 20 - x)]
+    assert verdict(findings.fidelity_findings(wrong, 200), "added up") is False
+
+
 def pairs_table(factor: float, same_sign: bool) -> list[dict[str, Any]]:
     rows = []
     for group in PAIRS:
