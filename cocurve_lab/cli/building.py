@@ -56,6 +56,12 @@ def add_to(verbs: Any) -> None:
     add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="folder for H")
     parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support (256)")
+    parser.add_argument(
+        "--full-vocabulary",
+        action="store_true",
+        help="measure the KL of removing each unit alone over the full vocabulary, not on the "
+        "top-r support; H stays the same",
+    )
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument(
         "--groups", type=int, default=16, help="groups of rows, for error bars (16)"
@@ -111,6 +117,7 @@ def build(options: argparse.Namespace) -> int:
         checkpoint_seconds=options.checkpoint_seconds,
         num_threads=options.threads,
         shard=options.shard,
+        full_vocabulary=options.full_vocabulary,
     )
     if options.shard:
         shard_groups(options.shard, min(options.groups, options.sequences))

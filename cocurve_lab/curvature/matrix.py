@@ -27,7 +27,7 @@ from ..storage import (
     require_settings,
     write_atomically,
 )
-from .merging import join_shards, sum_builds
+from .merging import FULL_VOCABULARY, RISK_SUPPORT, join_shards, sum_builds
 from .release import read_release
 from .saturation import Saturation
 
@@ -55,7 +55,7 @@ class Curvature:
             per group of sequences. None for matrices without them.
         group_positions: [G] int64, scored positions in each group.
         group_risks: [G, M] float64, sums over positions of the measured KL of removing each unit
-            alone, on the teacher's top-r support, nats.
+            alone, on the tokens that `risk_support` names, nats.
         group_sure_positions: [G] int64, those of the scored positions where the teacher's first
             choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
         group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
@@ -120,7 +120,14 @@ class Curvature:
 
     @cached_property
     def single_unit_risk(self) -> np.ndarray | None:
-        """Measured KL [M] of removing each unit alone, on the top-r support, nats per token."""
+        """Measured KL [M] of removing each unit alone, R({u}), nats per token.
+
+        It is over the tokens that `risk_support` names: the teacher's top-r support, on which the
+        build renormalises both distributions, unless it was told `BuildOptions(full_vocabulary=
+        True)`. The support misses what moves between it and the rest: some percent of the sum over
+        units on the models measured, more for single units (tests/benchmarks/bench_estimator.py
+        prints both). `pruning_risk` is over the full vocabulary. None without a build.
+        """
         if self.group_risks is None or self.group_positions is None:
             return None
         return self.group_risks.sum(axis=0) / self.group_positions.sum()
@@ -138,6 +145,14 @@ class Curvature:
         total = float(risks.sum())
         share = float(parts.sum()) / total if total > 0 else math.nan
         return Saturation(float(sure.sum() / positions.sum()), share)
+
+    @property
+    def risk_support(self) -> str:
+        """The tokens that `single_unit_risk` is over, in words."""
+        if self.provenance.get(RISK_SUPPORT) == FULL_VOCABULARY:
+            return f"the {FULL_VOCABULARY}"
+        top_r = self.provenance.get("top_r")
+        return "the top-r support" if top_r is None else f"the top-{top_r} support"
 
     def correlation(self) -> np.ndarray:
         """Return the signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M].

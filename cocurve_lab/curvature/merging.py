@@ -21,6 +21,8 @@ from ..storage import require_settings
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
+# the setting of the tokens that single-unit risks are over; absent, they are the top-r support
+RISK_SUPPORT, FULL_VOCABULARY = "risk_support", "full vocabulary"
 _MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "model_fingerprint",
     "model_dtype",
@@ -28,6 +30,7 @@ _MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "seq_len",
     "positions_per_sequence",
     "method",
+    RISK_SUPPORT,
 )
 
 
@@ -128,7 +131,9 @@ def progress_of(curvature: Part) -> tuple[int, int]:
 
 def settings_of(curvature: Part) -> dict[str, Any]:
     """Return the settings with which a curvature was built, from its provenance."""
-    return {key: curvature.provenance.get(key) for key in SETTINGS}
+    known = curvature.provenance
+    further = {RISK_SUPPORT: known[RISK_SUPPORT]} if known.get(RISK_SUPPORT) else {}
+    return {key: known.get(key) for key in SETTINGS} | further
 
 
 # Whole builds -------------------------------------------------------------------------------------
@@ -228,7 +233,7 @@ def join_shards(parts: Sequence[Part]) -> Combined:
             )
         what = f"part {number} (shard {index} of {count})"
         parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        require_settings(part.provenance, settings_of(parts[0]), what)
+        require_settings(part.provenance, {RISK_SUPPORT: None} | settings_of(parts[0]), what)
         if index in found:
             raise MismatchError(
                 f"shard {index} of {count} is given twice and would count twice. Give each once."

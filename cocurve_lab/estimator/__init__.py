@@ -6,6 +6,7 @@ In reading order:
     fisher.py    centring, the whitened feature and the KL divergence
     replay.py    an ablation runs only what follows the unit
     batches.py   how many ablations run together
+    vocabulary.py  the KL of ablations over the full vocabulary, where it is asked for
     sums.py      the sum over sequences, by group
     worker.py    measures sequences; the interface for running workers elsewhere
     build.py     the loop over sequences, with checkpoints

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -24,6 +25,7 @@ from .replay import GATHER_BYTES, TRACE_BYTES, trace_bytes
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
 
+LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits of ablations held at a time
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
 
 
@@ -92,12 +94,17 @@ def by_layer(units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
 
 
 def choose_batch(
-    architecture: Architecture, units: UnitSet, calibration: CalibrationSet, top_r: int
+    architecture: Architecture,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    top_r: int,
+    full_vocabulary: bool = False,
 ) -> int:
     """Ablations per batch: as many of a layer's units as half of the free memory holds."""
     largest = max(len(layer_units) for _, layer_units in by_layer(units))
-    fixed = memory_needed(architecture, units, calibration, top_r, 0)
-    per_row = memory_needed(architecture, units, calibration, top_r, 1) - fixed
+    needed = partial(memory_needed, architecture, units, calibration, top_r)
+    fixed = needed(0, full_vocabulary)
+    per_row = needed(1, full_vocabulary) - fixed
     device = model_device(architecture.model)
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -116,6 +123,7 @@ def memory_needed(
     calibration: CalibrationSet,
     top_r: int,
     units_per_batch: int,
+    full_vocabulary: bool = False,
 ) -> float:
     """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
     config, length = architecture.model.config, calibration.seq_len
@@ -137,4 +145,6 @@ def memory_needed(
     )
     if getattr(config, "_attn_implementation", "") == "eager":
         row += config.num_attention_heads * length**2 * (size + 4)
+    if full_vocabulary:  # the head in float32; logits of a few positions, and what KL makes of them
+        head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
     return features + teacher + traces + head + grams + units_per_batch * row

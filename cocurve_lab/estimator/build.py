@@ -18,7 +18,7 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.merging import Shard, shard_sequences
+from ..curvature.merging import RISK_SUPPORT, Shard, shard_sequences
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
@@ -39,7 +39,7 @@ CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; none of them changes the quantity that is estimated.
+    """Options of a build by ablations; none of them changes the H that is estimated.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -54,6 +54,10 @@ class BuildOptions:
             ends the build; KeyboardInterrupt ends it like Ctrl-C.
         shard: (i, n), i from 1: do only part i of n, and leave the others to processes with the
             same settings. `Curvature.merge` of all n has the bits of one build.
+        full_vocabulary: measure the KL of removing each unit alone (`Curvature.single_unit_risk`)
+            over the full vocabulary, not on the top-r support. H keeps its bits. The head then
+            runs on all tokens for every ablation: little of a large model, much of a small one
+            (tests/benchmarks/bench_estimator.py measures it).
 
     Raises:
         InputError: a value out of range.
@@ -65,6 +69,7 @@ class BuildOptions:
     num_threads: int | None = None
     on_sequence: Callable[[Build], None] | None = None
     shard: Shard | None = None
+    full_vocabulary: bool = False
 
     def __post_init__(self) -> None:
         for name in ("units_per_batch", "groups", "num_threads"):
@@ -266,6 +271,7 @@ class Build:
             self.runtime["num_threads"],
             self.runtime["units_per_batch"],
             self.total - self.done,
+            self.options.full_vocabulary,
         )
 
     def _settle_runtime(self, crew: Crew) -> None:
@@ -281,7 +287,8 @@ class Build:
         seconds, batch = crew.seconds(), crew.units_per_batch
         taking = "" if seconds is None else f"about {duration(seconds)} and "
         memory = memory_needed(
-            describe(model), self.units, self.calibration, self.settings["top_r"], batch
+            *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
+            full_vocabulary=self.options.full_vocabulary,
         )
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
@@ -353,8 +360,9 @@ class Build:
                 log.warning("%s; falling back to %s", error, previous(path))
         if content is None:
             return
-        # no shard is compared too: the checkpoint of a shard is not that of the whole build
-        asked_for = {"shard": None} | self.settings
+        # what is not a setting is compared too: the checkpoint of a shard is not that of the whole
+        # build, and risks on two supports cannot be added
+        asked_for = {"shard": None, RISK_SUPPORT: None} | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         if content["done"] != len(content["seconds"]):  # sequences would be counted twice
             raise FileFormatError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
+from ..curvature.merging import FULL_VOCABULARY, RISK_SUPPORT
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
@@ -232,7 +233,10 @@ def build_settings(
         if isinstance(options, ProbeOptions)
         else {}
     )
-    return probes | {
+    full = isinstance(options, BuildOptions) and options.full_vocabulary
+    # absent otherwise, so that a build on the support has the file name that it always had
+    risks = {RISK_SUPPORT: FULL_VOCABULARY} if full else {}
+    return (probes | risks) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),
         "units_fingerprint": units.fingerprint,

@@ -9,6 +9,8 @@ positions, and `Curvature` makes H symmetric and checks its diagonal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,6 +35,7 @@ def sequence_gram(
     number: int,
     top_r: int,
     batches: Batches,
+    full_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
@@ -43,11 +46,12 @@ def sequence_gram(
         number: which sequence.
         top_r: r, the size of the teacher's support V_r(x, t).
         batches: how many units of one layer run together.
+        full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
 
     Returns:
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
             sequences and divided by the total number of positions (the P of eq. gram) it is H.
-        risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u) on the support, in nats.
+        risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u), in nats.
         sure: the number of positions where the teacher is sure, and the part of `risk` there [M].
 
     Raises:
@@ -63,11 +67,13 @@ def sequence_gram(
     sure_risk = torch.zeros_like(risk)
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
-            z_u = teacher.head(replay.ablated_hidden(batch))  # z_-u: mask only u; [B, P, r]
+            hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
+            z_u = teacher.head(hidden)  # z_-u [B, P, r]
             # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
-            kl = centered_kl(p_0, shift).double()  # [B, P]
+            kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p_0, shift)
+            kl = kl.double()  # [B, P]
             risk[rows] = kl.sum(dim=-1).cpu()
             sure_risk[rows] = (kl * teacher.sure).sum(dim=-1).cpu()
             torch.mul(shift, p_0.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)

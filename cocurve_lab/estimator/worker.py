@@ -24,6 +24,7 @@ from .batches import Batches, Tick, by_layer, choose_batch
 from .features import Teacher, row, sequence_gram
 from .fisher import kl_divergence
 from .replay import Replay
+from .vocabulary import FullVocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,6 +41,7 @@ class Job:
         num_threads: CPU threads of each worker.
         units_per_batch: ablations per forward pass; None chooses by free memory.
         sequences: number of sequences left to do, for the estimate of the time.
+        full_vocabulary: measure the KL of single units over the full vocabulary.
     """
 
     units: UnitSet
@@ -48,6 +50,7 @@ class Job:
     num_threads: int
     units_per_batch: int | None
     sequences: int
+    full_vocabulary: bool = False
 
 
 class Measured(NamedTuple):
@@ -115,8 +118,12 @@ class Worker:
     def __init__(self, model: PreTrainedModel, job: Job) -> None:
         self.architecture, self.job = describe(model), job
         self.units_per_batch = job.units_per_batch or choose_batch(
-            self.architecture, job.units, job.calibration, job.top_r
+            self.architecture, job.units, job.calibration, job.top_r, job.full_vocabulary
         )
+        self.full_kl = None
+        # a support that is the whole vocabulary has nothing to add
+        if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
+            self.full_kl = FullVocabulary(self.architecture).kl
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
 
@@ -128,9 +135,8 @@ class Worker:
             NumericalError: NaN or infinite logits.
         """
         job, batches = self.job, Batches(self.units_per_batch, tick)
-        gram, risks, sure = sequence_gram(
-            self.architecture, job.units, job.calibration, number, job.top_r, batches
-        )
+        inputs = (self.architecture, job.units, job.calibration, number, job.top_r)
+        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl)
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
         notes = tuple(batches.notes)
@@ -153,8 +159,10 @@ class Worker:
             batch = units[: self.units_per_batch]
             begun = time.monotonic()
             try:
-                shift = teacher.head(replay.ablated_hidden(batch)) - teacher.logits
-                kl_divergence(teacher.probabilities, shift)
+                hidden = replay.ablated_hidden(batch)
+                kl_divergence(teacher.probabilities, teacher.head(hidden) - teacher.logits)
+                if self.full_kl is not None:
+                    self.full_kl(replay.scored_hidden, hidden)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise

@@ -128,7 +128,8 @@ def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float 
     Returns:
         Nats per token: "predicted" 1/2 s^T H s (eq. quadratic); "diagonal" 1/2 sum of H_uu;
         "single_units" the sum of R({u}), the KL of removing each unit alone as the build measured
-        it (`Curvature.single_unit_risk`), None where it did not.
+        it (`Curvature.single_unit_risk`, over the tokens of its `risk_support`), None where it did
+        not.
     """
     chosen, alone = list(pruned), curvature.single_unit_risk
     return {

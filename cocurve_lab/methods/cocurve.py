@@ -51,7 +51,7 @@ class CoCurve(Method):
         compensate: give kept FFN groups the gains of eq. (comp), with ridge 0.2 and clip 1; they
             travel in the selection, and pruning folds them into W_down.
         measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
-            `variants.measured_diagonal`); not in the paper.
+            `variants.measured_diagonal`), on the top-r support of H; not in the paper.
 
     Raises:
         InputError: lambda or top_r is out of range.

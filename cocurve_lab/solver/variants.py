@@ -88,7 +88,8 @@ def measured_diagonal(curvature: Curvature) -> Curvature:
 
     1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. But removing a unit is
     not a small step. Where the teacher is sure of its token the quadratic falls short, by a lot for
-    some units and by little for others. The build measures R(u) anyway. Here
+    some units and by little for others. The build measures R(u) anyway, on the tokens that
+    `Curvature.risk_support` names (its top-r support, or the full vocabulary if it was asked). Here
 
         H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u).
 

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import cocurve_lab as cl
 from cocurve_lab.models.runtime import measuring
 
-PARTS = ["speed", "quality", "precision", "memory", "solver"]
+PARTS = ["speed", "vocabulary", "quality", "precision", "memory", "solver"]
 
 
 def main() -> None:
@@ -43,6 +43,8 @@ def main() -> None:
     if "speed" in options.parts:
         for tokens in options.speed_tokens:
             compare_speed(model, tokenizer, units, options, tokens)
+    if "vocabulary" in options.parts:
+        compare_vocabulary(model, tokenizer, units, options)
     if "quality" in options.parts:
         compare_settings(model, tokenizer, units, options)
     if "precision" in options.parts:
@@ -111,6 +113,30 @@ def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
     per_unit = (more - few) / (len(subset) - 1)
     fewer = (few + per_unit * (len(units) - 1)) / operations(lambda: built(one))
     print(f"Operations torch counts, naive over estimator: {fewer:.2f}\n")
+
+
+def compare_vocabulary(model, tokenizer, units, options) -> None:
+    """What a build costs more where single-unit risks are over the full vocabulary."""
+    text, _ = cl.default_calibration(
+        options.model, tokenizer, options.speed_rows, 1, positions_per_sequence="all"
+    )
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    risks = {}
+    for _ in range(options.repeats + 1):  # the first one warms up
+        for full, times in seconds.items():
+            knobs = {"progress": False, "options": cl.BuildOptions(full_vocabulary=full)}
+            begun = time.perf_counter()
+            built = cl.estimate_curvature(model, units, text, options.top_r, **knobs)
+            times.append(time.perf_counter() - begun)
+            risks[full] = built.single_unit_risk
+    ratio = np.array(seconds[True][1:]) / np.array(seconds[False][1:])
+    apart = risks[False] / risks[True]
+    print(
+        f"Single-unit risks over the full vocabulary, {len(text)} rows: a build takes "
+        f"{np.median(ratio):.2f} times as long ({ratio.min():.2f} to {ratio.max():.2f}); on the "
+        f"top-{options.top_r} support the sum is {risks[False].sum() / risks[True].sum():.3f} of "
+        f"that, single ones {apart.min():.3f} to {apart.max():.3f}\n"
+    )
 
 
 def operations(action: Callable[[], object]) -> int:

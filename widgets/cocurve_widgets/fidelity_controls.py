@@ -289,8 +289,8 @@ def _caption(curvature: cl.Curvature, text: str | None) -> str:
         parts.append("This curvature does not hold the KL of single units: no grey points.")
     else:
         parts.append(
-            "Grey: each unit alone, ½ H_uu against its KL in the build, both on that support and "
-            "on the calibration text."
+            "Grey: each unit alone, ½ H_uu against its KL in the build, on the calibration text; "
+            f"that KL is over {curvature.risk_support}."
         )
     if text and "row_fingerprints" not in known:
         parts.append("H does not record its calibration rows, so overlap cannot be checked.")

@@ -116,12 +116,14 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
 def single_rows(curvature: cl.Curvature) -> Rows:
     """The single units as rows of `FidelityScatter.points`; empty if the build did not keep them.
 
-    Both risks are on the teacher's top-r support and on the calibration text, unlike a plan's.
+    Both risks are on the calibration text, unlike a plan's. The prediction is on the teacher's
+    top-r support, and so is the measurement unless the build says otherwise (`risk_support`).
     """
     risks = curvature.single_unit_risk
     if risks is None:
         return []
-    text = f"{curvature.provenance.get('calibration_source', 'calibration')} (top-r support)"
+    source = curvature.provenance.get("calibration_source", "calibration")
+    text = f"{source} ({curvature.risk_support.removeprefix('the ')})"
     shares = curvature.units.costs / curvature.units.total_cost
     return [
         {

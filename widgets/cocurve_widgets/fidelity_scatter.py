@@ -43,9 +43,10 @@ class FidelityScatter(Instrument, W.VBox):
     """Predicted 1/2 s^T H s against measured KL(dense || pruned), both in nats per token.
 
     The prediction is on the teacher's top-r support and the calibration text; the measurement is
-    over the full vocabulary, on held-out text. Grey points are single units from the build, where
-    both values are on the top-r support. Both axes are logarithmic: a plan whose prediction or
-    measurement is not above 0 (the empty plan) is not drawn but named in the status.
+    over the full vocabulary, on held-out text. Grey points are single units: both values are the
+    build's, the measurement over the tokens of `Curvature.risk_support`. Both axes are logarithmic:
+    a plan whose prediction or measurement is not above 0 (the empty plan) is not drawn but named in
+    the status.
 
     Open one per notebook: a plotly FigureWidget sends 5 MB to the page.
 
@@ -193,7 +194,7 @@ class FidelityScatter(Instrument, W.VBox):
         """How well predictions agree with measurements, for the shown points.
 
         Keys: "all plans", each set measured together (sweeps, pools), and "single units" where they
-        are known; single units are kept apart because both their values are on the top-r support.
+        are known; single units are kept apart because both their values come from the build.
         Values: the fields of `cocurve_lab.Agreement`, with the worst point's name under "worst",
         and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
         "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).

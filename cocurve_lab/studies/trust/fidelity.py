@@ -80,15 +80,18 @@ class FidelityOptions:
 def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
     """Predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
-    Same rows, positions and top-r support on both sides, so the ratio shows the error of the
-    quadratic form alone (Proposition "Fisher quadratic"), without sampling and without other units.
+    Same rows and positions on both sides, so the ratio shows the error of the quadratic form alone
+    (Proposition "Fisher quadratic"), without sampling and without other units. The support is the
+    same too, the build's top-r, unless the build measured over the full vocabulary
+    (`Curvature.risk_support`).
 
     Args:
         curvature: H [M, M] with its groups and single-unit risks, from `estimate_curvature`.
         cache: folder to keep the table in.
 
     Returns:
-        One row per unit: unit, kind, layer, predicted, measured (nats per token), and
+        One row per unit: unit, kind, layer, support (of measured), predicted, measured (nats per
+        token), and
         measured_over_predicted, None where nothing is predicted; each with its standard error over
         groups of sequences, `..._error`.
 
@@ -123,6 +126,7 @@ def _single_units(curvature: Curvature) -> Table:
     }
     return [
         {"unit": unit.name, "kind": unit.kind, "layer": unit.layer}
+        | {"support": curvature.risk_support}
         | {name: known(values[i]) for name, (values, _) in columns.items()}
         | {f"{name}_error": known(errors[i]) for name, (_, errors) in columns.items()}
         for i, unit in enumerate(curvature.units)
@@ -404,7 +408,9 @@ def plot_single_unit_fidelity(table: Table) -> Figure:
     for kind, symbol in (("attention", "circle"), ("ffn", "square")):
         style = {"color": COLORS[kind], "symbol": symbol}
         _points(figure, pick(table, kind=kind), LABELS[kind], style)
-    return _against_diagonal(figure, table, "Single units: predicted and measured on one support")
+    # tables kept by earlier versions do not name it
+    support = next((row["support"] for row in table if "support" in row), "the top-r support")
+    return _against_diagonal(figure, table, f"Single units: predicted, and measured on {support}")
 
 
 def plot_fidelity(table: Table) -> Figure:
