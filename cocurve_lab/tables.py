@@ -80,8 +80,7 @@ def cached_table(
         raise InputError(f"the study is named {name!r}. Use letters, digits and underscores.")
     if folder is None:
         return plain_table(compute())
-    mark = fingerprint(dict(settings))
-    path = Path(folder) / f"study_{name}_{mark[:10]}.json"
+    path, mark = _place(folder, name, settings)
     if path.exists():
         return [_renamed(name, row) for row in _read(path, mark)]
     table = plain_table(compute())
@@ -93,6 +92,19 @@ def cached_table(
             "%s could not be written (%s). The table is returned but not kept.", path, error
         )
     return table
+
+
+def is_kept(folder: Folder, name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether `cached_table` would find a table of these settings in `folder`."""
+    return folder is not None and _place(folder, name, settings)[0].exists()
+
+
+def _place(
+    folder: str | os.PathLike[str], name: str, settings: Mapping[str, Any]
+) -> tuple[Path, str]:
+    """The file of a kept table, and the fingerprint of its settings."""
+    mark = fingerprint(dict(settings))
+    return Path(folder) / f"study_{name}_{mark[:10]}.json", mark
 
 
 def plain_table(rows: Table) -> Table:

@@ -1,5 +1,6 @@
 """The paper's studies, one room per notebook: functions that return tidy tables, and pictures.
 
+    draws.py     errors of a difference between plans, over rows and draws of H
     findings.py  a claim beside what was measured, and the verdict
     shared.py    what the studies share: the recipe of a build, marks of kept tables, resampling
     trust/       notebook 06: when to trust the edges

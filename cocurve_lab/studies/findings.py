@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scipy.special import stdtrit
 from scipy.stats import norm
 
-from ..tables import Table
+from ..tables import Row, Table, plus_minus
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
@@ -81,12 +82,36 @@ def within(ours: float, error: float, low: float, high: float, factor: float = 2
 
 
 def judged(
-    value: float | None, error: float | None, low: float, high: float, factor: float = 2.0
+    value: float | None,
+    error: float | None,
+    low: float,
+    high: float,
+    factor: float = 2.0,
+    degrees: float | None = math.inf,
 ) -> Verdict:
-    """`within`, and None where the value or its error is unknown (None or not finite)."""
+    """`within`, and None where the value or its error is unknown (None or not finite).
+
+    Args:
+        value, error, low, high, factor: as for `within`.
+        degrees: degrees of freedom of the error; None is an error that is unknown in part.
+    """
     if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
         return None
-    return within(value, error, low, high, factor)
+    return None if degrees is None else within(value, error, low, high, longer(factor, degrees))
+
+
+def judged_column(row: Row, name: str, low: float, high: float, factor: float = 2.0) -> Verdict:
+    """`judged` for a column of differences: over rows and draws of H where the row has both.
+
+    If draws were asked for and the error over them is unknown, the verdict is None.
+    """
+    degrees = row.get(f"{name}_degrees", math.inf)
+    return judged(row[name], row[f"{name}_error"], low, high, factor, degrees)
+
+
+def longer(factor: float, degrees: float) -> float:
+    """Standard errors of Student's t that leave the same tail as `factor` of the normal."""
+    return -float(stdtrit(degrees, norm.sf(factor))) if math.isfinite(degrees) else factor
 
 
 def every(judges: Iterable[Judge]) -> Verdict:
@@ -116,6 +141,24 @@ def strict(count: int) -> float:
 
 
 # Words and cells ----------------------------------------------------------------------------------
+def with_error(row: Row, name: str) -> str:
+    """A column of differences, its standard error, and what that error covers.
+
+    "0.012 ± 0.005" over rows alone; "0.012 ± 0.009 (rows 0.005, 8 draws of H 0.0075)" over both.
+    """
+    return plus_minus(row[name], row[f"{name}_error"]) + covered(row, name)
+
+
+def covered(row: Row, name: str) -> str:
+    """The parts of an error in brackets; empty where no draws of H were asked for."""
+    if f"{name}_draws" not in row or row[f"{name}_rows_error"] is None:
+        return ""
+    if row[f"{name}_draws_error"] is None:
+        return f" (over rows alone; {row[f'{name}_note']}, so other draws of H are unknown)"
+    rows, draws = row[f"{name}_rows_error"], row[f"{name}_draws_error"]
+    return f" (rows {rows:.2g}, {row[f'{name}_draws']} draws of H {draws:.2g})"
+
+
 def number(value: Any) -> float:
     """A cell of a table as a float; None is NaN."""
     return math.nan if value is None else float(value)

@@ -9,7 +9,7 @@ import numpy as np
 from ...curvature.uncertainty import ENOUGH, Jackknife
 from ...solver.stability import Convergence, Stability
 from ...tables import Table, column, pick
-from ..findings import ABOVE, Finding, judged, within
+from ..findings import ABOVE, Finding, covered, judged_column, within
 from .sensitivity import sensitivity_summary
 
 SENSITIVITY = 'appendix "Sensitivity to the Surrogate Budget"'
@@ -211,8 +211,9 @@ def _source(rows: Table, spread: float) -> Finding:
 def preview_findings(table: Table) -> list[Finding]:
     """From `measure_infinitesimal`: plans of a preview, per lambda, at the largest ratio.
 
-    Rows on which greedy stalled are omitted. The paired error is that of the held-out rows; another
-    preview would have made other plans.
+    Rows on which greedy stalled are omitted. The paired error is that of the held-out rows
+    and, where the study made draws, of the text that both were built on. Other random signs of the
+    probes would have made other plans.
     """
     measured = [row for row in table if row["difference"] is not None]
     found = []
@@ -229,9 +230,9 @@ def preview_findings(table: Table) -> list[Finding]:
                 ours=(
                     f"{row['requested_ratio']:.0%}, lambda {strength:g}: KL of the preview's plan "
                     f"{row['difference']:+.3f} ± {row['difference_error']:.3f} nats per token, "
-                    "paired, of these two builds"
+                    f"paired, of these two builds{covered(row, 'difference')}"
                 ),
-                agrees=judged(row["difference"], row["difference_error"], *ABOVE),
+                agrees=judged_column(row, "difference", *ABOVE),
             )
         )
     return found

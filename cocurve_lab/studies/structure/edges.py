@@ -7,7 +7,8 @@ changes the H that is solved on; the predicted cost of a plan always comes from 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.variants import structure_table
 from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
+from ..draws import Plans, Redrawn, draw_marks, redraw
 from ..shared import known, marks
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ def edge_study(
     options: EdgeOptions = EdgeOptions(),
     cache: Folder = None,
     progress: bool = True,
+    *,
+    draws: int = 0,
 ) -> Table:
     """Held-out KL of the plan of every edge variant, beside that of the method.
 
@@ -82,14 +86,17 @@ def edge_study(
         options: ratios, lambdas, guards.
         cache: folder for the table and for the plans measured so far; a run resumes there.
         progress: show a progress bar.
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw makes every variant and its plan again. A kept table of more draws is used.
 
     Returns:
         One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
         method's plan), predicted_risk (under the full H), measured KL and measured_error,
         difference (to the method's plan, paired over sequences) and difference_error, all nats per
         token; perplexity, perplexity_difference and its paired error (first order in the nll), and
-        dense_perplexity. Where a variant reaches no plan the numbers are None and `note` says why;
-        where the method itself reaches none, its row is the only one of that ratio.
+        dense_perplexity. With `draws` both errors are over rows and draws of H (columns of
+        `Redrawn.columns`). Where a variant reaches no plan the numbers are None and `note` says
+        why; where the method itself reaches none, its row is the only one of that ratio.
 
     Raises:
         InputError: no ratio, or a ratio or lambda out of range.
@@ -99,25 +106,25 @@ def edge_study(
         raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
     held_out.require_disjoint(curvature)
     settings = marks(model, curvature, held_out, **asdict(options))
+    settings, count = draw_marks(cache, "edges", settings, draws, [curvature])
 
     def compute() -> Table:
         rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
         plans = [row["selection"] for row in rows if row["selection"] is not None]
         if not plans:
             return [_identity(row) for row in rows]
-        table = measure_plans(
-            model,
-            plans,
-            held_out,
-            checkpoint=plans_file(cache, model, held_out),
-            progress=progress,
-            calibrated_on=curvature,
-        )
+        measuring: dict[str, Any] = {
+            "checkpoint": plans_file(cache, model, held_out),
+            "progress": progress,
+        }
+        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
+        solve = partial(_plans, options)
+        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
         places = {plan.fingerprint: number for number, plan in enumerate(plans)}
         methods = {row["requested_ratio"]: row["selection"] for row in rows if _is_method(row)}
         return [
             _identity(row)
-            | _numbers(table, places, row["selection"], methods.get(row["requested_ratio"]))
+            | _numbers(table, places, row, methods.get(row["requested_ratio"]), drawn)
             for row in rows
         ]
 
@@ -141,6 +148,16 @@ def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table
     return [row | {"requested_ratio": ratio} for row in rows]
 
 
+def _plans(options: EdgeOptions, curvature: Curvature) -> Plans:
+    """The plans of all rows on one draw of H."""
+    rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
+    return {_name(row): row["selection"] for row in rows}
+
+
+def _name(row: Row) -> tuple[float, str, str]:
+    return row["requested_ratio"], row["axis"], row["name"]
+
+
 def _entry(axis: str, name: str, selection: Selection | None, note: str = "") -> Row:
     return {"axis": axis, "name": name, "selection": selection, "note": note}
 
@@ -161,9 +178,14 @@ def _identity(row: Row) -> Row:
 
 
 def _numbers(
-    table: PlanTable, places: dict[str, int], plan: Selection | None, method: Selection | None
+    table: PlanTable,
+    places: dict[str, int],
+    row: Row,
+    method: Selection | None,
+    drawn: Redrawn,
 ) -> Row:
     """The measured columns of one row; nothing for a variant without a plan."""
+    plan: Selection | None = row["selection"]
     if plan is None or method is None:
         return {}
     mine, other = places[plan.fingerprint], places[method.fingerprint]
@@ -172,6 +194,8 @@ def _numbers(
     difference, error = table.paired(mine, other)
     perplexity = table.perplexity
     nll_error = standard_error((table.nll[mine] - table.nll[other])[None])[0]
+    perplexity_error = known(perplexity[mine] * nll_error)
+    pair = (_name(row), (row["requested_ratio"], *METHOD))
     return {
         "realized_ratio": plan.realized_ratio,
         "units": len(plan),
@@ -180,10 +204,10 @@ def _numbers(
         "measured": table.mean[mine],
         "measured_error": known(table.standard_error[mine]),
         "difference": difference,
-        "difference_error": known(error),
+        **drawn.columns("difference", known(error), *pair),
         "perplexity": perplexity[mine],
         "perplexity_difference": perplexity[mine] - perplexity[other],
-        "perplexity_difference_error": known(perplexity[mine] * nll_error),
+        **drawn.columns("perplexity_difference", perplexity_error, *pair, "perplexity"),
         "dense_perplexity": np.exp(table.dense_nll.mean()),
     }
 

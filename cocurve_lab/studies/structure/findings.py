@@ -13,7 +13,20 @@ import numpy as np
 from scipy.stats import binomtest
 
 from ...tables import Row, Table, column, pick
-from ..findings import BELOW, Finding, Judge, Verdict, every, judged, number, within
+from ..draws import carried
+from ..findings import (
+    ABOVE,
+    BELOW,
+    Finding,
+    Judge,
+    Verdict,
+    covered,
+    every,
+    judged,
+    judged_column,
+    number,
+    within,
+)
 
 PAPER_RATIO = 0.2  # of its ablations
 
@@ -183,6 +196,7 @@ def edge_findings(table: Table) -> list[Finding]:
     Args:
         table: from `edge_study`. Verdicts are at the ratio nearest 20 %, the paper's; the text
             gives every ratio. Perplexity is that of the text at hand, a share is of the method's.
+            Errors are over rows and draws of H where the study made draws, else over rows alone.
     """
     ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
     nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
@@ -241,38 +255,52 @@ def _variant(table: Table, ratio: float, name: str) -> Row | None:
 def _by_ratio(table: Table, say: str, variant: str, other: str = "") -> str:
     parts = []
     for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
-        value, error = _change(table, ratio, variant, other)
-        known = f"{value:+.3g} ± {error:.2g}" if math.isfinite(value) else "no plan"
+        change = _change(table, ratio, variant, other)
+        known = "no plan"
+        if change["change"] is not None:
+            known = f"{change['change']:+.3g} ± {number(change['change_error']):.2g}"
+            known += covered(change, "change")
         parts.append(f"{known} at {ratio:.0%}")
     return f"{say} " + ", ".join(parts)
 
 
-def _change(table: Table, ratio: float, variant: str, other: str = "") -> tuple[float, float]:
-    """Perplexity of a variant less that of another (else the method), and its paired error.
+def _change(table: Table, ratio: float, variant: str, other: str = "") -> Row:
+    """Perplexity of a variant less that of another (else the method), with its error.
 
-    Between two variants the error is the sum of theirs against the method, the most it can be.
+    Between two variants the error is the sum of theirs against the method, the most it can be; it
+    has the fewer degrees of freedom of the two.
     """
     rows = [_variant(table, ratio, name) for name in (variant, *([other] if other else []))]
     if any(row is None for row in rows):
-        return math.nan, math.nan
-    values = [row["perplexity_difference"] for row in rows if row]
-    errors = [number(row["perplexity_difference_error"]) for row in rows if row]
-    return values[0] - sum(values[1:]), sum(errors)
+        return {"change": None, "change_error": None}
+    changes = [carried(row, "perplexity_difference", "change") for row in rows if row]
+    if len(changes) == 1:
+        return changes[0]
+    first, second = changes
+    whole = {"change": first["change"] - second["change"]}
+    for name in first.keys() & second.keys() - {"change"}:
+        pair = (first[name], second[name])
+        if name == "change_note":
+            whole[name] = " ".join(dict.fromkeys(filter(None, pair)))
+        elif None in pair:
+            whole[name] = None
+        else:
+            fewer = name in ("change_degrees", "change_draws")
+            whole[name] = min(pair) if fewer else sum(pair)
+    return whole
 
 
 def _worse(table: Table, ratio: float, variant: str, other: str = "") -> tuple[str, Verdict]:
-    value, error = _change(table, ratio, variant, other)
+    change = _change(table, ratio, variant, other)
     against = f"perplexity {variant} - {other or 'full H'}:"
     # equal plans differ by exactly 0 ± 0: not worse, so 0 is no part of the range
-    verdict = judged(-value, error, *BELOW)
-    return _by_ratio(table, against, variant, other), verdict
+    return _by_ratio(table, against, variant, other), judged_column(change, "change", *ABOVE)
 
 
 def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str, Verdict]:
-    value, error = _change(table, ratio, variant)
     method = _variant(table, ratio, "full H")
-    scale = method["perplexity"] if method else math.nan
-    verdict = within(value / scale, error / scale, -margin, margin)
+    most = margin * method["perplexity"] if method else math.nan
+    verdict = judged_column(_change(table, ratio, variant), "change", -most, most)
     return _by_ratio(
         table, f"within {margin:.1%}? perplexity {variant} - full H:", variant
     ), verdict
@@ -289,7 +317,10 @@ def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str,
             continue
         scale = method["perplexity"]
         error = (row["perplexity_difference_error"] or 0.0) / scale
-        judges.append(partial(judged, row["perplexity"] / scale, error, 2, math.inf))
+        degrees = row.get("perplexity_difference_degrees", math.inf)
+        judges.append(
+            partial(judged, row["perplexity"] / scale, error, 2, math.inf, degrees=degrees)
+        )
         parts.append(f"{name} {row['perplexity'] / scale:.2f}")
     text = f"perplexity over that of full H at {ratio:.0%}: {', '.join(parts) or 'no plan'}"
     return text, every(judges)

@@ -1,6 +1,7 @@
 """The best lambda and the best guards, ratio by ratio (section "A trust-region view").
 
-Everything is chosen on one text and reported on another, with paired standard errors.
+Everything is chosen on one text and reported on another, with paired standard errors, over draws
+of H too where they are asked for (see draws.py).
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from ...measuring.choosing import (
     choose_interaction_strength,
 )
 from ...measuring.plan_memory import plans_file
-from ...measuring.racing import Candidate, ChoiceOptions
+from ...measuring.racing import Candidate, ChoiceOptions, Judge
 from ...measuring.risk import measure_plans
+from ...solver.selection import Selection
 from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..draws import Plans, Redrawn, again, carried, draw_marks, redraw
 from ..shared import marks
 
 if TYPE_CHECKING:
@@ -73,6 +76,9 @@ GUARDS_COLUMNS: Columns = {
 }
 
 
+Name = tuple[Any, ...]  # of a choice: its ratio, and its judge; of a plan: that and its role
+
+
 class Texts(NamedTuple):
     """Rows to choose on, and other rows to report on."""
 
@@ -87,6 +93,7 @@ def strength_study(
     ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
     *,
     options: ChoiceOptions = ChoiceOptions(),
+    draws: int = 0,
     cache: Folder = None,
 ) -> Table:
     """Held-out KL of every plan lambda makes, ratio by ratio (Section "Trust-Region View").
@@ -97,7 +104,9 @@ def strength_study(
         texts: rows to choose on and to report on, disjoint from each other and the calibration.
         ratios: shares of removable cost.
         options: how candidates are measured.
-        cache: folder that keeps the table; None keeps nothing.
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw solves every plan again at the same lambda.
+        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
 
     Returns:
         One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
@@ -105,16 +114,19 @@ def strength_study(
         difference to the best). KL, edge mass E and remainder b in nats per token; `fitting` is
         1 + b/E, `printed` is 1 - b/E. `gate` is the lambda of the redundancy gate, None where it is
         undecided. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
-        `texts.report` with its paired standard error: positive where edges help.
+        `texts.report`: positive where edges help. The errors of `edge_benefit` and `difference` are
+        paired over rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
 
     Raises:
         InfeasibleError, InputError, MismatchError: as `choose_interaction_strength`.
     """
 
+    settings = _marks(model, curvature, texts, ratios, options)
+    settings, count = draw_marks(cache, "strength", settings, draws, [curvature])
+
     def compute() -> Table:
-        rows = []
-        for ratio in ratios:
-            choice = choose_interaction_strength(
+        choices: dict[Name, InteractionChoice] = {
+            (ratio,): choose_interaction_strength(
                 model,
                 curvature,
                 ratio,
@@ -122,31 +134,85 @@ def strength_study(
                 report_on=texts.report,
                 options=kept_beside(options, cache, model, texts.choose),
             )
-            benefit = _edge_benefit(model, choice, texts.report, options)
-            rows += [row | benefit for row in _rows(choice, {"gate": choice.gate.verdict})]
+            for ratio in ratios
+        }
+        candidates: dict[Name, Selection] = {
+            (*name, place): entry.selection
+            for name, choice in choices.items()
+            for place, entry in enumerate(choice.curve)
+            if not entry.stopped_early
+        }
+        raced, reported = (
+            _redrawn(model, curvature, plans, text, count, options, cache)
+            for plans, text in zip((candidates, _reported(choices)), texts, strict=True)
+        )
+        rows = []
+        for name, choice in choices.items():
+            benefit = _edge_benefit(model, name, choice, texts.report, options, cache, reported)
+            gate = {"gate": choice.gate.verdict}
+            rows += [row | benefit for row in _rows(name, choice, gate, raced, reported)]
         return rows
 
-    return cached_table(
-        cache, "strength", _marks(model, curvature, texts, ratios, options), compute
-    )
+    return cached_table(cache, "strength", settings, compute)
 
 
 def _edge_benefit(
     model: PreTrainedModel,
+    name: Name,
     choice: InteractionChoice,
     report: CalibrationSet,
     options: ChoiceOptions,
+    cache: Folder,
+    drawn: Redrawn,
 ) -> Row:
     """KL(lambda 0) - KL(lambda 1) over the same rows; None where one of the two has no plan."""
-    ends = [choice.report.get(name) for name in ("lambda 0", "lambda 1")]
-    plans = [entry.selection for entry in ends if entry is not None]
+    ends = ("lambda 0", "lambda 1")
+    plans = [choice.report[end].selection for end in ends if end in choice.report]
     if len(plans) < 2:
         return {"edge_benefit": None, "edge_benefit_error": None}
-    table = measure_plans(model, plans, report, progress=options.progress)
-    return dict(zip(("edge_benefit", "edge_benefit_error"), table.paired(0, 1), strict=True))
+    path = plans_file(cache, model, report)
+    table = measure_plans(model, plans, report, checkpoint=path, progress=options.progress)
+    benefit, error = table.paired(0, 1)
+    zero, one = ((*name, end) for end in ends)
+    return {"edge_benefit": benefit} | drawn.columns("edge_benefit", error, zero, one)
 
 
-def _rows(choice: InteractionChoice | GuardsChoice, extra: Row) -> Table:
+def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[Name, Selection]:
+    """The plans measured on the reported rows, by name and role."""
+    return {
+        (*name, role): entry.selection
+        for name, choice in choices.items()
+        for role, entry in choice.report.items()
+    }
+
+
+def _redrawn(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    plans: Mapping[Name, Selection],
+    text: CalibrationSet,
+    draws: int,
+    options: ChoiceOptions,
+    cache: Folder,
+) -> Redrawn:
+    """The same settings on draws of H, measured on `text`."""
+
+    def solve(h: Curvature) -> Plans:
+        return {name: again(plan, h) for name, plan in plans.items()}
+
+    more = {"checkpoint": plans_file(cache, model, text), "progress": options.progress}
+    return redraw(model, [curvature], solve, text, draws, **more)
+
+
+def _rows(
+    name: Name,
+    choice: InteractionChoice | GuardsChoice,
+    extra: Row,
+    raced: Redrawn,
+    reported: Redrawn,
+) -> Table:
+    judge = choice.chosen.judge
+    winner = choice.curve.index(choice.winner)
     shared = {
         "requested_ratio": choice.best.requested_ratio,
         "left_out": choice.left_out,
@@ -155,11 +221,17 @@ def _rows(choice: InteractionChoice | GuardsChoice, extra: Row) -> Table:
     }
     rows = [
         {"role": "candidate", **shared, **_candidate(entry), "chosen": entry is choice.chosen}
-        for entry in choice.curve
+        | raced.columns(
+            "difference", entry.difference_error, (*name, place), (*name, winner), judge
+        )
+        for place, entry in enumerate(choice.curve)
     ]
     rows += [
-        {"role": name, **shared, **_candidate(entry), "chosen": name == "best"}
-        for name, entry in choice.report.items()
+        {"role": role, **shared, **_candidate(entry), "chosen": role == "best"}
+        | reported.columns(
+            "difference", entry.difference_error, (*name, role), (*name, "best"), judge
+        )
+        for role, entry in choice.report.items()
     ]
     return rows
 
@@ -215,9 +287,9 @@ def strength_summary(table: Table) -> Table:
             row[f"kl_{name}"] = None if entry is None else entry["kl"]
             row[f"kl_{name}_error"] = None if entry is None else entry["kl_error"]
         for name, entry in (("lambda_0", zero), ("lambda_1", one)):
-            row[f"{name}_behind"] = None if entry is None else entry["difference"]
-            row[f"{name}_behind_error"] = None if entry is None else entry["difference_error"]
-        row |= {name: chosen[name] for name in ("edge_benefit", "edge_benefit_error")}
+            row |= {f"{name}_behind": None, f"{name}_behind_error": None}
+            row |= {} if entry is None else carried(entry, "difference", f"{name}_behind")
+        row |= carried(chosen, "edge_benefit", "edge_benefit")
         for name in ("edge_mass", "remainder", "fitting", "fitting_error", "printed"):
             row[name] = None if one is None else one[name]
         row["remainder_error"] = row[
@@ -235,33 +307,43 @@ def guards_study(
     ratios: Sequence[float] = (0.2, 0.4),
     *,
     options: ChoiceOptions = ChoiceOptions(),
+    draws: int = 0,
     cache: Folder = None,
 ) -> Table:
     """Layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2, guards).
 
-    Arguments are those of `strength_study`.
+    Arguments are those of `strength_study`. Each draw of H solves every plan again under the same
+    guards; the choice of the guards is not repeated.
 
     Returns:
-        One row per ratio, judge and plan; `role` as there, with "no guards" and "release's guards"
-        reported beside the best.
+        One row per ratio, judge and plan; `role` and errors as there, with "no guards" and
+        "release's guards" reported beside the best.
     """
+    settings = _marks(model, curvature, texts, ratios, options)
+    settings, count = draw_marks(cache, "guards", settings, draws, [curvature])
+    judges: tuple[Judge, ...] = ("kl", "nll")
 
     def compute() -> Table:
+        choices: dict[Name, GuardsChoice] = {
+            (ratio, judge): choose_guards(
+                model,
+                curvature,
+                ratio,
+                texts.choose,
+                report_on=texts.report,
+                options=replace(kept_beside(options, cache, model, texts.choose), judge=judge),
+            )
+            for ratio in ratios
+            for judge in judges
+        }
+        plans = _reported(choices)  # no verdict compares the candidates, so they are not redrawn
+        reported = _redrawn(model, curvature, plans, texts.report, count, options, cache)
         rows = []
-        for ratio in ratios:
-            for judge in ("kl", "nll"):
-                choice = choose_guards(
-                    model,
-                    curvature,
-                    ratio,
-                    texts.choose,
-                    report_on=texts.report,
-                    options=replace(kept_beside(options, cache, model, texts.choose), judge=judge),
-                )
-                rows += _rows(choice, {"judge": judge})
+        for name, choice in choices.items():
+            rows += _rows(name, choice, {"judge": name[1]}, Redrawn(), reported)
         return rows
 
-    return cached_table(cache, "guards", _marks(model, curvature, texts, ratios, options), compute)
+    return cached_table(cache, "guards", settings, compute)
 
 
 def kept_beside(

@@ -1,7 +1,8 @@
 """The paper's claims about trusting the edges, beside the tables of the studies.
 
 One function per study. A verdict needs two standard errors, so the same cell may say something else
-of another model. `every` judges a claim about several plans.
+of another model. `every` judges a claim about several plans. Errors of differences between plans
+are over rows and draws of H where the study made draws (see draws.py), else over rows alone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from ..findings import (
     Finding,
     Judge,
     Verdict,
+    covered,
     every,
     judged,
+    judged_column,
     percent,
+    with_error,
 )
 from ..shared import sequence_values
 from .choices import RELEASED, strength_summary
@@ -166,11 +170,12 @@ def strength_findings(table: Table) -> list[Finding]:
     rows = [row for row in strength_summary(table) if row["edge_benefit"] is not None]
     found = []
     for row in rows:
-        benefit, error = row["edge_benefit"], row["edge_benefit_error"]
-        ours = f"KL(λ 0) - KL(λ 1) = {plus_minus(benefit, error)} nats per token"
+        benefit = plus_minus(row["edge_benefit"], row["edge_benefit_error"])
+        ours = f"KL(λ 0) - KL(λ 1) = {benefit} nats per token{covered(row, 'edge_benefit')}"
         claim = f"at {percent(row['requested_ratio'])} the edges help: λ = 1 costs less than λ = 0"
         where = 'Section "Ablations: the edge term is decisive"'
-        found.append(Finding("lambda", claim, where, ours, judged(benefit, error, *ABOVE)))
+        agrees = judged_column(row, "edge_benefit", *ABOVE)
+        found.append(Finding("lambda", claim, where, ours, agrees))
     told = ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r['gate'])}" for r in rows)
     claim = "the redundancy gate tells from H alone whether edges help"
     agrees = every(partial(_gate_is_right, row) for row in rows)
@@ -195,12 +200,17 @@ def strength_findings(table: Table) -> list[Finding]:
         ("1 - b/E is a λ between 0 and 1", "eq. (lambdastar)", "printed", "fitting_error", (0, 1)),
     ]
     for claim, where, name, error, allowed in claims:
-        agrees = every(
-            partial(judged, row[name], 0.0 if error is None else row[error], *allowed)
-            for row in rows
-        )
+        agrees = every(partial(_allowed, row, name, error, allowed) for row in rows)
         found.append(Finding("lambda", claim, where, _by_ratio(rows, name, error), agrees))
     return [*found, *_walk(table)]
+
+
+def _allowed(
+    row: Row, name: str, error: str | None, allowed: tuple[float, float], factor: float
+) -> Verdict:
+    """The verdict on one column, with its error in another column or exact."""
+    spread, degrees = 0.0 if error is None else row[error], row.get(f"{name}_degrees", math.inf)
+    return judged(row[name], spread, *allowed, factor, degrees)
 
 
 def _gate_is_right(row: Row, factor: float) -> Verdict:
@@ -208,13 +218,13 @@ def _gate_is_right(row: Row, factor: float) -> Verdict:
     if row["gate"] is None:
         return None
     allowed = ABOVE if row["gate"] > 0 else NOT_ABOVE
-    return judged(row["edge_benefit"], row["edge_benefit_error"], *allowed, factor)
+    return judged_column(row, "edge_benefit", *allowed, factor)
 
 
 def _by_ratio(rows: Table, name: str, error: str | None) -> str:
     return ", ".join(
         f"{percent(row['requested_ratio'])}: "
-        f"{plus_minus(row[name], None if error is None else row[error])}"
+        f"{plus_minus(row[name], None if error is None else row[error])}{covered(row, name)}"
         for row in rows
     )
 
@@ -240,7 +250,8 @@ def _walk(table: Table) -> list[Finding]:
 def _as_good(table: Table, ratio: float, factor: float) -> tuple[float, float]:
     """The least and the largest lambda of the plans within so many errors of the winner."""
     raced = pick(table, requested_ratio=ratio, role="candidate", stopped_early=False)
-    tied = [r for r in raced if r["difference"] <= factor * r["difference_error"]]
+    # the winner is behind itself by nothing, and so is every plan whose error is unknown in part
+    tied = [r for r in raced if judged_column(r, "difference", *ABOVE, factor) is not True]
     return min(r["start"] for r in tied), max(r["stop"] for r in tied)
 
 
@@ -268,9 +279,9 @@ def guards_findings(table: Table) -> list[Finding]:
         if free is not None and free["difference"] == 0:
             ours, verdict = "the plan chosen is the one without guards", False
         elif free is not None:
-            more, error = free["difference"], free["difference_error"]
-            ours = f"{best['guards']}; KL without guards higher by {plus_minus(more, error)}"
-            verdict = judged(more, error, *ABOVE)
+            more = with_error(free, "difference")
+            ours = f"{best['guards']}; KL without guards higher by {more}"
+            verdict = judged_column(free, "difference", *ABOVE)
         found.append(Finding("guards", claim, GUARDS, ours, verdict))
         found.append(_release(ratio, part))
     return [*found, _judges_agree(table)]
@@ -283,9 +294,9 @@ def _release(ratio: float, part: Table) -> Finding:
     if rule is None:
         ours = "not tested: greedy does not reach the ratio under these guards"
         return Finding("guards", claim, "the authors' release", ours, None)
-    more, error = rule["difference"], rule["difference_error"]
-    ours = f"KL above that of the chosen guards by {plus_minus(more, error)}"
-    return Finding("guards", claim, "the authors' release", ours, judged(more, error, *NOT_ABOVE))
+    ours = f"KL above that of the chosen guards by {with_error(rule, 'difference')}"
+    verdict = judged_column(rule, "difference", *NOT_ABOVE)
+    return Finding("guards", claim, "the authors' release", ours, verdict)
 
 
 def _judges_agree(table: Table) -> Finding:
@@ -316,9 +327,7 @@ def refinement_findings(table: Table) -> list[Finding]:
     )
     nearly = True if rows and all(reached) else None  # a bound may also be loose
     moved = [row for row in table if row["units_exchanged"]]
-    cheaper: list[Judge] = [
-        partial(judged, row["difference"], row["difference_error"], *BELOW) for row in moved
-    ]
+    cheaper: list[Judge] = [partial(judged_column, row, "difference", *BELOW) for row in moved]
     return [
         Finding(
             "refinement",
@@ -359,11 +368,10 @@ def infinitesimal_findings(table: Table) -> list[Finding]:
     found = []
     for row in table:
         claim = f"plans from whole removals cost less than plans from derivatives ({_plan(row)})"
-        more = plus_minus(row["difference"], row["difference_error"])
-        ours = f"KL of the plan of H* minus that of H: {more}"
+        ours = f"KL of the plan of H* minus that of H: {with_error(row, 'difference')}"
         if row["difference"] is None:
             ours += "; greedy stalls"
-        verdict = judged(row["difference"], row["difference_error"], *ABOVE)
+        verdict = judged_column(row, "difference", *ABOVE)
         found.append(Finding("finite or not", claim, "Section 1, Introduction", ours, verdict))
     return found
 
@@ -405,6 +413,4 @@ def _plan(row: Row) -> str:
 
 
 def _differences(rows: Table) -> str:
-    return "; ".join(
-        f"{_plan(row)}: {plus_minus(row['difference'], row['difference_error'])}" for row in rows
-    )
+    return "; ".join(f"{_plan(row)}: {with_error(row, 'difference')}" for row in rows)

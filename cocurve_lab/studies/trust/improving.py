@@ -7,10 +7,12 @@ asks whether rescaling the kept FFN groups helps on text that H has not seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...errors import InfeasibleError
 from ...figures import GUIDE, finish, graph_objects, look
 from ...measuring.choosing_gains import GainsChoice, choose_gains
 from ...measuring.plan_memory import plans_file
@@ -18,8 +20,10 @@ from ...measuring.racing import ChoiceOptions
 from ...measuring.risk import measure_plans
 from ...solver.bounds import risk_lower_bound
 from ...solver.refinement import refine
+from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..draws import Plans, draw_marks, redraw
 from ..shared import marks
 from .choices import Texts, kept_beside
 
@@ -57,6 +61,7 @@ def refinement_study(
     ratios: Sequence[float] = (0.2, 0.4),
     strengths: Sequence[float] = (0.0, 0.5, 1.0),
     *,
+    draws: int = 0,
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
@@ -67,30 +72,35 @@ def refinement_study(
         curvature: its H [M, M], positive semidefinite up to rounding.
         held_out: rows that H has not seen.
         ratios, strengths: every one with every other; strengths in [0, 1] (the bound's range).
-        cache: folder that keeps the table; None keeps nothing.
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw solves and refines every plan again.
+        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
         progress: show a progress bar.
 
     Returns:
         One row per ratio and lambda. `objective`, `refined_objective` and `bound` are R_lambda in
         nats per token; `certified` is bound / refined objective: no plan is better by more than
-        1 - certified. KL is measured; `difference` is refined minus greedy, paired over rows.
+        1 - certified. KL is measured; `difference` is refined minus greedy, its error paired over
+        rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
 
     Raises:
         InfeasibleError, InputError, NumericalError: as `solve_greedy` and `risk_lower_bound`.
     """
 
+    pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
+    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
+    settings, count = draw_marks(cache, "refinement", settings, draws, [curvature])
+
     def compute() -> Table:
-        pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
         greedy = [solve_greedy(curvature, *pair) for pair in pairs]
         plans = [*greedy, *(refine(plan, curvature) for plan in greedy)]
-        table = measure_plans(
-            model,
-            plans,
-            held_out,
-            calibrated_on=curvature,
-            checkpoint=plans_file(cache, model, held_out),
-            progress=progress,
-        )
+        measuring: dict[str, Any] = {
+            "checkpoint": plans_file(cache, model, held_out),
+            "progress": progress,
+        }
+        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
+        solve = partial(_refined, pairs)
+        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
         rows = []
         for number, (ratio, strength) in enumerate(pairs):
             better = number + len(pairs)
@@ -111,13 +121,27 @@ def refinement_study(
                     "kl": float(table.mean[number]),
                     "refined_kl": float(table.mean[better]),
                     "difference": difference,
-                    "difference_error": error,
                 }
+                | drawn.columns(
+                    "difference", error, (ratio, strength, "refined"), (ratio, strength, "greedy")
+                )
             )
         return rows
 
-    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
     return cached_table(cache, "refinement", settings, compute)
+
+
+def _refined(pairs: Sequence[tuple[float, float]], curvature: Curvature) -> Plans:
+    """Greedy plans of one draw of H and what local search makes of them."""
+    plans: dict[Any, Selection | None] = {}
+    for pair in pairs:
+        try:
+            greedy = solve_greedy(curvature, *pair)
+        except InfeasibleError:
+            continue
+        plans[(*pair, "greedy")] = greedy
+        plans[(*pair, "refined")] = refine(greedy, curvature)
+    return plans
 
 
 def gains_study(

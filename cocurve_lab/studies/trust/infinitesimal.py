@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...storage import fingerprint
 from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ..draws import Plans, Redrawn, draw_marks, redraw
 from ..shared import marks, plan_overlap
 
 if TYPE_CHECKING:
@@ -240,6 +242,7 @@ def measure_infinitesimal(
     held_out: CalibrationSet,
     grid: PlanGrid = PlanGrid(),
     *,
+    draws: int = 0,
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Table:
@@ -251,6 +254,9 @@ def measure_infinitesimal(
         exact: H* [M, M], from `exact_curvature`, or a preview.
         held_out: text that neither was built on.
         grid: the plans.
+        draws: draws of H and H* behind the error of every difference; 0 leaves it over rows alone.
+            Where both are of the same rows, both take the same groups. A kept table of more draws
+            is used.
         cache: folder for the table and for what is measured so far; None keeps nothing.
         progress: show a progress bar.
 
@@ -258,7 +264,8 @@ def measure_infinitesimal(
         The rows of `infinitesimal_study`, with `measured_finite` and `measured_exact`, `difference`
         (exact - finite, above 0 where finite ablations plan better) and their `_error`s: standard
         errors over held-out sequences (paired for the difference), in nats per token; None where
-        greedy stalls.
+        greedy stalls. With `draws` the error of the difference is over draws too (columns of
+        `Redrawn.columns`); it is not where one of the two has no groups, and a note says so.
 
     Raises:
         MismatchError: other units, or a held-out row was calibrated on.
@@ -276,12 +283,13 @@ def measure_infinitesimal(
         groups=[fingerprint(m.group_grams, m.group_positions) for m in both],  # error bars
         grid=asdict(grid),
     )
-    checkpoint = plans_file(cache, model, held_out)
+    settings, count = draw_marks(cache, "infinitesimal", settings, draws, both)
+    measuring = {"checkpoint": plans_file(cache, model, held_out), "progress": progress}
 
     def compute() -> Table:
         table, pairs = _planned(curvature, exact, grid)
-        options = {"held_out": held_out, "checkpoint": checkpoint, "progress": progress}
-        return _measure(model, table, pairs, **options)
+        drawn = redraw(model, both, partial(_drawn_plans, grid), held_out, count, **measuring)
+        return _measure(model, table, pairs, drawn, held_out=held_out, **measuring)
 
     return cached_table(cache, "infinitesimal", settings, compute)
 
@@ -322,20 +330,38 @@ def _plan_row(
     return row, list(plans.values())
 
 
+def _drawn_plans(grid: PlanGrid, *matrices: Curvature) -> Plans:
+    """The plans of one draw of H and H* (or preview)."""
+    plans: dict[Any, Selection] = {}
+    for ratio in grid.ratios:
+        for strength in grid.strengths:
+            _, pair = _plan_row(matrices[0], matrices[1], ratio, strength, grid.guards)
+            plans |= {(ratio, strength, n): p for n, p in zip(_NAMES, pair, strict=False)}
+    return plans
+
+
 def _measure(
-    model: PreTrainedModel, table: Table, pairs: list[list[Selection]], **options: Any
+    model: PreTrainedModel,
+    table: Table,
+    pairs: list[list[Selection]],
+    drawn: Redrawn,
+    **options: Any,
 ) -> Table:
     """The rows with the measured KL of their pairs of plans."""
     plans = [plan for pair in pairs for plan in pair]
     kl = risk.measure_plans(model, plans, **options) if plans else None
     rows, finite = [], 0
     for row, pair in zip(table, pairs, strict=True):
-        values: list[float | None] = [None] * len(_MEASURED)
+        measured: Row = dict.fromkeys(_MEASURED)
         if pair and kl is not None:
             exact = finite + 1
             values = [kl.mean[finite], kl.standard_error[finite]]
             values += [kl.mean[exact], kl.standard_error[exact], *kl.paired(exact, finite)]
-        rows.append(row | dict(zip(_MEASURED, values, strict=True)))
+            measured = dict(zip(_MEASURED, values, strict=True))
+            plan = (row["requested_ratio"], row["interaction_strength"])
+            names = (*plan, "exact"), (*plan, "finite")
+            measured |= drawn.columns("difference", values[-1], *names)
+        rows.append(row | measured)
         finite += len(pair)
     return rows
 
