@@ -16,7 +16,7 @@ H, and the bootstrap draws share its text.
 
 The draws are measured on the same R rows, so their variance also contains, divided by R, the part
 of D that depends on draw and row together. The paired error has that part too. It is counted twice,
-so the sum errs towards a longer bar (in simulations its intervals covered at most 99.8 % where 95 %
+so the sum errs towards a longer bar (in simulations two errors covered at most 99.8 % where 95.4 %
 were asked). An analysis of variance could subtract it, at the price of bars that are too short.
 
 Few draws know a variance badly. A verdict therefore takes Student's t with the degrees of freedom

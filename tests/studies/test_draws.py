@@ -29,6 +29,7 @@ from cocurve_lab.studies.trust.choices import (
 )
 from cocurve_lab.studies.trust.improving import refinement_study
 from cocurve_lab.studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
+from cocurve_lab.studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
 from cocurve_lab.tables import Table, pick
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
@@ -240,6 +241,18 @@ def test_guards_edges_and_search_carry_both_errors(problem: Problem) -> None:
     search = refinement_study(model, h, texts.report, (0.4,), (1.0,), draws=3, progress=False)
     require_parts(search[0], "difference", 3)
     assert findings.refinement_findings(search)
+
+
+def test_the_benefit_of_each_model_carries_both_errors(problem: Problem) -> None:
+    subject = Subject(problem.model, tiny_text(4), problem.texts.report, GROUPS)
+    asked = RedundancyOptions(ratio=0.4, top_r=16)
+    (row,) = redundancy_study({"m": subject}, asked, draws=3, progress=False)
+    require_parts(row, "edge_benefit", 3)
+    expected = spread(problem, problem.texts.report, 3, 0.4, 0.0, 1.0)
+    assert row["edge_benefit_draws_error"] == pytest.approx(expected, rel=1e-3)
+    helps = judged_column(row, "edge_benefit", *ABOVE)
+    assert row["gate_right"] == (None if helps is None else helps == (row["gate_lambda"] > 0))
+    assert "3 draws of H" in findings.redundancy_findings([row])[1].ours
 
 
 def test_h_and_its_limit_are_drawn_together(

@@ -390,7 +390,7 @@ def redundancy_findings(table: Table) -> list[Finding]:
     found = [Finding("redundancy", claim, where, ours, verdict)]
     for row in table:
         ours = f"redundancy {plus_minus(row['redundancy'], row['redundancy_error'])}, "
-        ours += f"edge benefit {plus_minus(row['edge_benefit'], row['edge_benefit_error'])}"
+        ours += f"edge benefit {with_error(row, 'edge_benefit')}"
         told = "nothing" if row["gate_lambda"] is None else f"λ = {row['gate_lambda']:g}"
         claim = f"{row['model']}: the gate says {told}, and that is right"
         found.append(Finding("redundancy", claim, 'App. "Scope"', ours, row["gate_right"]))

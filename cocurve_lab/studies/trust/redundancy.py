@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import rankdata, spearmanr
@@ -26,6 +26,8 @@ from ...solver.guards import Guards
 from ...solver.interaction import redundancy_gate
 from ...solver.solve import solve_greedy
 from ...tables import Columns, Folder, Row, Table, cached_table, column
+from ..draws import Plans, Redrawn, again, draw_marks, redraw
+from ..findings import ABOVE, judged_column
 from ..shared import Recipe, marks
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ def redundancy_study(
     models: Mapping[str, Subject | Callable[[], Subject]],
     options: RedundancyOptions = RedundancyOptions(),
     *,
+    draws: int = 0,
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
@@ -98,6 +101,8 @@ def redundancy_study(
         models: name -> Subject, or a function that loads one, so that large models are in memory
             one at a time.
         options: ratio, top_r, guards.
+        draws: draws of each H behind the error of its edge benefit; 0 leaves it over rows alone. A
+            kept table of more draws is used.
         cache: folder of the tables, builds and measurements.
         progress: show progress bars.
 
@@ -106,11 +111,12 @@ def redundancy_study(
         `redundancy_error`, `noise_floor` and `corrected`; `attention_mean`, `cross_mean`;
         `attention_cv`, `ffn_cv` (std / mean of the saliency); `kl_0`, `kl_half`, `kl_1` (lambda 0,
         0.5, 1) with `..._error`, nats per token, and `perplexity_...`; `edge_benefit` = KL(lambda
-        0) - KL(lambda 1) with its paired `edge_benefit_error`, and `relative_benefit`, its share
-        of KL(lambda 0); `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda 1);
-        `gate_band` and `gate_lambda` (None where undecided), and `gate_right`: whether the end of
-        [0, 1] it recommends has the lower KL, None where the two differ by less than two paired
-        standard errors, or where the gate is undecided.
+        0) - KL(lambda 1) with its paired `edge_benefit_error`, with `draws` over draws of H too
+        (columns of `Redrawn.columns`); `relative_benefit`, its share of KL(lambda 0), whose error
+        takes KL(lambda 0) as exact; `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda
+        1); `gate_band` and `gate_lambda` (None where undecided), and `gate_right`: whether the end
+        of [0, 1] it recommends has the lower KL, None where two standard errors of the benefit
+        cannot tell, or where the gate is undecided.
 
     Raises:
         InputError: no model, or top_r above a vocabulary.
@@ -125,11 +131,14 @@ def redundancy_study(
     for name, source in models.items():
         subject = source if isinstance(source, Subject) else source()
         # the name is the user's and may change; the table below is of the model
-        rows += [{"model": name} | row for row in _of_model(subject, options, cache, progress)]
+        found = _of_model(subject, options, draws, cache, progress)
+        rows += [{"model": name} | row for row in found]
     return rows
 
 
-def _of_model(subject: Subject, options: RedundancyOptions, cache: Folder, progress: bool) -> Table:
+def _of_model(
+    subject: Subject, options: RedundancyOptions, draws: int, cache: Folder, progress: bool
+) -> Table:
     model, held_out = subject.model, subject.held_out
     held_out.require_disjoint(subject.calibration)
     recipe = Recipe(subject.calibration, options.top_r, cache=cache, progress=progress)
@@ -140,17 +149,24 @@ def _of_model(subject: Subject, options: RedundancyOptions, cache: Folder, progr
         ffn_groups=subject.ffn_groups,
         options=asdict(options),
     )
+    settings, count = draw_marks(cache, "redundancy", settings, draws)
 
     def compute() -> Table:
         curvature = recipe.build(model, enumerate_units(model, subject.ffn_groups))
-        plans = [
-            solve_greedy(curvature, options.ratio, strength, options.guards)
-            for strength in STRENGTHS.values()
-        ]
-        checkpoint = plans_file(cache, model, held_out)
-        table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=progress)
-        head = {"requested_ratio": options.ratio}
-        return [head | _statistics(curvature) | _measured(table) | _gated(curvature, table)]
+        plans = {
+            name: solve_greedy(curvature, options.ratio, strength, options.guards)
+            for name, strength in STRENGTHS.items()
+        }
+        measuring: dict[str, Any] = {"checkpoint": plans_file(cache, model, held_out)}
+        measuring["progress"] = progress
+        table = measure_plans(model, list(plans.values()), held_out, **measuring)
+
+        def solve(h: Curvature) -> Plans:
+            return {name: again(plans[name], h) for name in ("0", "1")}
+
+        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        row = {"requested_ratio": options.ratio} | _statistics(curvature) | _measured(table, drawn)
+        return [row | _gated(curvature, row)]
 
     return cached_table(cache, "redundancy", settings, compute)
 
@@ -171,7 +187,7 @@ def _statistics(curvature: Curvature) -> Row:
     }
 
 
-def _measured(table: PlanTable) -> Row:
+def _measured(table: PlanTable, drawn: Redrawn) -> Row:
     assert table.nll is not None  # measure_plans always has it
     assert table.dense_nll is not None
     row: Row = {"dense_perplexity": np.exp(table.dense_nll.mean())}
@@ -179,11 +195,13 @@ def _measured(table: PlanTable) -> Row:
         row[f"kl_{name}"] = table.mean[place]
         row[f"kl_{name}_error"] = table.standard_error[place]
         row[f"perplexity_{name}"] = table.perplexity[place]
-    benefit, error = table.paired(0, len(STRENGTHS) - 1)
+    benefit, over_rows = table.paired(0, len(STRENGTHS) - 1)
+    errors = drawn.columns("edge_benefit", over_rows, "0", "1")
+    error = errors["edge_benefit_error"]
     nll = (table.nll[0] - table.nll[-1])[None]
     return row | {
         "edge_benefit": benefit,
-        "edge_benefit_error": error,
+        **errors,
         "relative_benefit": benefit / table.mean[0] if table.mean[0] > 0 else None,
         "relative_benefit_error": error / table.mean[0] if table.mean[0] > 0 else None,
         "perplexity_gain": table.perplexity[0] - table.perplexity[-1],
@@ -192,12 +210,12 @@ def _measured(table: PlanTable) -> Row:
     }
 
 
-def _gated(curvature: Curvature, table: PlanTable) -> Row:
+def _gated(curvature: Curvature, row: Row) -> Row:
     gate = redundancy_gate(curvature)
-    benefit, error = table.paired(0, len(STRENGTHS) - 1)
-    right = None
-    if gate.verdict is not None and abs(benefit) > 2 * error:
-        right = (benefit > 0) == (gate.verdict > 0)
+    right, helps = None, judged_column(row, "edge_benefit", *ABOVE)
+    # equal plans help neither side
+    if gate.verdict is not None and helps is not None and row["edge_benefit"]:
+        right = helps == (gate.verdict > 0)
     return {"gate_band": gate.band, "gate_lambda": gate.verdict, "gate_right": right}
 
 
