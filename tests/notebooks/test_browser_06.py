@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.models.loading import demo_folder
+from cocurve_lab.studies.shared import resampled
 from cocurve_lab.tables import plus_minus
 from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import run, text_of, written
@@ -24,6 +26,7 @@ VALUES = SMALL | {
     "PLANS": 2,
     "FEW_ROWS": 1,
     "STEP_ROWS": 2,
+    "REDRAWS": 2,
     # as if it were another model: found under another name, and not measured again
     "CHECKPOINTS": (str(demo_folder()),),
 }
@@ -75,9 +78,17 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
     curvature = cl.load_or_estimate(folder, model, units, calibration, progress=False)
     plans = [cl.solve_greedy(curvature, 0.4, strength) for strength in (0.0, 1.0)]
     table = cl.measure_plans(model, plans, judge.rows(2, 4), progress=False)
-    benefit = plus_minus(*table.paired(0, 1))
+    value, over_rows = table.paired(0, 1)
+    gaps = []  # of two draws of H, each from three groups
+    for drawn in resampled(curvature, 2):
+        pair = [cl.solve_greedy(drawn, 0.4, strength) for strength in (0.0, 1.0)]
+        other = cl.measure_plans(model, pair, judge.rows(2, 4), progress=False)
+        gaps.append(other.paired(0, 1)[0])
+    over_draws = np.std(gaps, ddof=1) * np.sqrt(3 / 2)
+    benefit = plus_minus(value, np.hypot(over_rows, over_draws))
     (line,) = [line for line in found if "at 40% the edges help" in line]
     assert f"KL(λ 0) - KL(λ 1) = {benefit} nats per token" in line
+    assert f"(rows {over_rows:.2g}, 2 draws of H {over_draws:.2g})" in line
     expected = (table.mean[1] - plans[1].node_risk) / plans[1].edge_risk
     assert f"not yet: 1, expected {expected:.3g}" in first
 

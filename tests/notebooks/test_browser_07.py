@@ -16,7 +16,8 @@ from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "07_bridges_and_structure.ipynb"
-VALUES = SMALL | {"EDGE_RATIOS": (0.2,), "QUESTIONS": 1, "FAMILY_ROWS": 1, "SEEDS": (0,)}
+VALUES = SMALL | {"EDGE_RATIOS": (0.2,), "REDRAWS": 2}
+VALUES |= {"QUESTIONS": 1, "FAMILY_ROWS": 1, "SEEDS": (0,)}
 browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 

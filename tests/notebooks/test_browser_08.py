@@ -17,7 +17,7 @@ from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "08_how_sure_is_H.ipynb"
-VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5}
+VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5, "REDRAWS": 2}
 STUDIES = ("coverage", "stability", "stopping", "sensitivity", "infinitesimal")
 
 
