@@ -151,6 +151,7 @@ _ALSO = {
     "GainsChoice": "measuring.choosing_gains",
     "choose_gains": "measuring.choosing_gains",
     "Question": "measuring.generation",
+    "read_questions": "measuring.generation",
     "GrowingText": "measuring.generation",
     "token_pieces": "measuring.generation",
     "Sampling": "measuring.lockstep",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..calibration import CalibrationSet
@@ -137,19 +139,63 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
     Raises:
         InputError: the prompts are missing (a partial checkout), or a number below 1.
     """
-    if per_capability < 1:
-        raise InputError(f"per_capability is {per_capability}. Ask for at least 1 prompt.")
-    found = []
-    for file in sorted((demo_folder().parent / "prompts").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines()[:per_capability]:
-            record = json.loads(line)
-            found.append(Question(record["family"], record["prompt"], record["answer"]))
-    if not found:
+    folder = demo_folder().parent / "prompts"
+    if not list(folder.glob("*.jsonl")):
         raise InputError(
-            f"there are no prompts in {demo_folder().parent / 'prompts'}. Clone the whole "
-            "repository, or write them again with `python data/world.py`."
+            f"there are no prompts in {folder}. Clone the whole repository, or write them again "
+            "with `python data/world.py`."
         )
+    return read_questions(folder, per_capability)
+
+
+def read_questions(
+    place: str | os.PathLike[str], per_capability: int | None = None
+) -> list[Question]:
+    """Read questions from JSON lines: one object with "family", "prompt" and "answer" a line.
+
+    Args:
+        place: a .jsonl file, or a folder of them.
+        per_capability: the most questions of each family, the first ones; None takes all.
+
+    Raises:
+        InputError: no such file, a line that is no such object, or a number below 1.
+    """
+    if per_capability is not None and per_capability < 1:
+        raise InputError(f"per_capability is {per_capability}. Ask for at least 1 prompt.")
+    path = Path(place)
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    found: list[Question] = []
+    counts: Counter[str] = Counter()
+    for file in files:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise InputError(f"{file} cannot be read ({error}). Give a .jsonl file.") from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            question = _question(line, f"line {number} of {file}")
+            counts[question.capability] += 1
+            if per_capability is None or counts[question.capability] <= per_capability:
+                found.append(question)
+    if not found:
+        raise InputError(f"{path} holds no question. Give a .jsonl file, or a folder of them.")
     return found
+
+
+def _question(line: str, where: str) -> Question:
+    names = ("family", "prompt", "answer")
+    try:
+        record = json.loads(line)
+        values = [record[name] for name in names]
+        if not all(isinstance(value, str) and value for value in values):
+            raise TypeError("a value is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{where} is no question ({type(error).__name__}: {error}). Give a JSON object with "
+            "the texts family, prompt and answer."
+        ) from None
+    return Question(*values)
 
 
 def example_prompts(

@@ -131,3 +131,19 @@ def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> 
 
     mark = fingerprint(fingerprint_model(model), model_dtype(model), text.fingerprint)
     return Path(folder) / f"plans_{mark[:10]}.ckpt"
+
+
+def answers_file(folder: Folder, model: PreTrainedModel, questions: str) -> Path | None:
+    """Return the file of answers of a model's plans, for `AnswerOptions(checkpoint=...)`.
+
+    Args:
+        folder: of the tables; None keeps nothing.
+        model: the dense model.
+        questions: fingerprint of the questions.
+    """
+    if folder is None:
+        return None
+    from ..models.identity import fingerprint_model, model_dtype
+
+    mark = fingerprint(fingerprint_model(model), model_dtype(model), questions)
+    return Path(folder) / f"answers_{mark[:10]}.ckpt"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -441,3 +443,23 @@ def test_notebook_exercise_has_a_solution(demo: Any) -> None:
         found.append(int(parting[0]) if len(parting) else None)
         assert found[-1] == pair.divergence
     assert any(place is not None for place in found)
+
+
+def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
+    lines = [{"family": f, "prompt": f"{f} {i}?", "answer": str(i)} for i in (1, 2) for f in "ab"]
+    file = tmp_path / "one.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
+    assert len(cl.read_questions(file)) == 4
+    assert [q.prompt for q in cl.read_questions(tmp_path, 1)] == ["a 1?", "b 1?"]
+    assert cl.read_questions(tmp_path)[3] == cl.Question("b", "b 2?", "2")
+    with pytest.raises(cl.InputError, match="cannot be read"):
+        cl.read_questions(tmp_path / "none.jsonl")
+    with pytest.raises(cl.InputError, match="per_capability is 0"):
+        cl.read_questions(file, 0)
+    for line in ("no json", '{"family": "a", "prompt": "b"}', "[1]", '{"family": 1}'):
+        file.write_text(line, encoding="utf-8")
+        with pytest.raises(cl.InputError, match=r"line 1 of .*one\.jsonl is no question"):
+            cl.read_questions(file)
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(cl.InputError, match="holds no question"):
+        cl.read_questions(file)

@@ -27,6 +27,7 @@ VALUES = SMALL | {
     "FEW_ROWS": 1,
     "STEP_ROWS": 2,
     "REDRAWS": 2,
+    "ASKED": 1,
     # as if it were another model: found under another name, and not measured again
     "CHECKPOINTS": (str(demo_folder()),),
 }

@@ -1,0 +1,162 @@
+"""Abilities by plan: planted answers against McNemar by hand, the cache, verdicts, the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.answers import AnswerTable
+from cocurve_lab.studies import abilities
+from cocurve_lab.studies.abilities import ALL, CODE, DENSE, FULL
+from cocurve_lab.tables import Table, pick, shown
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+UNITS = make_units(4)
+CURVATURE = random_curvature(UNITS, seed=1, shared=0.8)
+QUESTIONS = [cl.Question(name, f"{name} {i}", "x") for name in (CODE, "other") for i in range(20)]
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Every plan with k units gets the first 40 - k questions right; counts how many are asked."""
+    asked: list[int] = []
+
+    def answer(_: Any, __: Any, plans: Any, questions: Any, **___: Any) -> AnswerTable:
+        asked.append(len(plans))
+        right = np.array([[q < 40 - len(plan) for q in range(40)] for plan in plans])
+        return AnswerTable(tuple(plans), tuple(questions), right, -1.0 - right, np.ones(40), right)
+
+    monkeypatch.setattr(abilities, "answer_accuracy", answer)
+    return asked
+
+
+def study(plans: Table, cache: Any = None) -> Table:
+    return abilities.ability_study(
+        tiny_model(), word_tokenizer(), plans, QUESTIONS, cache=cache, progress=False
+    )
+
+
+def entry(variant: str, units: int, base: str = "λ 0", ratio: float = 0.2) -> dict[str, Any]:
+    plan = cl.Selection.from_pruned(UNITS, list(range(units)))
+    named = {"variant": variant, "base": base, "requested_ratio": ratio, "note": ""}
+    return named | {"selection": plan}
+
+
+def test_pairs_are_counted_and_tested_by_hand(planted: list[int]) -> None:
+    table = study([entry("λ 0", 10), entry("λ 1", 3)])
+    dense, zero, one = (
+        pick(table, variant=v, capability="other")[0] for v in (DENSE, "λ 0", "λ 1")
+    )
+    assert (dense["accuracy"], zero["accuracy"], one["accuracy"]) == (1.0, 0.5, 17 / 20)
+    assert (dense["difference"], zero["p_value"]) == (None, None)
+    assert (one["gained"], one["lost"], one["questions"]) == (7, 0, 20)
+    assert one["difference"] == pytest.approx(7 / 20)
+    pairs = np.array([1.0] * 7 + [0.0] * 13)
+    assert one["difference_error"] == pytest.approx(pairs.std(ddof=1) / 20**0.5)
+    assert one["p_value"] == pytest.approx(2 * binom.cdf(0, 7, 0.5))
+    assert one["log_likelihood_difference"] == pytest.approx(-7 / 20)
+    code = pick(table, variant="λ 1", capability=CODE)[0]
+    assert (code["difference"], code["p_value"]) == (0, 1)
+    assert pick(table, variant="λ 1", capability=ALL)[0]["questions"] == 40
+    assert shown(table, abilities.COLUMNS)
+
+
+def test_a_plan_like_another_says_so_and_one_without_a_solution_says_why(
+    planted: list[int],
+) -> None:
+    missing = entry("λ 2", 1) | {"selection": None, "note": "no such plan"}
+    table = study([entry("λ 0", 4), entry("λ 1", 4), missing])
+    assert pick(table, variant="λ 1", capability=ALL)[0]["same_as"] == "λ 0"
+    assert planted == [3]
+    (lost,) = pick(table, variant="λ 2", capability=ALL)
+    assert (lost["accuracy"], lost["p_value"], lost["note"]) == (None, None, "no such plan")
+    found = abilities.strength_ability_findings(table)
+    assert {finding.agrees for finding in found} == {False}  # the same plan gains nothing
+    assert "1 plans without" in abilities.plot_abilities(table).layout.title.text
+
+
+@pytest.mark.parametrize(("units", "expected"), [(2, True), (9, None), (18, False)])
+def test_verdicts_on_lambda_need_mcnemar(
+    planted: list[int], units: int, expected: bool | None
+) -> None:
+    table = study([entry("λ 0", 10), entry("λ 1", units)])
+    found = abilities.strength_ability_findings(table)
+    assert found[0].agrees is expected
+    assert "lost of 40" in found[0].ours
+    assert found[2].agrees is None  # no question of code is decided
+
+
+def test_verdicts_on_edges_are_against_the_method(planted: list[int]) -> None:
+    rows = [entry(FULL, 1, FULL), entry("diagonal", 18, FULL), entry("within module", 1, FULL)]
+    table = study([row | {"base": FULL} for row in rows])
+    table = [row | {"capability": CODE if row["capability"] == ALL else "-"} for row in table]
+    found = {f.ours.split(" − ")[0]: f.agrees for f in abilities.edge_ability_findings(table)}
+    assert found["diagonal"] is True
+    assert found["within module"] is False  # the same plan
+    assert found["head-only"] is None  # not asked
+
+
+def test_a_finished_study_is_read_back(planted: list[int], tmp_path: Path) -> None:
+    plans = abilities.strength_plans(CURVATURE, (0.2, 0.4))
+    first = study(plans, tmp_path)
+    assert study(plans, tmp_path) == first
+    assert planted == [7]
+    study(abilities.edge_plans(CURVATURE, 0.4), tmp_path)
+    assert len(planted) == 2
+
+
+def test_plans_by_lambda_and_by_variant() -> None:
+    rows = abilities.strength_plans(CURVATURE, (0.2,), (0.0, 1.0))
+    assert [(r["variant"], r["base"]) for r in rows] == [("λ 0", "λ 0"), ("λ 1", "λ 0")]
+    assert rows[1]["selection"].pruned == cl.solve_greedy(CURVATURE, 0.2, 1.0).pruned
+    only = cl.Guards(kinds=("attention",))
+    (row,) = abilities.strength_plans(CURVATURE, (0.9,), (0.0,), only)
+    assert row["selection"] is None
+    assert row["note"]
+    names = [row["variant"] for row in abilities.edge_plans(CURVATURE, 0.4)]
+    assert names[0] == FULL
+    assert {"diagonal", "within module", "head-only", "FFN-only", "cross block"} <= set(names)
+    assert "joint" not in names
+    assert len(set(names)) == len(names)
+
+
+def test_nothing_to_ask() -> None:
+    model, tokenizer = tiny_model(), word_tokenizer()
+    plans = [entry("λ 0", 2)]
+    assert abilities.ability_study(model, tokenizer, plans, []) == []
+    assert "No question" in abilities.plot_abilities([]).layout.title.text
+    assert abilities.strength_ability_findings([]) == []
+    assert {f.agrees for f in abilities.edge_ability_findings([])} == {None}
+    with pytest.raises(cl.InputError, match="no plan to ask"):
+        abilities.ability_study(model, tokenizer, [plans[0] | {"selection": None}], QUESTIONS)
+
+
+def test_a_model_is_asked_and_an_interrupted_study_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = tiny_model(), word_tokenizer()
+    units = cl.enumerate_units(model, GROUPS)
+    built = cl.estimate_curvature(model, units, tiny_text(2, 16), 8, progress=False)
+    said = cl.continue_text(model, tokenizer, "w5 w6", 32).split(".")[0].split("\n")[0].strip()
+    questions = [cl.Question("a", "w5 w6", said), cl.Question("b", "w7", "w1 w2 w3")]
+    plans = abilities.strength_plans(built, (0.3, 0.6))
+    inputs = (model, tokenizer, plans, questions)
+    table = abilities.ability_study(*inputs, cache=tmp_path, progress=False)
+    (dense,) = pick(table, variant=DENSE, capability="a")
+    assert dense["accuracy"] == 1
+    assert len(table) == 3 * (1 + len(plans))
+    next(tmp_path.glob("study_abilities_*.json")).unlink()  # the answers alone are enough
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr("cocurve_lab.measuring.answers.ReplyEngine.measure", never)
+    again = abilities.ability_study(*inputs, cache=tmp_path, progress=False)
+    assert json.dumps(again) == json.dumps(table)
