@@ -77,7 +77,7 @@ def test_findings_have_verdicts(done: tuple[Path, nbformat.NotebookNode]) -> Non
     assert sorted(word.lower() for word in printed) == sorted(verdicts)
     assert verdicts[0] == "cannot be told"  # five questions
     assert text.count("20% removed, ") == 4
-    assert "not yet: yours" in text  # the exercise is the reader's
+    assert "not yet: " in text  # the exercise is the reader's
 
 
 def require_nothing_measured(first: nbformat.NotebookNode, again: nbformat.NotebookNode) -> None:

@@ -1,0 +1,180 @@
+"""Every exercise: the stub and constants fail with a hint, the solution passes, no answer is shown.
+
+The cells come from the notebooks and run on a tiny model, with the names that they find there.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+
+import cocurve_lab as cl
+from cocurve_lab.studies import exercises
+from cocurve_lab.studies.exercises import RIGHT, check
+from helpers.notebooks import NOTEBOOKS
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+CONSTANTS = (None, 0, 1, -1, 0.0, 0.5, 1.0, True, float("nan"), "", [], [0], np.zeros(3))
+
+
+class Exercise(NamedTuple):
+    """The cells of one exercise: code before the stub that it needs, stub, check and solution."""
+
+    needed: list[str]
+    stub: str
+    check: str
+    solution: str
+
+    @property
+    def name(self) -> str:
+        """The function that the reader writes."""
+        (function,) = [node for node in ast.parse(self.stub).body if is_function(node)]
+        return function.name
+
+    def said(self, names: dict[str, Any], code: str) -> str:
+        """What the check prints after some code."""
+        lines: list[str] = []
+        space = names | {"print": lambda *words: lines.append(" ".join(map(str, words)))}
+        for source in (*self.needed, self.stub, code, self.check):
+            exec(source, space)
+        (line,) = lines
+        return line
+
+
+def is_function(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef)
+
+
+def exercise_of(notebook: Path) -> Exercise:
+    cells = nbformat.read(notebook, as_version=4).cells
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    stub = next(n for n, source in enumerate(code) if "# your code" in source)
+    tried = next(n for n, source in enumerate(code) if "print(exercises." in source)
+    assert 0 < tried - stub <= 2
+    (prose,) = [c.source for c in cells if "<summary>Solution</summary>" in c.source]
+    found = re.search(r"```python\n(.*?)```|<pre>(.*?)</pre>", prose, re.S)
+    assert found is not None
+    solution = found[1] or html.unescape(found[2])
+    needed = [code[stub - 1]] if notebook.stem.startswith("10") else []
+    return Exercise(needed, code[stub], code[tried], solution)
+
+
+EXERCISES = {notebook.stem[:2]: exercise_of(notebook) for notebook in NOTEBOOKS}
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """The names of the notebooks on a tiny model."""
+    model, tokenizer = tiny_model(layers=4, seed=5), word_tokenizer()
+    units = cl.enumerate_units(model, GROUPS)
+    curvature = cl.estimate_curvature(model, units, tiny_text(12, 24), 16, progress=False)
+    plan = cl.solve_greedy(curvature, 0.2)
+    prompts = [f"w{n} w{n + 7} w{n + 31}" for n in range(0, 40, 8)]
+
+    class Lab:
+        """`cl` with prompts that the tiny tokenizer can read."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cl, name)
+
+        @staticmethod
+        def example_prompts(*_: Any) -> list[str]:
+            return prompts
+
+    measured = [(0.1, 0.3), (0.2, 0.2), (0.4, 0.9)]
+    plans = [{"kind": "plan", "predicted_risk": x, "measured_risk": y} for x, y in measured]
+    summary = [{"edge_mass": -0.5, "kl_lambda_1": 0.4, "remainder": 0.3, "fitting": 0.4}]
+    space = {
+        "cl": Lab(),
+        "np": np,
+        "torch": torch,
+        "exercises": exercises,
+        "f": SimpleNamespace(points=plans),
+    }
+    space |= {"model": model, "tokenizer": tokenizer, "units": units, "curvature": curvature}
+    space |= {"plan": plan, "empty": cl.Selection.from_pruned(units, []), "MODEL": "a model"}
+    space |= {"held_out": None, "RATIOS": (0.3,), "best": summary}
+    return space | {"found": cl.bridge_units(curvature)}
+
+
+def test_every_notebook_has_one() -> None:
+    assert list(EXERCISES) == [f"{n:02}" for n in range(1, 11)]
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_the_unfinished_stub_fails_with_a_hint(number: str, names: dict[str, Any]) -> None:
+    said = EXERCISES[number].said(names, "")
+    assert re.fullmatch(r"not yet: \d+ of \d+ cases are right\. .{20,}", said) or re.match(
+        r"not yet: \w+Error: ", said
+    )
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_the_solution_passes(number: str, names: dict[str, Any]) -> None:
+    assert EXERCISES[number].said(names, EXERCISES[number].solution) == RIGHT
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_no_constant_passes(number: str, names: dict[str, Any]) -> None:
+    exercise, tried = EXERCISES[number], iter(CONSTANTS)
+    space = names | {"tried": tried}
+    for _ in CONSTANTS:
+        code = f"constant = next(tried)\n{exercise.name} = lambda *_: constant"
+        assert exercise.said(space, code).startswith("not yet: ")
+
+
+@pytest.mark.parametrize("number", EXERCISES)
+def test_no_answer_of_the_solution_passes_for_all(number: str, names: dict[str, Any]) -> None:
+    """A constant that is right in some case is wrong in another."""
+    exercise = EXERCISES[number]
+    given: list[Any] = []
+    code = f"{exercise.solution}\nright = {exercise.name}\n{exercise.name} = "
+    code += "lambda *case: given.append(right(*case)) or given[-1]"
+    assert exercise.said(names | {"given": given}, code) == RIGHT
+    for answer in given[:3]:
+        code = f"{exercise.name} = lambda *_: answer"
+        assert exercise.said(names | {"answer": answer}, code).startswith("not yet: ")
+
+
+# The check itself ---------------------------------------------------------------------------------
+
+
+def test_a_check_counts_and_names_errors_and_shows_no_answer() -> None:
+    cases, answers = [(1,), (2,), (3,)], [11, 12, None]
+    answer: Callable[[int], Any] = dict(zip((1, 2, 3), answers, strict=True)).get
+    assert check(answer, cases, answers, "A hint.") == RIGHT
+    said = check(lambda n: n + 10, cases, answers, "A hint.")
+    assert said == "not yet: 2 of 3 cases are right. A hint."
+    assert not re.search("11|12", said)
+    assert check(lambda n: n / 0, cases, answers, "").startswith("not yet: ZeroDivisionError")
+    assert check(lambda _: 1, cases, [1, 1, 1], "").startswith("not yet: all 3 cases have the same")
+
+
+@pytest.mark.parametrize(
+    ("value", "answer", "same"),
+    [
+        (1, 1.0, True),
+        (1 + 1e-9, 1.0, True),
+        (1.1, 1.0, False),
+        (True, 1, False),
+        (None, 0, False),
+        ("1", 1, False),
+        ([1, 2], np.array([1.0, 2.0]), True),
+        (1, np.array([1, 1]), False),
+        ([[1], [1, 2]], 1, False),
+        (np.nan, 1.0, False),
+    ],
+)
+def test_values_are_compared_up_to_rounding(value: Any, answer: Any, same: bool) -> None:
+    said = check(lambda n: value if n else 5, [(1,), (0,)], [answer, 5], "")
+    assert (said == RIGHT) is same
