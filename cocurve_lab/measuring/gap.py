@@ -89,6 +89,16 @@ class RiskSplit:
         return float(self.kl_of_joint.mean())
 
     @property
+    def other_text(self) -> float:
+        """`predicted` over the plan's own predicted risk; NaN if that is unknown or 0.
+
+        Above 1 where H was built on other rows, which the plan suits by its choice, or on a smaller
+        support. Times `expansion` and `adding_up` it is measured over what H predicted.
+        """
+        own = self.selection.predicted_risk
+        return self.predicted / own if own else float("nan")
+
+    @property
     def expansion(self) -> float:
         """The factor in measured / predicted that the expansion of the KL causes.
 
@@ -199,8 +209,8 @@ class RiskSplit:
             f"{len(plan)} units, {plan.realized_ratio:.1%} removed{from_h}; on these "
             f"{self.p_max.size} positions predicted {self.predicted:.3g}, measured "
             f"{self.measured:.3g} nats per token ({ratio:.3g} x)",
-            f"  expansion of the KL {self.expansion:.3g} x, adding up {self.adding_up:.3g} x: "
-            + _SAID[self.cause],
+            f"  other text {self.other_text:.3g} x, expansion of the KL {self.expansion:.3g} x, "
+            f"adding up {self.adding_up:.3g} x: {_SAID[self.cause]}",
             f"  {'p_max':<10}{'positions':>10}{'predicted':>11}{'measured':>11}{'ratio':>8}",
         ]
         for found in self.rows():

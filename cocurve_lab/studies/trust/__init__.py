@@ -1,6 +1,7 @@
 """Notebook 06: when the edges help and when they hurt.
 
     fidelity.py      predicted against measured: single units, and plans of one budget
+    gap.py           where predicted and measured part, in pictures
     saturation.py    do two losses add up: pairs against the sum of their own
     choices.py       which lambda and which guards, by ratio
     improving.py     local search, the certified bound, and gains on top of a plan

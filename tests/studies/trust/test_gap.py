@@ -1,0 +1,28 @@
+"""The picture of a split risk shows its bins."""
+
+from __future__ import annotations
+
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.studies.trust.gap import plot_split
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+
+
+@pytest.mark.parametrize("rows", [1, 3])  # one row has no error
+def test_the_bars_are_the_bins_and_add_up_alike(rows: int) -> None:
+    model = tiny_model()
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 8, 13])
+    split = cl.split_risk(model, plan, tiny_text(rows, 20), progress=False)
+    figure = plot_split(split)
+    bars = iter(figure.data)
+    for by in ("p_max", "shift"):
+        for name, whole in (("predicted", split.predicted), ("measured", split.measured)):
+            bar = next(bars)
+            assert bar.name == name
+            assert list(bar.x) == [row["bin"] for row in split.rows(by)]
+            assert list(bar.y) == [row[name] for row in split.rows(by)]
+            assert sum(bar.y) == pytest.approx(whole)
+            assert list(bar.text) == [f"{row['share']:.0%}" for row in split.rows(by)]
+    assert not list(bars)
+    assert f"{plan.realized_ratio:.1%} removed" in figure.layout.title.text
