@@ -357,9 +357,10 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
 
 # Pictures -----------------------------------------------------------------------------------------
 def plot_abilities(table: Table) -> Figure:
-    """Share of right answers of every plan, one symbol per capability; bars are 95 % intervals.
+    """Share of right answers of every plan, one symbol per capability; the dense model comes first.
 
-    The dense model is the first line.
+    All questions together have a bar, their 95 % interval; those of the capabilities would lie on
+    top of each other, so they are in the hover text.
     """
     figure = graph_objects().Figure()
     rows = [row for row in table if row["accuracy"] is not None]
@@ -375,7 +376,7 @@ def plot_abilities(table: Table) -> Figure:
                 [percent(row["requested_ratio"]) for row in mine],
                 [row["variant"] for row in mine],
             ],
-            error_x={"type": "data", "symmetric": False, "thickness": 1, "width": 2} | ends,
+            error_x={"type": "data", "symmetric": False, "visible": name == ALL} | ends,
             mode="markers",
             name=name,
             marker=look(number) | {"size": 10 if name == ALL else 8},
@@ -392,8 +393,9 @@ def plot_abilities(table: Table) -> Figure:
 
 
 def _hover(row: Row) -> str:
-    name = f"{row['variant']}, {row['capability']}: {row['accuracy']:.0%}"
+    ends = f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}"
+    name = f"{row['variant']}, {row['capability']}: {row['accuracy']:.0%} of {row['questions']}"
     if row["difference"] is None:
-        return f"{name} of {row['questions']}"
+        return f"{name} ({ends})"
     against = plus_minus(row["difference"], row["difference_error"])
-    return f"{name} of {row['questions']}; {against} against {row['base']} (p {row['p_value']:.2g})"
+    return f"{name} ({ends})<br>{against} against {row['base']}, p {row['p_value']:.2g}"
