@@ -303,6 +303,72 @@ def test_cancel_at_once_then_measure_again(
     assert not scatter.measurer.active
 
 
+def test_a_split_is_that_of_the_library_and_says_how_far_it_is(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, words, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
+
+    def split(*args: Any, **kwargs: Any) -> cl.RiskSplit:
+        words.append(scatter.measurer.words())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(cl, "split_risk", split)
+    found, expected = scatter.split(plan), real(MODEL, plan, HELD_OUT, progress=False)
+    for name in ("p_max", "quadratic_of_sum", "kl_of_joint"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert [text.split(" measured")[0] for text in words] == [f"{n} of 3 rows" for n in range(3)]
+    assert "(splitting the risk)" in words[0]
+    assert "3 of 3 rows measured" in scatter.status
+    assert scatter.controls.progress.value == 0
+    assert not scatter.measurer.active
+    assert repr(scatter.split(plan)) == repr(found)  # kept: nothing is measured again
+    assert len(words) == 3
+    scatter.session.selection = plan
+    assert repr(scatter.split()) == repr(found)
+    scatter.measure(plan)
+    assert "1 of 1 plans measured" in scatter.status
+
+
+@pytest.mark.parametrize("how", ["Cancel", "Ctrl-C"])
+def test_a_stopped_split_keeps_its_rows_and_goes_on(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    plan, done, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
+
+    def split(*args: Any, **kwargs: Any) -> cl.RiskSplit:
+        if len(done) == 2 and how == "Ctrl-C":
+            done.append(0)
+            raise KeyboardInterrupt
+        done.append(0)
+        if len(done) == 2 and how == "Cancel":
+            press(scatter, "Cancel")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(cl, "split_risk", split)
+    if how == "Ctrl-C":
+        with pytest.raises(KeyboardInterrupt):
+            scatter.split(plan)
+    else:
+        assert scatter.split(plan).p_max.shape[0] == 2
+    assert "2 of 3 rows measured" in scatter.status
+    assert "then stopped" in scatter.status
+    assert not scatter.measurer.active
+    expected = real(MODEL, plan, HELD_OUT, progress=False)
+    assert repr(scatter.split(plan)) == repr(expected)  # the third row alone was missing
+    assert len(done) == (4 if how == "Ctrl-C" else 3)
+
+
+def test_a_split_needs_a_plan_and_a_first_row(
+    scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(cl.InputError, match="no plan is chosen"):
+        scatter.split()
+    start = scatter.measurer._start
+    monkeypatch.setattr(scatter.measurer, "_start", lambda token: (start(token), token.cancel()))
+    with pytest.raises(cl.InputError, match="cancelled before its first row"):
+        scatter.split(cl.solve_greedy(CURVATURE, 0.3))
+
+
 def test_the_picture_moves_at_most_five_times_a_second(
     scatter: FidelityScatter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,9 @@ class Measurer:
         moved: called whenever there is something new to show.
 
     Attributes:
-        done, total: plans of the present work, less the cancelled ones; 0 when idle.
+        done, total: plans of the present work, less the cancelled ones, or rows where it splits
+            the risk of one plan; 0 when idle.
+        noun: what `done` and `total` count, for a status line.
         stage: the present step, for a status line.
         took: size and time of the last finished work, in words; empty before the first.
     """
@@ -42,7 +44,7 @@ class Measurer:
         self._job: CancelToken | None = None  # of the job on the thread that takes from `_todo`
         self._began = 0.0
         self.done = self.total = 0
-        self.stage = self.took = ""
+        self.noun, self.stage, self.took = "plans", "", ""
 
     @property
     def active(self) -> bool:
@@ -69,7 +71,7 @@ class Measurer:
                 return ""
             left = self.seconds_left
             eta = "" if left is None else f", about {left:.0f} s left"
-            return f"{self.done} of {self.total} plans measured{eta} ({self.stage})"
+            return f"{self.done} of {self.total} {self.noun} measured{eta} ({self.stage})"
 
     def measure_here(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
         """Measure in this thread; return when all are done or cancelled."""
@@ -82,6 +84,38 @@ class Measurer:
         except Cancelled:
             pass
         finally:
+            self._end(token)
+
+    def split_here(
+        self, plan: cl.Selection, held_out: cl.CalibrationSet, parts: list[cl.RiskSplit]
+    ) -> None:
+        """Split the risk of a plan in this thread, row by row, until done or cancelled.
+
+        Args:
+            plan: the plan.
+            held_out: text to measure on.
+            parts: one per row done so far; the others are appended as they come.
+        """
+        token, todo = CancelToken(), range(len(parts), len(held_out))
+        self._expect(len(todo), "rows")
+        self._start(token)
+        try:
+            for number in todo:
+                token.check()
+                self._say("waiting for the model")
+                with self.session.exclusive(token) as model:
+                    self._say("splitting the risk")
+                    row = held_out.rows(number, number + 1)
+                    parts.append(cl.split_risk(model, plan, row, progress=False))
+                with self._lock:
+                    self.done += 1
+        except Cancelled:
+            pass
+        finally:
+            with self._lock:
+                left = len(held_out) - len(parts)
+                self.total -= left
+                self._dropped += left
             self._end(token)
 
     def measure_soon(
@@ -165,12 +199,14 @@ class Measurer:
             self.done += len(plans)
         self.session.add_measured(*(MeasuredPlan(plan, kl, se, text) for plan, kl, se in numbers))
 
-    def _expect(self, plans: int) -> None:
+    def _expect(self, count: int, noun: str = "plans") -> None:
         with self._lock:
             if not self.active:
                 self.done = self.total = self._dropped = 0
-                self._began = time.monotonic()
-            self.total += plans
+                self._began, self.noun = time.monotonic(), noun
+            elif noun != self.noun:
+                self.noun = "steps"
+            self.total += count
 
     def _start(self, token: CancelToken) -> None:
         with self._lock:
@@ -183,7 +219,8 @@ class Measurer:
                 seconds = time.monotonic() - self._began
                 asked = self.total + self._dropped
                 stopped = ", then stopped" if self._dropped else ""
-                self.took = f"{self.done} of {asked} plans measured in {seconds:.1f} s{stopped}"
+                how = f"measured in {seconds:.1f} s{stopped}"
+                self.took = f"{self.done} of {asked} {self.noun} {how}"
                 self.done = self.total = 0
         self._moved()
 

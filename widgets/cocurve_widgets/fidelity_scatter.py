@@ -105,6 +105,7 @@ class FidelityScatter(Instrument, W.VBox):
         self.book = Book.of(self.session)
         self.measurer = Measurer(self.session, self._changed)
         self._singles = single_rows(curvature)
+        self._splits: dict[tuple[str, str], list[cl.RiskSplit]] = {}  # a part per row done
         self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
@@ -325,6 +326,33 @@ class FidelityScatter(Instrument, W.VBox):
         self._require_measurable(plans)
         self.book.add_pool(name, code, [("", plan) for plan in plans])
         return self.measure(plans, wait)
+
+    def split(self, plan: cl.Selection | None = None) -> cl.RiskSplit:
+        """Measure where the prediction of a plan and its KL part (`cocurve_lab.split_risk`).
+
+        It measures in this thread, row by row, under the bar of the instrument. Cancel and Ctrl-C
+        keep the finished rows, and another call goes on after them.
+
+        Args:
+            plan: a plan without gains; None takes the session's.
+
+        Returns:
+            The split over the rows done: all of them, or fewer after Cancel.
+
+        Raises:
+            InputError: no model, no held-out text, no plan, or Cancel before the first row.
+            MismatchError: the plan is for other units.
+        """
+        plan = self.require_plan() if plan is None else plan
+        held_out = self._require_measurable([plan])
+        parts = self._splits.setdefault((plan.fingerprint, text_name(held_out)), [])
+        try:
+            self.measurer.split_here(plan, held_out, parts)
+        finally:
+            self.refresh()
+        if not parts:
+            raise cl.InputError("the split was cancelled before its first row. Call split again.")
+        return cl.RiskSplit.join(parts)
 
     def cancel(self) -> None:
         """Stop measuring; measured plans are kept, and so are those in the model now."""

@@ -176,7 +176,11 @@ def strength_findings(table: Table) -> list[Finding]:
         where = 'Section "Ablations: the edge term is decisive"'
         agrees = judged_column(row, "edge_benefit", *ABOVE)
         found.append(Finding("lambda", claim, where, ours, agrees))
-    told = ", ".join(f"{percent(r['requested_ratio'])}: {plus_minus(r['gate'])}" for r in rows)
+    told = ", ".join(
+        f"{percent(r['requested_ratio'])}: "
+        + ("undecided" if r["gate"] is None else plus_minus(r["gate"]))
+        for r in rows
+    )
     claim = "the redundancy gate tells from H alone whether edges help"
     agrees = every(partial(_gate_is_right, row) for row in rows)
     found.append(Finding("gate", claim, 'App. "Scope"', f"recommended λ, {told}", agrees))
