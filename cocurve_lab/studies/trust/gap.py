@@ -31,7 +31,7 @@ def plot_split(split: RiskSplit) -> Figure:
     for place, by in enumerate(_AXES):
         rows, axis = split.rows(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
         for name, (label, colour, pattern) in _BARS.items():
-            error = {"type": "data", "array": column(rows, "measured_error"), "thickness": 1}
+            spread = {"array": column(rows, "measured_error"), "thickness": 1, "color": "#808080"}
             figure.add_bar(
                 x=column(rows, "bin"),
                 y=column(rows, name),
@@ -39,7 +39,7 @@ def plot_split(split: RiskSplit) -> Figure:
                 legendgroup=name,
                 showlegend=place == 0,
                 marker={"color": colour, "pattern": {"shape": pattern}},
-                error_y=error if name == "measured" else None,
+                error_y=spread if name == "measured" else None,
                 text=[f"{share:.0%}" for share in column(rows, "share")],
                 textposition="outside" if name == "predicted" else "none",
                 hovertemplate="%{x}: %{y:.3g} nats per token<br>%{text} of positions"
@@ -54,4 +54,5 @@ def plot_split(split: RiskSplit) -> Figure:
         yaxis2={"anchor": "x2", "matches": "y"},
     )
     removed = split.selection.realized_ratio
-    return finish(figure, f"Predicted and measured by position, {removed:.1%} removed")
+    title = f"Risk by position, {removed:.1%} removed; above the bars the share of positions"
+    return finish(figure, title)
