@@ -202,9 +202,9 @@ def _doubts(gate: Gate) -> list[str]:
         return []
     doubts = []
     lowest = gate.redundancy if gate.corrected is None else min(gate.redundancy, gate.corrected)
-    low, high = lowest - 2 * error, gate.redundancy + 2 * error
+    low, high = max(0.0, lowest - 2 * error), gate.redundancy + 2 * error
     if low < GRAY < high:
-        doubts.append(f"less noise and errors it may lie anywhere in {low:.3f} to {high:.3f}")
+        doubts.append(f"within noise and errors it may lie anywhere in {low:.3f} to {high:.3f}")
     if gate.recommended > 0 and gate.edge_to_diagonal_measured - 2 * balance_error <= 1:
         doubts.append("the edges are not clearly larger than the diagonal")
     return doubts

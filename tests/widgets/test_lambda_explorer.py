@@ -202,6 +202,16 @@ def test_measured_plans_are_marked_and_told(explorer: LambdaExplorer) -> None:
     assert explorer._marks["gate"]["strength"] == cl.redundancy_gate(CURVATURE).recommended
 
 
+def test_an_undecided_gate_has_no_mark_and_says_why() -> None:
+    rough = random_curvature(make_units(6, 3, 8), seed=5, groups=4)
+    explorer, gate = LambdaExplorer(rough), cl.redundancy_gate(rough)
+    assert gate.recommended is not None
+    assert not gate.decided
+    assert explorer._marks["gate"] == {"strength": None, "reason": gate.reason}
+    assert gate.reason.startswith("Undecided")
+    explorer.close()
+
+
 def test_files(explorer: LambdaExplorer, tmp_path: Path) -> None:
     rows = list(csv.DictReader(explorer.save(tmp_path / "plan.csv").read_text().splitlines()))
     assert len(rows) == len(CURVATURE.units)

@@ -165,6 +165,8 @@ def test_the_picture_names_the_models(table: Table) -> None:
     assert (list(full.text), list(damped.text)) == (["seed 0", "seed 2"], ["seed 1"])
     assert damped.y[0] == table[1]["relative_benefit"]
     assert list(full.error_x.array) == column([table[0], table[2]], "redundancy_error").tolist()
+    given[1]["gate_lambda"] = None
+    assert [trace.name for trace in plot_redundancy(given).data][-1] == "the gate is undecided"
 
 
 @pytest.mark.slow
