@@ -20,14 +20,15 @@ browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 
 # the traces at the end of the figure are: equality, factor 2, single units, plans, rings, waiting
-PLANS = "() => document.querySelector('.js-plotly-plot').data.at(-3).x.length"
-RINGS = "() => document.querySelector('.js-plotly-plot').data.at(-2).x.length"
+PLANS = "() => document.querySelector('[role=figure].js-plotly-plot').data.at(-3).x.length"
+RINGS = "() => document.querySelector('[role=figure].js-plotly-plot').data.at(-2).x.length"
 SINGLES = """() => {
-  const traces = [...document.querySelectorAll('.js-plotly-plot .scatterlayer .trace')];
+  const figure = document.querySelector('[role=figure].js-plotly-plot');
+  const traces = [...figure.querySelectorAll('.scatterlayer .trace')];
   return traces.map(t => t.querySelectorAll('path.point').length).filter(n => n)[0];
 }"""
 PLACE = """() => {
-  const traces = document.querySelectorAll('.js-plotly-plot .scatterlayer .trace');
+  const traces = document.querySelectorAll('[role=figure].js-plotly-plot .scatterlayer .trace');
   const points = [...traces].map(t => [...t.querySelectorAll('path.point')]);
   const plans = points.filter(p => p.length)[1];  // after the single units
   const box = plans.at(-1).getBoundingClientRect();
@@ -135,10 +136,10 @@ def open_and_run(visit: Visit) -> Any:
     page = visit.page
     page.evaluate(SLOW_CODE)
     visit.run_all()
-    page.wait_for_selector(".js-plotly-plot .gtitle", state="attached", timeout=60_000)
+    page.wait_for_selector("[role=figure].js-plotly-plot .gtitle", state="attached", timeout=60_000)
     wait(page, 6)
     idle(page)
-    page.locator(".js-plotly-plot").scroll_into_view_if_needed()
+    page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
     return page
 
 
@@ -150,7 +151,7 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
     with lab.open(solved, SMALL | {"HELD_OUT": 6}, inside=folder) as visit:
         page = open_and_run(visit)
         require_told(visit.content(), folder)
-        assert page.locator(".js-plotly-plot").count() == 1
+        assert page.locator("[role=figure].js-plotly-plot").count() == 1
         assert visit.received <= 6e6, visit.received
         buttons = page.locator(".modebar-btn").evaluate_all(
             "all => all.map(b => b.getAttribute('data-title') || '')"
@@ -192,7 +193,7 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
 
         # a click on a point is the session's plan, seen by another cell
         assert page.evaluate(RINGS) == 0
-        page.locator(".js-plotly-plot").scroll_into_view_if_needed()
+        page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
         page.wait_for_timeout(300)
         page.mouse.move(*page.evaluate(PLACE))
         page.locator(".hoverlayer .hovertext").first.wait_for()
@@ -243,12 +244,14 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
             page.set_viewport_size({"width": width, "height": height})
             for theme in ("Light", "Dark"):
                 visit.theme(theme)
-                page.locator(".js-plotly-plot").scroll_into_view_if_needed()
+                page.locator("[role=figure].js-plotly-plot").scroll_into_view_if_needed()
                 visit.picture(f"04_{theme.lower()}_{width}", instrument(page))
-        assert page.locator(".js-plotly-plot").bounding_box()["width"] > 1000
+        assert page.locator("[role=figure].js-plotly-plot").bounding_box()["width"] > 1000
         visit.require_clean()
 
 
 def instrument(page: Any) -> Any:
     """The output area that holds the whole instrument."""
-    return page.locator(".jp-OutputArea-output", has=page.locator(".js-plotly-plot")).first
+    return page.locator(
+        ".jp-OutputArea-output", has=page.locator("[role=figure].js-plotly-plot")
+    ).first
