@@ -25,7 +25,7 @@ from .replay import GATHER_BYTES, TRACE_BYTES, trace_bytes
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
 
-LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits of ablations held at a time
+LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time, here and in measuring/
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
 
 

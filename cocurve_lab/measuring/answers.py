@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from ..errors import InputError, NumericalError
+from ..estimator.batches import LOGIT_BYTES
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 KIND = FileKind("cocurve-answers", 1, "replies")  # columns: right, log-likelihood, decoded
 ALL = "all"  # stands for all capabilities together
 _QUESTIONS = 32  # questions between two writes of a checkpoint
-_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
 
 
 # Tables -----------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class ReplyEngine:
 
     def _read(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Likeliest token [K] and log probability of the label [K], float64, from hidden [K, d]."""
-        step = max(1, _LOGIT_BYTES // (8 * self.architecture.vocabulary))
+        step = max(1, LOGIT_BYTES // (8 * self.architecture.vocabulary))
         tokens, logs = [], []
         for start in range(0, len(hidden), step):
             logits = widen(self.architecture.logits(hidden[start : start + step]))

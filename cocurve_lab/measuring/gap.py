@@ -25,7 +25,7 @@ from torch import Tensor
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..errors import InputError, NumericalError
-from ..estimator.batches import Batches
+from ..estimator.batches import LOGIT_BYTES, Batches
 from ..estimator.features import row
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay, widen
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 P_MAX_EDGES = (0.5, 0.9, SURE)  # borders of the bins of the teacher's confidence
 SHIFT_EDGES = (1e-3, 1e-2, 1e-1, 1.0)  # of the bins of A at a position, nats
 AGREE = 2.0  # within this factor, prediction and measurement are said to agree
-_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time, beside a few arrays
 _BATCH_TOKENS = 4096  # tokens per batch of ablations
 
 
@@ -317,7 +316,7 @@ def _alone(
     """Sums over a batch of ablations: of the shifts [P, V], and of both risks [2, P] float64."""
     summed, risks = torch.empty_like(z_0), []
     # logits of the whole vocabulary for B units: a few positions at a time, to bound the memory
-    step = max(1, _LOGIT_BYTES // (4 * (len(hidden) + 2) * z_0.shape[-1]))
+    step = max(1, LOGIT_BYTES // (4 * (len(hidden) + 2) * z_0.shape[-1]))
     for start in range(0, len(z_0), step):
         part = slice(start, start + step)
         shift = widen(architecture.logits(hidden[:, part])).sub_(z_0[part])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError, NumericalError
+from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
@@ -29,8 +30,6 @@ from .generation import GrowingText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
 
 
 # Options and results ----------------------------------------------------------------------------
@@ -247,7 +246,7 @@ def forced_kl(
 
 def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
     """KL [T] of row 1 from row 0, nats, from hidden states [2, T, d], in chunks of positions."""
-    step = max(1, _LOGIT_BYTES // (16 * architecture.vocabulary))
+    step = max(1, LOGIT_BYTES // (16 * architecture.vocabulary))
     parts = []
     for start in range(0, hidden.shape[1], step):
         logits, masked = widen(architecture.logits(hidden[:, start : start + step]))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError, MismatchError, NumericalError
+from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 KIND = FileKind("cocurve-plans", 2, "plans measured")  # columns: KL and nll of a sequence
 DENSE = "dense"  # the key under which the memory keeps the teacher's own nll
-_LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time
 _BATCH_TOKENS = 16_384  # tokens per forward pass, which bounds the activations of long rows
 
 
@@ -383,7 +383,7 @@ def _mean_kl_and_nll(
     """
     # logits of the whole vocabulary for B plans: a few positions at a time, to bound the memory
     rows, positions, _ = hidden[1].shape
-    step = max(1, _LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
+    step = max(1, LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
     total = torch.zeros(rows, 2, dtype=torch.float64, device=labels.device)
     for start in range(0, positions, step):
         part = slice(start, start + step)

@@ -233,7 +233,7 @@ def jackknife_error(mine: Callable[..., Any], curvature: Curvature) -> str:
     filled = np.flatnonzero(positions)
     for count in sorted({len(filled), max(2, len(filled) - 1), max(2, len(filled) // 2)}):
         part = np.sort(rng.choice(filled, count, replace=False))
-        some = Curvature.from_groups(curvature.units, grams[part], positions[part], None, {})
+        some = _on_groups(curvature, part)
         cases.append((np.diagonal(grams[part], axis1=1, axis2=2).copy(), positions[part]))
         answers.append(jackknife(some, "saliency").standard_error)
     hint = "Leave one group out at a time; the scatter counts (G - 1) / G, not 1 / (G - 1)."

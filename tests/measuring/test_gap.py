@@ -172,7 +172,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
     parts = [cl.split_risk(model, plan, TEXT.rows(n, n + 1), progress=False) for n in range(3)]
     joined = cl.RiskSplit.join(parts)
     monkeypatch.setattr(gap, "_BATCH_TOKENS", 1)
-    monkeypatch.setattr(gap, "_LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
+    monkeypatch.setattr(gap, "LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
     small = cl.split_risk(model, plan, TEXT, progress=False)
     for name in ("p_max", *RISKS):
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))

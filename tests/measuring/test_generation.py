@@ -319,7 +319,7 @@ def test_forced_kl_in_pieces_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) 
 
     model = tiny_model()
     whole = forced_kl(model, plan_of(model), list(range(20)))
-    monkeypatch.setattr(lockstep, "_LOGIT_BYTES", 16 * VOCAB * 3)  # three positions at a time
+    monkeypatch.setattr(lockstep, "LOGIT_BYTES", 16 * VOCAB * 3)  # three positions at a time
     np.testing.assert_allclose(forced_kl(model, plan_of(model), list(range(20))), whole, rtol=1e-5)
 
 
