@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -53,19 +53,37 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
 @contextmanager
 def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
-    precision = torch.get_float32_matmul_precision()
     before = torch.get_num_threads()
     model.eval()
-    torch.set_float32_matmul_precision("highest")  # no TF32, which keeps 10 bits of a factor
     torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
     try:
-        with torch.inference_mode():
+        with _full_precision(), torch.inference_mode():
             yield
     finally:
         torch.set_num_threads(before)
-        torch.set_float32_matmul_precision(precision)
         for module, training in modes:  # not model.train(): submodules may differ from the top
             module.training = training
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Compute float32 products in full: no TF32, which keeps 10 bits of a factor."""
+    onednn: Any = torch.backends.mkldnn  # its matmul is not in the types
+    matmuls = (torch.backends.cuda.matmul, onednn.matmul)
+    newer = [matmul.fp32_precision for matmul in matmuls]
+    older = None
+    # torch has an older and a newer name for this setting, and refuses to read the older one where
+    # only the newer was set. Writing the older one sets both.
+    with suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for matmul, value in zip(matmuls, newer, strict=True):
+            matmul.fp32_precision = value
 
 
 @contextmanager

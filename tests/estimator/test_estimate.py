@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import operator
 import os
 import signal
 import subprocess
@@ -695,6 +696,21 @@ def test_global_state_and_the_model_are_left_as_they_were() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any("forward" in vars(module) for module in model.modules())
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("place", ["", "cuda.matmul", "mkldnn.matmul"])
+def test_a_build_takes_full_precision_where_torch_is_told_otherwise(place: str) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    expected = build(model, text)
+    backend = operator.attrgetter(place)(torch.backends) if place else torch.backends
+    before = backend.fp32_precision
+    try:
+        backend.fp32_precision = "tf32"  # torch's newer name for what the test above sets
+        found = build(model, text)
+        assert backend.fp32_precision == "tf32"
+    finally:
+        backend.fp32_precision = before
+    assert same_bits(found, expected)
 
 
 def test_dropout_is_off_while_measuring() -> None:
