@@ -1,0 +1,356 @@
+"""What the library computes on a GPU is what it computes on the CPU.
+
+    python -m pytest tests/test_gpu.py -m gpu -s        # -s shows the differences that were found
+
+Model, text and options are the same on both sides, so a difference is of the device alone.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import cocurve_lab as cl
+from cocurve_lab.estimator.batches import by_layer, memory_needed
+from cocurve_lab.evaluation.efficiency import most_held
+from cocurve_lab.measuring.lockstep import Sampling, compare_text
+from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.identity import model_device, weight_marks
+from helpers.problems import interrupt_at
+from helpers.tiny_models import GROUPS, relative_error, tiny_model, tiny_text
+
+DEVICE = torch.device("cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no NVIDIA GPU"),
+]
+
+# Two float32 computations of H differ by up to 5e-6 (tests/benchmarks/README.md). TF32 keeps as
+# many bits of a factor as float16, whose H is off by 2e-3. The bound lies between: a factor of ten
+# above the first, and of forty below the second.
+FLOAT32 = 5e-5
+# twice the errors of tests/benchmarks/README.md, because another device rounds elsewhere
+HALF = {"float16": 2 * 2.2e-3, "bfloat16": 2 * 1.6e-2}
+INVERTED = 1e-3  # some methods invert a matrix of inputs, which magnifies rounding
+LAST_BITS = 1e-5  # sums in another order, which decides the last bits only
+MODELS = [
+    ("llama", "gqa"),
+    ("mistral", "mqa"),
+    ("qwen2", "gqa"),
+    ("phi3", "mha"),
+    ("gemma2", "gqa"),
+    ("gemma3_text", "mqa"),
+    ("olmo2", "mha"),
+    ("gpt_neox", "mha"),
+    ("gpt2", "mha"),
+    ("opt_350m", "mha"),
+]
+each_model = pytest.mark.parametrize(("family", "heads"), MODELS)
+some_models = pytest.mark.parametrize(("family", "heads"), [MODELS[0], MODELS[4], MODELS[8]])
+
+
+def both(family: str, heads: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The same tiny model on the CPU and on the GPU."""
+    return tiny_model(family, heads, **options), tiny_model(family, heads, **options).to(DEVICE)
+
+
+@cache
+def demo(place: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    return cl.load_model("demo", device=place)
+
+
+@cache
+def demo_text(rows: int) -> cl.CalibrationSet:
+    text, _ = cl.default_calibration("demo", demo("cpu")[1], rows, 1, positions_per_sequence="all")
+    return text
+
+
+def build(
+    model: PreTrainedModel, text: cl.CalibrationSet, top_r: int = 32, **options: Any
+) -> cl.Curvature:
+    units = cl.enumerate_units(model, GROUPS)
+    knobs = cl.BuildOptions(**options)
+    return cl.estimate_curvature(model, units, text, top_r, progress=False, options=knobs)
+
+
+@cache
+def demo_build(place: str) -> cl.Curvature:
+    return cl.estimate_curvature(demo(place)[0], None, demo_text(2), progress=False)
+
+
+def third(model: PreTrainedModel) -> cl.Selection:
+    """A plan that removes every third unit."""
+    units = cl.enumerate_units(model, GROUPS)
+    return cl.Selection.from_pruned(units, range(0, len(units), 3))
+
+
+def require_close(what: str, found: Any, expected: Any, bound: float) -> None:
+    """Show and judge the relative error in the Frobenius norm."""
+    found, expected = np.asarray(found, float), np.asarray(expected, float)
+    error = relative_error(found, expected) if expected.any() else float(np.abs(found).max())
+    print(f"\n  {what}: {error:.1e}, bound {bound:.1e}", end="")
+    assert error <= bound
+
+
+def same_bits(a: cl.Curvature, b: cl.Curvature) -> bool:
+    names = ("matrix", "group_grams", "group_risks", "group_positions")
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+# H ------------------------------------------------------------------------------------------------
+
+
+def test_h_of_the_demo_model_is_that_of_the_cpu() -> None:
+    found, expected = demo_build(str(DEVICE)), demo_build("cpu")
+    assert found.provenance["runtime"]["device_kind"] == DEVICE.type
+    require_close("H", found.matrix, expected.matrix, FLOAT32)
+    require_close("KL of single units", found.single_unit_risk, expected.single_unit_risk, FLOAT32)
+
+
+@pytest.mark.parametrize("scored", ["all", 5])
+@each_model
+def test_h_of_a_family_is_that_of_the_cpu(family: str, heads: str, scored: int | str) -> None:
+    text = tiny_text(2, 24, scored)
+    expected, found = (build(model, text) for model in both(family, heads))
+    require_close("H", found.matrix, expected.matrix, FLOAT32)
+    assert found.provenance["model_fingerprint"] == expected.provenance["model_fingerprint"]
+
+
+def test_risks_over_the_full_vocabulary_are_those_of_the_cpu() -> None:
+    expected, found = (
+        build(model, tiny_text(2), full_vocabulary=True) for model in both("llama", "gqa")
+    )
+    require_close("KL", found.single_unit_risk, expected.single_unit_risk, FLOAT32)
+
+
+@pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
+def test_a_build_takes_no_tf32_where_the_session_allows_it(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = tiny_model().to(DEVICE), tiny_text(2)
+    factor = torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    full, expected = factor @ factor, build(model, text)
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        setattr(matmul, setting, {"allow_tf32": True, "fp32_precision": "tf32"}[setting])
+        short = factor @ factor
+        found = build(model, text)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision = before
+    assert not torch.equal(short, full)  # so TF32 would show
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_is_within_the_published_error(dtype: str) -> None:
+    model, _ = cl.load_model("demo", device=DEVICE, dtype=dtype)
+    found = cl.estimate_curvature(model, None, demo_text(6), progress=False)
+    assert found.provenance["model_dtype"] == dtype
+    # on the same weights, so that only arithmetic differs
+    expected = cl.estimate_curvature(model.float(), None, demo_text(6), progress=False)
+    require_close(f"H in {dtype} against float32", found.matrix, expected.matrix, HALF[dtype])
+
+
+def test_the_batch_size_decides_the_last_bits_only() -> None:
+    model, text = tiny_model("llama", "gqa").to(DEVICE), tiny_text(2)
+    chosen = build(model, text)
+    largest = max(len(members) for _, members in by_layer(cl.enumerate_units(model, GROUPS)))
+    assert chosen.provenance["runtime"]["units_per_batch"] == largest
+    for size in (1, 3):
+        one = build(model, text, units_per_batch=size)
+        require_close(f"H, batches of {size}", one.matrix, chosen.matrix, LAST_BITS)
+
+
+def test_resumed_is_uninterrupted_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = tiny_model("llama", "gqa").to(DEVICE), tiny_text(4)
+    units, path = cl.enumerate_units(model, GROUPS), tmp_path / "build"
+    options = cl.BuildOptions(groups=2, checkpoint_seconds=0)
+    knobs = {"progress": False, "options": options}
+    whole = cl.estimate_curvature(model, units, text, 32, **knobs)
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        part = cl.estimate_curvature(model, units, text, 32, checkpoint=path, **knobs)
+    assert part.provenance["complete"] is False
+    resumed = cl.estimate_curvature(model, units, text, 32, checkpoint=path, **knobs)
+    assert resumed.provenance["complete"] is True
+    assert same_bits(resumed, whole)
+
+
+def test_a_build_moves_between_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = both("llama", "gqa")
+    units, text, path = cl.enumerate_units(cpu, GROUPS), tiny_text(4), tmp_path / "build"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2, KeyboardInterrupt())
+        cl.estimate_curvature(gpu, units, text, 32, checkpoint=path, progress=False)
+    moved = cl.estimate_curvature(cpu, units, text, 32, checkpoint=path, progress=False)
+    assert f"moved from {DEVICE.type} to cpu" in " ".join(moved.provenance["events"])
+    expected = cl.estimate_curvature(cpu, units, text, 32, progress=False)
+    require_close("H", moved.matrix, expected.matrix, FLOAT32)
+
+
+@pytest.mark.parametrize("method", ["exact", "probe"])
+@some_models
+def test_derivatives_are_those_of_the_cpu(family: str, heads: str, method: Any) -> None:
+    text = tiny_text(2, 24, 8)
+    expected, found = (
+        cl.estimate_curvature(
+            model, cl.enumerate_units(model, GROUPS), text, 32, progress=False, method=method
+        )
+        for model in both(family, heads)
+    )
+    require_close(f"H*, {method}", found.matrix, expected.matrix, FLOAT32)
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def middle_model(dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Random weights, large enough that activations outweigh what the libraries hold."""
+    changes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 16_000}
+    changes |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 512}
+    return tiny_model("llama", layers=4, dtype=dtype, **changes).to(DEVICE)
+
+
+def held(model: PreTrainedModel, text: cl.CalibrationSet, size: int) -> int:
+    """Most bytes that a build holds beside the model."""
+    units = cl.enumerate_units(model)
+    options = cl.BuildOptions(units_per_batch=size, groups=1)
+    with most_held(model_device(model)) as most:
+        cl.estimate_curvature(model, units, text, progress=False, options=options)
+    return most[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scored", ["all", 64])
+def test_a_build_holds_what_it_announces(dtype: torch.dtype, scored: int | str) -> None:
+    model, text = middle_model(dtype), tiny_text(1, 512, scored, vocab=16_000)
+    units = cl.enumerate_units(model)
+    held(model, text, 1)  # cuBLAS takes its workspace with its first product, and keeps it
+    for size in (1, 20):
+        most = held(model, text, size)
+        announced = memory_needed(describe(model), units, text, 256, size)
+        print(f"\n  {size} ablations: {most / 1e6:.0f} of {announced / 1e6:.0f} MB", end="")
+        # an estimate from shapes; a batch is chosen so that it takes half of what is free
+        assert most <= 1.5 * announced
+
+
+def test_a_batch_that_does_not_fit_is_halved(caplog: pytest.LogCaptureFixture) -> None:
+    model, text = middle_model(), tiny_text(1, 512, 64, vocab=16_000)
+    expected = cl.estimate_curvature(model, None, text, progress=False)
+    least, most = held(model, text, 1), held(model, text, 20)
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + (least + most) // 2
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    try:
+        options = cl.BuildOptions(units_per_batch=20)
+        found = cl.estimate_curvature(model, None, text, progress=False, options=options)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "out of memory" in caplog.text
+    assert found.provenance["runtime"]["units_per_batch"] in (10, 5, 2)
+    require_close("H", found.matrix, expected.matrix, LAST_BITS)
+
+
+# Plans --------------------------------------------------------------------------------------------
+
+
+@some_models
+def test_what_plans_cost_is_what_they_cost_on_the_cpu(family: str, heads: str) -> None:
+    cpu, gpu = both(family, heads)
+    plans, text = [third(cpu), cl.Selection.from_pruned(third(cpu).units, [1, 5])], tiny_text()
+    expected, found = (cl.measure_plans(model, plans, text, progress=False) for model in (cpu, gpu))
+    require_close("KL of plans", found.kl, expected.kl, FLOAT32)
+    require_close("nll of plans", found.nll, expected.nll, FLOAT32)
+    alone = cl.pruning_risk(gpu, plans[0], text)
+    assert alone == pytest.approx(float(expected.mean[0]), rel=FLOAT32)
+
+
+def test_plans_of_the_demo_model_cost_what_they_cost_on_the_cpu() -> None:
+    plan = cl.solve_greedy(demo_build("cpu"), 0.2)
+    expected, found = (
+        cl.measure_plans(demo(place)[0], [plan], demo_text(2), progress=False).kl
+        for place in ("cpu", str(DEVICE))
+    )
+    require_close("KL of the 20 % plan", found, expected, FLOAT32)
+    splits = [
+        cl.split_risk(demo(place)[0], plan, demo_text(2), progress=False)
+        for place in ("cpu", str(DEVICE))
+    ]
+    for name in ("quadratic_of_sum", "kl_of_sum", "quadratic_of_joint", "kl_of_joint"):
+        require_close(name, getattr(splits[1], name), getattr(splits[0], name), FLOAT32)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_measures_what_it_measures_on_the_cpu(name: str) -> None:
+    method, text = get_method(name), tiny_text()
+    expected, found = (
+        method.measure(model, cl.enumerate_units(model, GROUPS), text, seed=0, progress=False)
+        for model in both("llama", "gqa")
+    )
+    assert found.arrays.keys() == expected.arrays.keys()
+    for key, array in expected.arrays.items():
+        require_close(f"{name}, {key}", found.arrays[key], array, INVERTED)
+
+
+# A smaller model ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@some_models
+def test_pruned_is_masked(family: str, heads: str, dtype: torch.dtype) -> None:
+    model = tiny_model(family, heads, dtype=dtype).to(DEVICE)
+    pruned = cl.prune(model, third(model), verify=tiny_text())
+    assert model_device(pruned).type == DEVICE.type
+    assert pruned.num_parameters() < model.num_parameters()
+    print(f"\n  {cl.check_equivalence(model, pruned, third(model), tiny_text())}", end="")
+    wrong = cl.Selection.from_pruned(third(model).units, [0])
+    with pytest.raises(cl.EquivalenceError):
+        cl.check_equivalence(model, pruned, wrong, tiny_text())
+
+
+@pytest.mark.parametrize("place", ["cpu", str(DEVICE)])
+@some_models
+def test_a_saved_model_comes_back(family: str, heads: str, place: str, tmp_path: Path) -> None:
+    model = tiny_model(family, heads).to(DEVICE)
+    pruned = cl.prune(model, third(model))
+    folder = cl.save_pruned(pruned, tmp_path / "pruned")
+    loaded = cl.load_pruned(folder, device=place)
+    assert model_device(loaded).type == torch.device(place).type
+    assert weight_marks(loaded) == weight_marks(pruned)
+    ids = tiny_text().input_ids
+    found, expected = (
+        each(input_ids=ids.to(model_device(each))).logits.cpu() for each in (loaded, pruned)
+    )
+    assert float((found - expected).abs().max()) <= 1e-4
+
+
+def test_text_is_continued_as_on_the_cpu() -> None:
+    plan = cl.solve_greedy(demo_build("cpu"), 0.2)
+    for question in cl.demo_questions(1):
+        texts, pairs = [], []
+        for place in ("cpu", str(DEVICE)):
+            model, tokenizer = demo(place)
+            texts.append(cl.continue_text(model, tokenizer, question.prompt, 16))
+            sampling = Sampling(16, temperature=1.0, seed=3)
+            pairs.append(compare_text(model, tokenizer, question.prompt, plan, sampling))
+        assert texts[0] == texts[1]
+        assert pairs[0] == pairs[1]
+
+
+def test_speed_and_memory_are_measured() -> None:
+    model = tiny_model().to(DEVICE)
+    options = cl.EfficiencyOptions((1,), 16, 4, repeats=2, progress=False)
+    found = cl.measure_efficiency(model, cl.prune(model, third(model)), options)
+    memory = next(row for row in found.rows if "memory" in row["quantity"])
+    assert memory["dense"] > sum(p.numel() * p.element_size() for p in model.parameters())
