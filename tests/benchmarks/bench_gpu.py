@@ -1,8 +1,10 @@
 """The estimator on a GPU, on random weights in the shapes of real models (nothing is downloaded).
 
-Prints seconds per row, the fraction of this GPU's own measured matrix-product rate that the build
-achieves, and the projected time of the paper's setting (the paper reports 12.9 h on an A6000 for
-Llama-3.1-8B) and of dense scoring.
+Prints two Markdown tables. The first is of builds: seconds per row, the fraction of this GPU's own
+measured matrix-product rate that they achieve, the speed-up over naive passes, memory, and the
+projected time of 128 rows (the paper reports 12.9 h on an A6000 for Llama-3.1-8B). The second is of
+what comes after a build: a solve, pruning, and the equivalence check. What fails is said in its
+row, and the next one goes on. Progress goes to the error stream.
 
     python tests/benchmarks/bench_gpu.py --shapes llama-3.2-3b llama-3.1-8b
     python tests/benchmarks/bench_gpu.py --shapes tiny --device cpu     # checks the script anywhere
@@ -11,14 +13,36 @@ Llama-3.1-8B) and of dense scoring.
 from __future__ import annotations
 
 import argparse
+import gc
+import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from statistics import median
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import cocurve_lab as cl
+from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.estimator.features import row
+from cocurve_lab.estimator.worker import Job, LocalExecutor
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.runtime import measuring
+
+BUILDS = (
+    "shape",
+    "units",
+    "scored positions",
+    "s per row",
+    "announced",
+    "of the matrix rate",
+    "naive passes / estimator",
+    "peak GB (announced)",
+    "128 rows",
+)
+AFTERWARDS = ("shape", "removed", "solve", "prune", "check_equivalence", "result")
+BEGUN = time.monotonic()
 
 SHAPES = {
     "tiny": {
@@ -60,51 +84,170 @@ def main() -> None:
         torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (script check only)"
     )
     rate = matrix_rate(device, options.dtype)
-    print(f"{name}, torch {torch.__version__}, {options.dtype}")
-    print(f"measured matrix-product rate: {rate / 1e12:.1f} TFLOP/s\n")
     print(
-        f"{'shape':<14}{'M':>6}{'scored':>8}{'s per row':>20}{'of rate':>9}{'peak GB':>9}"
-        f"{'128 rows':>11}{'12 rows':>10}"
+        f"{name}, torch {torch.__version__}, {options.dtype}, rows of at most {options.tokens} "
+        f"tokens, r = {options.top_r}. Measured matrix-product rate: {rate / 1e12:.1f} TFLOP/s.\n"
     )
+    table_row(*BUILDS)
+    table_row(*("---" for _ in BUILDS))
+    afterwards = []
     for shape in options.shapes:
-        model = random_model(shape, device, options.dtype)
-        units = cl.enumerate_units(model)
-        length = min(options.tokens, model.config.max_position_embeddings)
-        for scored in (min(64, length - 1), "all"):
-            measure(shape, model, units, length, scored, rate, options)
-        del model
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    print("\n128 rows of 2048 tokens with 64 scored positions is the paper's setting.")
+        afterwards.append(of_shape(shape, device, rate, options))
+        free_memory()
+    print()
+    table_row(*AFTERWARDS)
+    table_row(*("---" for _ in AFTERWARDS))
+    for cells in afterwards:
+        table_row(*cells)
+    tell("done")
 
 
-def measure(shape, model, units, length: int, scored, rate: float, options) -> None:
-    """Rows one at a time; the first, which warms up, is not counted."""
-    generator = torch.Generator().manual_seed(0)
-    rows = options.rows + 1
-    ids = torch.randint(0, model.config.vocab_size, (rows, length), generator=generator)
-    draws = (
-        [torch.randperm(length - 1, generator=generator)[:scored] for _ in range(rows)]
-        if (scored != "all")
-        else []
-    )
-    text = cl.CalibrationSet(ids, torch.stack(draws).sort(dim=1).values if draws else "all")
-    if model.device.type == "cuda":
+def of_shape(shape: str, device: torch.device, rate: float, options) -> list[str]:
+    """Print the builds of a shape; return the cells of what comes after."""
+    tell(f"{shape}: making random weights")
+    model, failed = attempt(lambda: random_model(shape, device, options.dtype), options)
+    if model is None:
+        table_row(shape, failed, *[""] * (len(BUILDS) - 2))
+        return [shape, failed, *[""] * (len(AFTERWARDS) - 2)]
+    units = cl.enumerate_units(model)
+    length = min(options.tokens, model.config.max_position_embeddings)
+    curvature = None
+    for scored in (min(64, length - 1), "all"):
+        text = random_text(model, length, scored, options)
+        tell(f"{shape}: building with {scored} scored positions")
+        found, failed = attempt(
+            lambda text=text: measured_build(model, units, text, rate, options), options
+        )
+        free_memory()
+        if found is None:
+            table_row(shape, len(units), scored, failed, *[""] * (len(BUILDS) - 4))
+        else:
+            curvature = found[0]
+            table_row(shape, len(units), scored, *found[1])
+    if curvature is None:
+        return [shape, "no H", *[""] * (len(AFTERWARDS) - 2)]
+    cells = [shape]
+    steps = {"solving": solve, "pruning": prune, "checking": check}
+    done = {"model": model, "curvature": curvature, "text": text}
+    for name, step in steps.items():
+        tell(f"{shape}: {name}")
+        found, failed = attempt(lambda step=step: step(done, options), options)
+        cells += found or [failed]
+        tell(" | ".join(cells))
+        if failed:
+            break
+    return cells + [""] * (len(AFTERWARDS) - len(cells))
+
+
+# Measurements -------------------------------------------------------------------------------------
+
+
+def measured_build(
+    model, units, text: cl.CalibrationSet, rate: float, options
+) -> tuple[cl.Curvature, list[str]]:
+    """Build H; return it and the cells of its row from the fourth on."""
+    device, scored = model.device, text.positions_per_sequence
+    settings = (torch.get_num_threads(), options.units_per_batch, 1)
+    naive = naive_seconds(model, units, text, options)
+    with LocalExecutor().open(model, Job(units, text, options.top_r, *settings)) as crew:
+        announced, batch = crew.seconds(), crew.units_per_batch  # this warms up too
+    free_memory()
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    knobs = cl.BuildOptions(units_per_batch=options.units_per_batch)
-    curvature = cl.estimate_curvature(
-        model, units, text, options.top_r, progress=False, options=knobs
-    )
-    seconds = curvature.provenance["sequence_seconds"][1:]
-    peak = torch.cuda.max_memory_allocated() / 1e9 if model.device.type == "cuda" else float("nan")
-    count = scored if scored != "all" else length - 1
-    achieved = row_flops(model, units, length, count, options.top_r) / median(seconds) / rate
-    spread = f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
-    print(
-        f"{shape:<14}{len(units):>6}{scored!s:>8}{spread:>20}{achieved:>9.0%}{peak:>9.1f}"
-        f"{duration(128 * median(seconds)):>11}{duration(12 * median(seconds)):>10}",
-        flush=True,
-    )
+    begun = time.monotonic()
+
+    def stop_in_time(build: cl.Build) -> None:
+        if build.done < build.total and time.monotonic() - begun > options.seconds:
+            raise KeyboardInterrupt  # ends the build cleanly
+
+    knobs = cl.BuildOptions(units_per_batch=batch, on_sequence=stop_in_time)
+    with redirect_stdout(sys.stderr):  # an early stop is told in the middle of the table
+        curvature = cl.estimate_curvature(
+            model, units, text, options.top_r, progress=False, options=knobs
+        )
+    seconds = curvature.provenance["sequence_seconds"]
+    one, batch = median(seconds), curvature.provenance["runtime"]["units_per_batch"]
+    memory = "-"
+    if device.type == "cuda":
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        needed = weights + memory_needed(describe(model), units, text, options.top_r, batch)
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} ({needed / 1e9:.1f})"
+    achieved = row_flops(model, units, text.seq_len, scored, options.top_r) / one / rate
+    cells = [
+        f"{one:.2f} ({min(seconds):.2f} to {max(seconds):.2f}; {len(seconds)} rows)",
+        "-" if announced is None else f"{announced:.2f}",
+        f"{achieved:.0%}",
+        f"{naive / one:.2f}x",
+        memory,
+        duration(128 * one),
+    ]
+    return curvature, cells
+
+
+def naive_seconds(model, units, text: cl.CalibrationSet, options) -> float:
+    """Seconds of a row by one full pass per unit: timed on a few units, scaled up to all.
+
+    Each pass computes logits at the scored positions only, which favours the naive way.
+    """
+    step = max(1, len(units) // options.naive_units)
+    times = []
+    with measuring(model, torch.get_num_threads()):
+        ids, positions = row(describe(model), text, 0)
+
+        def logits() -> torch.Tensor:
+            return model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits[0]
+
+        teacher = logits()
+        support = teacher.topk(options.top_r, dim=-1).indices
+        z_0 = teacher.gather(-1, support).float()
+        p_0 = torch.softmax(z_0, dim=-1)
+        del teacher
+        for unit in [units[0], *units[::step]]:  # the first one warms up
+            synchronize(model.device)
+            begun = time.perf_counter()
+            with cl.ablate(model, [unit]):
+                shift = z_0 - logits().gather(-1, support).float()
+            p_0.sqrt() * (shift - (p_0 * shift).sum(-1, keepdim=True))
+            synchronize(model.device)
+            times.append(time.perf_counter() - begun)
+    return (len(units) + 1) * median(times[1:])
+
+
+def solve(done: dict, options) -> list[str]:
+    """Solve and keep the plan; the removed share and the time."""
+    times = []
+    for _ in range(6):  # the first one computes the fingerprint of H, which is kept
+        begun = time.perf_counter()
+        done["plan"] = cl.solve_greedy(done["curvature"], options.ratio, 1.0)
+        times.append(time.perf_counter() - begun)
+    return [f"{done['plan'].realized_ratio:.1%}", f"{1000 * median(times[1:]):.1f} ms"]
+
+
+def prune(done: dict, options) -> list[str]:
+    """Prune a copy and keep it; the time, which includes reading all weights twice."""
+    begun = time.perf_counter()
+    done["pruned"] = cl.prune(done["model"], done["plan"])
+    synchronize(done["model"].device)
+    return [f"{time.perf_counter() - begun:.1f} s"]
+
+
+def check(done: dict, options) -> list[str]:
+    """Check the pruned model on two rows; the time and what was found."""
+    begun = time.perf_counter()
+    result = cl.check_equivalence(done["model"], done["pruned"], done["plan"], done["text"])
+    seconds = time.perf_counter() - begun
+    return [f"{seconds:.1f} s", f"largest difference {result.max_abs_difference:.1e}"]
+
+
+def attempt(action: Callable[[], object], options) -> tuple[object, str]:
+    """The result and "", or None and why there is none: the rows after it still count."""
+    if time.monotonic() - BEGUN > 60 * options.minutes:
+        return None, f"left out after {options.minutes:g} minutes"
+    try:
+        return action(), ""
+    except (RuntimeError, cl.CocurveError) as error:  # memory that runs out is a RuntimeError
+        tell(f"{type(error).__name__}: {error}")
+        return None, f"failed: {type(error).__name__}"
 
 
 def row_flops(model, units, length: int, scored: int, top_r: int) -> float:
@@ -156,6 +299,30 @@ def random_model(shape: str, device: torch.device, dtype: str) -> LlamaForCausal
     return model.eval().requires_grad_(False)
 
 
+def random_text(model, length: int, scored, options) -> cl.CalibrationSet:
+    """Random rows; `scored` positions of each, or "all"."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, model.config.vocab_size, (options.rows, length), generator=generator)
+    if scored == "all":
+        return cl.CalibrationSet(ids)
+    draws = [torch.randperm(length - 1, generator=generator)[:scored] for _ in ids]
+    return cl.CalibrationSet(ids, torch.stack(draws).sort(dim=1).values)
+
+
+def table_row(*cells: object) -> None:
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def tell(what: str) -> None:
+    print(f"[{time.monotonic() - BEGUN:.0f} s] {what}", file=sys.stderr, flush=True)
+
+
+def free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -173,7 +340,15 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per row")
-    parser.add_argument("--rows", type=int, default=3, help="timed rows per setting")
+    parser.add_argument("--rows", type=int, default=3, help="most rows timed per setting")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="per setting; no row begins after them"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=8, help="of the script; no measurement begins after them"
+    )
+    parser.add_argument("--naive-units", type=int, default=8, help="about how many are timed")
+    parser.add_argument("--ratio", type=float, default=0.2, help="removed before the check")
     parser.add_argument("--top-r", type=int, default=256)
     parser.add_argument("--units-per-batch", type=int, default=None)
     return parser
