@@ -160,95 +160,73 @@ NUMBER_BODIES |= {f"x - {k}": ("rest", k) for k in range(1, 6)}
 PAIR_BODIES = ("max(x, y)", "min(x, y)")
 WORD_BODIES = ("s[::-1]", "s + s", "len(s)", "s[0]", "s[-1]", "s[0] + s[-1]", "s[1:]")
 
-PLACES = {
-    "park": "in", "garden": "in", "forest": "in", "barn": "in", "school": "at", "market": "at",
-    "river": "by", "lake": "by", "bridge": "on", "hill": "on", "beach": "on", "road": "on",
-}  # fmt: skip
 OBJECTS = "ball, box, hat, kite, lamp, cup, book, coin, key, drum, boat, bell"
-WORDS = {
-    "time": "morning, afternoon, day, evening",
-    "weather": "sunny, windy, cold, warm",
-    "hide": "bush, tree, stone, bench",
-    "long": "a long time, an hour, a while",
-    "glad": "happy, glad, proud",
+OBJECTS = tuple(OBJECTS.split(", "))
+WORDS = {  # most frequent first
+    "time": "morning evening day afternoon night",
+    "weather": "sunny windy cold warm rainy grey",
+    "warm": "warm bright low pale",
+    "long": "a while, an hour, a long time, a moment, two days",
+    "hide": "bush tree stone bench chair box",
+    "mood": "happy glad proud tired content",
 }
-OBJECTS, WORDS = OBJECTS.split(", "), {key: words.split(", ") for key, words in WORDS.items()}
-# Fields of a story: a and b the two people, he/him/his/He/His and bhe/bhim/bhis the pronouns,
-# their facts (bjob is the job of b), o the object, c its colour, p the place, at "in the park",
-# q another place, and WORDS.
+WORDS = {
+    key: tuple(words.split(", ") if "," in words else words.split()) for key, words in WORDS.items()
+}
+# Fields of a story: a and b the two people, he/him/his and bhe/bhim/bhis their pronouns, their
+# facts (bjob is the job of b), o the object, a_c_o "a red kite" with its colour c, place, goal and
+# worker of the topic, and WORDS.
 OPENINGS = (
-    "One {time} {a} went to the {p}.",
-    "{a} was a {job} in {city}. One {time} {he} walked to the {p}.",
-    "It was a {weather} {time}, and {a} was {at}.",
-    "{a} and {his} {pet} liked to be {at}. One {weather} {time} they went there again.",
-    "Once there was a {job} called {a}. On a {weather} {time} {he} was {at}.",
+    "One {time} {a} went to {goal}",
+    "{a} and {b} went to {goal}",
+    "{a} the {job} was {mood}",
+    "{a} and {b} met {place}",
+    "{a} the {job} went to {goal} with {b}",
+    "{a} lived in {city}",
+    "{a} and {his} {pet} were {place}",
+    "{b} came from {bcity} to see {a}",
+    "{a} waited for {long} {place}",
+    "{a} was {mood}, because {b} had come",
+    "One {time} {a} came to {goal} with {b}",
+    "{a} was {mood} that {time}",
+    "{a} the {job} lived in {city}",
+    "{a} and {b} met {place} one {time}",
 )
-PLOTS = {
-    "lost": (
-        ("{He} looked for {his} {c} {o}, but it was gone.", "There {he} lost {his} {c} {o}."),
-        ('"Have you seen my {o}?" {he} asked {b}.', '{He} saw {b} and asked, "Where is my {o}?"'),
-        ('"No, but I can help you," said {b}.', '"I think it is near the {q}," said {b}.'),
-        ("They looked for {long}.", "They walked to the {q} and looked for {long}."),
-        ("At last {b} found the {o} under a {hide}.", "Then {a} saw the {o} behind a {hide}."),
-    ),
-    "gift": (
-        ("There {he} met {b} the {bjob}.", "{b} was there too."),
-        ("It was the birthday of {b}.", "{b} was sad that day."),
-        ('"I have something for you," said {a}.', '"Close your eyes," said {a}.'),
-        ("It was a {c} {o}.", "{He} gave {bhim} a {c} {o}."),
-        ('"I love {c} things!" said {b}.', '"How did you know that I love {c}?" asked {b}.'),
-    ),
-    "rain": (
-        ("Soon it began to rain.", "Dark clouds came, and it started to rain."),
-        ("{b} stood under a {hide} and was wet.", "{a} saw that {b} had no coat."),
-        ('"Come with me," said {a}.', '"You can have my coat," said {a}.'),
-        ("They ran to the {q} and waited for {long}.", "They sat near the {q} until it was dry."),
-        ("{b} showed {him} a {c} {o}.", "There they played with a {c} {o}."),
-    ),
-    "meal": (
-        ("{He} had a basket with {food}, because {he} likes it best.",
-         "{He} had {food} with {him}."),
-        ('{b} came along. "May I eat with you?" {bhe} asked.',
-         "Then {b} came, and {bhe} was hungry."),
-        ('"Yes, but I only have {food}," said {a}.', '"Please sit down," said {a}.'),
-        ('"I like {bfood} more, but thank you," said {b}.', "{b} ate and dreamed of {bfood}."),
-        ("After that {b} gave {him} a {c} {o}.", "They found a {c} {o} in the grass."),
-    ),
-    "pet": (
-        ("Suddenly the {pet} of {a} ran away.", "{He} called {his} {pet}, but it did not come."),
-        ('"Have you seen a {pet}?" {he} asked {b}.', 'Then {he} met {b}. "My {pet} is gone!"'),
-        ('"Yes, it ran to the {q}," said {b}.', '"My {bpet} can find it," said {b}.'),
-        ("The {pet} sat under a {hide} near the {q}.", "After {long} they heard the {pet}."),
-        ("It was playing with a {c} {o}.", "Beside it they saw a {c} {o}."),
-    ),
-    "quarrel": (
-        ("{He} and {b} both saw a {c} {o}.", "A {c} {o} was there, and {b} wanted it too."),
-        ('"It is mine!" said {a}.', '"I saw it first!" said {b}.'),
-        ("They did not speak for {long}.", "{b} was angry and went to the {q}."),
-        ('Then {a} said, "I am sorry."', '"We can share it," said {b} at last.'),
-        ("So they played with the {o} together.", "{b} smiled, and they were friends again."),
-    ),
-    "mend": (
-        ("{He} had a {c} {o}, but it was broken.", "There {he} fell and broke {his} {c} {o}."),
-        ("{b} the {bjob} came by.", "{He} took it to {b}, who is a {bjob}."),
-        ('"Can you mend it?" asked {a}.', '"Do not cry, I can mend it," said {b}.'),
-        ("{b} worked for {long}.", "They sat down near the {q}, and {b} worked for {long}."),
-        ("Then the {o} was as good as new.", '"Here is your {o}," said {b}.'),
-    ),
-    "visit": (
-        ("{b} had come from {bcity} to see {him}.", "There {he} waited for {b} from {bcity}."),
-        ('"How is your {bpet}?" asked {a}.', '"Is {bcity} far away?" asked {a}.'),
-        ('"Fine, and how is your {pet}?" said {b}.',
-         '"Yes, I was on the road for {long}," said {b}.'),
-        ("They walked to the {q}.", "{a} showed {bhim} the {q}."),
-        ("{b} had brought a {c} {o}.", "On the way {b} bought a {c} {o}."),
-    ),
-}  # fmt: skip
-MOODS = ("", "{a} was very {glad}. ", "They laughed. ", "{b} was {glad} too. ")
-# (prompt, answer, where the wrong choices come from)
+# The object and its colour come once, in one of these; the person named first stays the subject.
+FINDINGS = (
+    "{a} had {a_c_o}", "{b} gave {a} {a_c_o}", "{a} found {a_c_o} {place}", "{a} found {a_c_o}",
+    "{a} brought {a_c_o}", "Under a {hide} {a} saw {a_c_o}", "{b} showed {a} {a_c_o}",
+    "The {worker} sold {a_c_o} to {a}", "{a} bought {a_c_o} from the {worker}",
+    "Behind the {hide} lay {a_c_o}", '"Look, {a_c_o}!" said {b}', "{b} sent {a} {a_c_o}",
+    '"Do you want {a_c_o}?" asked {b}', "{a} wished for {a_c_o}, and {b} had one",
+    "{b} had lost {a_c_o}, and {a} found it", "{a} and {b} wanted {a_c_o}",
+    "{b} mended {a_c_o} for {a}",
+    "Near a {hide} lay {a_c_o}, and {a} took it", "The {worker} lent {a} {a_c_o}",
+    "{a} painted {a_c_o} for {b}",
+)  # fmt: skip
+FACTS_TOLD = (
+    "{a} was a {job}", "{a} was at home in {city}", "{b} was a {bjob} from {bcity}",
+    "{a} loved everything {colour}", "{b} had left {bhis} {bpet} at home",
+    "{a} would rather eat {food}",
+    "{b} dreamed of {bfood}", "{a} was a friend of {friend}", "{b} wore something {bcolour}",
+    "{a} spoke of {his} {pet}",
+)  # fmt: skip
+MOODS = (
+    "",
+    "{a} was {mood}",
+    "They laughed",
+    "{b} was {mood}",
+    "Everyone was {mood}",
+    "Time passed",
+)
+# (prompt, answer, where the wrong choices come from). Each beginning settles what kind of word ends
+# it: only then has the question one answer.
 CLOSINGS = (
-    ("In the evening {a} went home to", "{city}", "city"),
-    ("At home {a} told everything to the", "{pet}", "pet"),
-    ("That night {a} dreamed of the {c}", "{o}", "object"),
-    ("It was a good day, and {a} said thank you to", "{b}", "friend"),
+    ("{a} went home to", "{city}", "city"),
+    ("{b} took the road to", "{bcity}", "city"),
+    ("At home {a} fed the", "{pet}", "pet"),
+    ("For supper {a} ate", "{food}", "food"),
+    ("At night {a} dreamed of the {c}", "{o}", "object"),
+    ("Everyone admired the {c}", "{o}", "object"),
+    ("{a} said goodbye to", "{b}", "friend"),
 )

@@ -4,13 +4,15 @@ and notebooks/explore_demo.html, the explorers with H and the measured plans in 
     python data/measure_curvature.py
     python data/model_card.py
 
-Plans are solved on calibration text without guards and measured on held-out text. "random" is the
-mean over ten plans that remove units in random order. The standard error (+-) is over held-out
-rows; for "random" it is over the plans.
+H is built on several disjoint draws of calibration text, each as large as that of the notebooks.
+Plans are solved on each H without guards and measured on the same held-out text. A mean is over the
+draws, and its standard error (+-) too, so that it holds what another calibration text would change.
+"random" is the mean over ten plans that remove units in random order, its error over these plans.
 """
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,49 +24,68 @@ STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
 
 
-def measure(
-    rows: int, held_out_rows: int, ratios: list[float]
-) -> tuple[dict, cl.Curvature, cl.PlanTable]:
-    """Everything the card says about H, as plain values; H itself; and the measured plans."""
+def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTable]:
+    """Everything the card says about H, as plain values; the first H; and its measured plans."""
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model)
+    draws, rows = options.draws, options.rows
     text, held_out = cl.default_calibration(
-        "demo", tokenizer, rows, held_out_rows, positions_per_sequence="all"
+        "demo", tokenizer, draws * rows, options.held_out_rows, positions_per_sequence="all"
     )
-    curvature = cl.estimate_curvature(model, units, text)
-    bridges = cl.bridge_units(curvature)
-    plans = [
-        plan
-        for ratio in ratios
-        for plan in (
-            *(cl.solve_greedy(curvature, ratio, strength) for strength in STRENGTHS),
-            *(random_plan(units, ratio, seed) for seed in range(RANDOM_PLANS)),
+    curvatures, seconds = [], []
+    for k in range(draws):
+        begun = time.monotonic()
+        drawn = text.rows(k * rows, (k + 1) * rows)
+        curvatures.append(cl.load_or_estimate(options.work, model, units, drawn))
+        seconds.append(time.monotonic() - begun)
+        print(f"draw {k}: {seconds[-1]:.0f} s, {curvatures[-1].saturation}", flush=True)
+    tables = [
+        cl.measure_plans(
+            model,
+            [cl.solve_greedy(h, ratio, x) for ratio in options.ratios for x in STRENGTHS],
+            held_out,
+            calibrated_on=h,
         )
+        for h in curvatures
     ]
-    table = cl.measure_plans(model, plans, held_out, calibrated_on=curvature)
-    per_ratio = len(STRENGTHS) + RANDOM_PLANS
-    kl = []
-    for number, ratio in enumerate(ratios):
-        start = number * per_ratio
-        row = {"removed": f"{ratio:.0%}"}
-        for place, strength in enumerate(STRENGTHS, start):
-            row[f"lambda {strength:g}"] = shown(table.mean[place], table.standard_error[place])
-        values = table.mean[start + len(STRENGTHS) : start + per_ratio]
-        row["random"] = shown(values.mean(), values.std(ddof=1) / np.sqrt(len(values)))
-        kl.append(row)
+    seeds = range(RANDOM_PLANS)
+    random = cl.measure_plans(
+        model, [random_plan(units, ratio, s) for ratio in options.ratios for s in seeds], held_out
+    )
+    shape = draws, len(options.ratios), len(STRENGTHS)
+    kl = np.array([table.mean for table in tables]).reshape(shape)
+    over_rows = np.array([table.standard_error for table in tables]).reshape(shape)
+    predicted = np.array([[p.predicted_risk for p in t.selections] for t in tables]).reshape(shape)
+    by_chance = np.array(random.mean).reshape(len(options.ratios), RANDOM_PLANS)
+    lines = []
+    for r, ratio in enumerate(options.ratios):
+        line = {"removed": f"{ratio:.0%}"}
+        line |= {f"lambda {x:g}": shown(kl[:, r, k]) for k, x in enumerate(STRENGTHS)}
+        line["random"] = shown(by_chance[r])
+        line["lambda 0 - lambda 1"] = shown(kl[:, r, 0] - kl[:, r, -1])
+        line["error over rows"] = f"{over_rows[:, r, -1].mean():.4f}"
+        line["measured / predicted"] = shown(kl[:, r, -1] / predicted[:, r, -1], 1)
+        lines.append(line)
+    bridges = [cl.bridge_units(h) for h in curvatures]
     facts = {
+        "draws": draws,
         "rows": rows,
         "positions": text.positions_per_sequence,
-        "held_out_rows": held_out_rows,
+        "held_out_rows": options.held_out_rows,
         "units": len(units),
-        "correlation_of_saliency_and_connectivity": bridges.saliency_connectivity_correlation,
-        "bridge_units": 0 if bridges.ranked else len(bridges),
-        "bridge_note": bridges.note,
-        "mean_correlations": curvature.block_means(),
-        "ffn_noise_floor": curvature.ffn_redundancy_noise_floor,
-        "kl": kl,
+        "sure_positions": shown(np.array([h.saturation.positions for h in curvatures]), 3),
+        "sure_risk": shown(np.array([h.saturation.risk for h in curvatures]), 3),
+        "correlation_of_saliency_and_connectivity": shown(
+            np.array([found.saliency_connectivity_correlation for found in bridges]), 2
+        ),
+        "bridge_units": [0 if found.ranked else len(found) for found in bridges],
+        "mean_correlations": {
+            name: shown(np.array([h.block_means()[name] for h in curvatures]), 3)
+            for name in curvatures[0].block_means()
+        },
+        "kl": lines,
     }
-    return facts, curvature, table
+    return facts, curvatures[0], tables[0]
 
 
 def export_page(curvature: cl.Curvature, table: cl.PlanTable, path: Path) -> None:
@@ -85,19 +106,24 @@ def export_page(curvature: cl.Curvature, table: cl.PlanTable, path: Path) -> Non
     export_html(curvature, path, title=title, session=session)
 
 
-def shown(mean: float, error: float) -> str:
-    return f"{mean:.4f} ± {error:.4f}"
+def shown(values: np.ndarray, digits: int = 4) -> str:
+    """Mean and standard error of the mean of independent values."""
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return f"{values.mean():.{digits}f} ± {error:.{digits}f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=128, help="calibration rows, all positions")
+    parser.add_argument("--draws", type=int, default=5, help="disjoint draws of H, at least two")
+    parser.add_argument("--rows", type=int, default=64, help="rows of each draw, all positions")
     parser.add_argument("--held-out-rows", type=int, default=64)
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3, 0.4, 0.5])
+    parser.add_argument("--work", type=Path, default=Path("build/curvature"), help="keeps each H")
     parser.add_argument("--out", type=Path, default=Path("data/demo/curvature.json"))
     parser.add_argument("--page", type=Path, default=Path("notebooks/explore_demo.html"))
     options = parser.parse_args()
-    facts, curvature, table = measure(options.rows, options.held_out_rows, options.ratios)
+    options.work.mkdir(parents=True, exist_ok=True)
+    facts, curvature, table = measure(options)
     options.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     export_page(curvature, table, options.page)
 

@@ -16,6 +16,8 @@ import platform
 import shutil
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import numpy
@@ -23,7 +25,7 @@ import tokenizers
 import torch
 import transformers
 import world
-from measure import capability, validation_loss
+from measure import capability, held_out
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -34,7 +36,9 @@ from transformers import (
 )
 
 END = "<eos>"  # stands between documents; also begin and padding
-CONTEXT, BATCH = 256, 8  # tokens per row, rows per step
+CONTEXT, BATCH = 256, 32  # tokens per row, rows per step
+SHARDS = 64  # of the training text, each with a seed of its own; drawn by several processes
+TOKENIZER_DOCUMENTS = 20_000
 FULL_PROMPTS, QUICK_PROMPTS = 200, 50  # per family: at the end, and while training
 
 
@@ -69,11 +73,28 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
     )
 
 
-def token_stream(texts: list[str], tokenizer) -> torch.Tensor:
-    """All documents in one line of token ids, an end token after each."""
-    encoded = tokenizer(texts)["input_ids"]
-    end = tokenizer.eos_token_id
-    return torch.from_numpy(numpy.concatenate([[*ids, end] for ids in encoded])).long()
+def shard(number: int, documents: int, seed: int) -> list[str]:
+    """The documents of one of the SHARDS of the training text."""
+    drawn = world.documents("train", documents // SHARDS, seed * SHARDS + number)
+    return [made.text for made in drawn]
+
+
+def encode(texts: list[str], tokenizer) -> numpy.ndarray:
+    """The documents in one line of token ids [n] (int32), an end token after each."""
+    end, encoded = tokenizer.eos_token_id, tokenizer(texts)["input_ids"]
+    return numpy.fromiter(chain.from_iterable([*ids, end] for ids in encoded), numpy.int32)
+
+
+def training_text(options: argparse.Namespace) -> tuple[PreTrainedTokenizerFast, torch.Tensor]:
+    """The tokenizer, and the stream of token ids; the same for any number of processes."""
+    with ProcessPoolExecutor(options.threads) as pool:
+        each = [options.documents] * SHARDS, [options.seed] * SHARDS
+        shards = list(pool.map(shard, range(SHARDS), *each))
+    sample = list(chain.from_iterable(shards))[:TOKENIZER_DOCUMENTS]
+    tokenizer = train_tokenizer(sample, options.vocabulary)
+    with ProcessPoolExecutor(options.threads) as pool:
+        lines = list(pool.map(encode, shards, [tokenizer] * SHARDS))
+    return tokenizer, torch.from_numpy(numpy.concatenate(lines))
 
 
 def rows_of_step(stream: torch.Tensor, starts: torch.Tensor, seed: int, step: int) -> torch.Tensor:
@@ -85,7 +106,7 @@ def rows_of_step(stream: torch.Tensor, starts: torch.Tensor, seed: int, step: in
     last = len(stream) - CONTEXT
     anywhere = rng.integers(0, last, BATCH // 2)
     at_start = starts[rng.integers(0, int((starts < last).sum()), BATCH - BATCH // 2)]
-    return torch.stack([stream[i : i + CONTEXT] for i in [*anywhere, *at_start.tolist()]])
+    return torch.stack([stream[i : i + CONTEXT] for i in [*anywhere, *at_start.tolist()]]).long()
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -113,7 +134,7 @@ def export(model, tokenizer, out: Path) -> None:
 def split_sizes(tokenizer, train_documents: int, train_tokens: int) -> dict[str, dict[str, int]]:
     sizes = {"train": {"documents": train_documents, "tokens": train_tokens}}
     for split, n in world.TEXTS.items():
-        texts = [text for _, text in world.documents(split, n)]
+        texts = [made.text for made in world.documents(split, n)]
         tokens = sum(len(ids) for ids in tokenizer(texts)["input_ids"]) + n
         sizes[split] = {"documents": n, "tokens": tokens}
     return sizes
@@ -122,13 +143,13 @@ def split_sizes(tokenizer, train_documents: int, train_tokens: int) -> dict[str,
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("data/demo"))
-    parser.add_argument("--steps", type=int, default=9000)
-    parser.add_argument("--documents", type=int, default=120_000, help="in the training stream")
-    parser.add_argument("--peak-learning-rate", type=float, default=1.5e-3)
-    parser.add_argument("--vocabulary", type=int, default=1280)
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--documents", type=int, default=400_000, help="in the training stream")
+    parser.add_argument("--peak-learning-rate", type=float, default=3e-3)
+    parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads and processes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1000, help="steps between evaluations")
+    parser.add_argument("--every", type=int, default=3000, help="steps between evaluations")
     parser.add_argument("--compile", action="store_true", help="torch.compile (needs a C compiler)")
     return parser.parse_args(arguments)
 
@@ -138,9 +159,9 @@ def build_model(tokenizer, seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=384,  # a wider one is so redundant that pruning it shows little
-        num_hidden_layers=6,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=8,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=CONTEXT,
@@ -165,9 +186,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
     work = options.out.with_name(options.out.name + "-checkpoint")
     work.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    texts = [text for _, text in world.documents("train", options.documents, options.seed)]
-    tokenizer = train_tokenizer(texts[:20_000], options.vocabulary)
-    stream = token_stream(texts, tokenizer)
+    tokenizer, stream = training_text(options)
     starts = torch.nonzero(stream == tokenizer.eos_token_id).flatten() + 1
     model = build_model(tokenizer, options.seed).to(device)
     optimizer = build_optimizer(model)
@@ -206,11 +225,11 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
             torch.save(state, work / "state.tmp")
             os.replace(work / "state.tmp", work / "state.pt")
     record = {"seconds": round(past + time.monotonic() - begun), "loss_curve": curve}
-    report(options, model, tokenizer, record, len(stream))
+    report(options, model, record, len(stream))
     shutil.rmtree(work)
 
 
-def report(options, model, tokenizer, record: dict, train_tokens: int) -> None:
+def report(options, model, record: dict, train_tokens: int) -> None:
     """Measure the folder as it will be loaded, and write training.json into it."""
     loaded = AutoTokenizer.from_pretrained(options.out)
     saved = AutoModelForCausalLM.from_pretrained(options.out, dtype=torch.float32).to(model.device)
@@ -219,17 +238,16 @@ def report(options, model, tokenizer, record: dict, train_tokens: int) -> None:
     kept = curve[:: max(1, len(curve) // 50)]
     record |= {
         "command": "python data/train_demo.py " + " ".join(sys.argv[1:]),
-        "device": model.device.type,
+        "device": torch.cuda.get_device_name() if model.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "steps": options.steps,
         "tokens_seen": options.steps * BATCH * CONTEXT,
         "parameters": model.num_parameters(),
         "splits": split_sizes(loaded, options.documents, train_tokens),
         "capability": capability(saved, loaded, FULL_PROMPTS),
-        "capability_before_rounding": capability(model, tokenizer, FULL_PROMPTS),
         "capability_float16_arithmetic": capability(half, loaded, FULL_PROMPTS),
         "prompts": {f: len(world.prompts("test", f, FULL_PROMPTS)) for f in world.FAMILIES},
-        "validation_loss": validation_loss(saved, loaded),
+        "held_out": held_out(saved, loaded),
         "loss_curve": kept if kept[-1] == curve[-1] else [*kept, curve[-1]],
         "versions": {
             "python": platform.python_version(),

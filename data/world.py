@@ -2,7 +2,7 @@
 
 Five capability families, each a miniature of one part of a language-model test suite:
 
-    stories      short tales in simple English, consistent with the facts
+    stories      tales in simple English about one of 26 topics, consistent with the facts
     commonsense  properties, uses, places and kinds of everyday things
     knowledge    fixed facts about forty people: job, city, pet, food, colour, friend
     arithmetic   sums and differences of numbers from 10 to 99
@@ -11,11 +11,15 @@ Five capability families, each a miniature of one part of a language-model test 
 Every text belongs to one of four splits by construction. What decides is a stable hash of the
 combination that makes the text what it is, so a combination met in one split occurs in no other:
 
-    stories      (first person, second person, place, object)
+    stories      (first person, second person, topic, object)
     commonsense  (thing, attribute, form of the sentence, other thing or value in the question)
     knowledge    (person, attribute, form of the sentence)
     arithmetic   the unordered pair {a, b}: it settles a + b, b + a, (a + b) - a and (a + b) - b
     code         the same pair for functions of numbers, the word for functions of strings
+
+Stories are most of the text. Their words are drawn from a grammar (prose.py), so that the next word
+is mostly a real choice, as it is in natural text. Every choice is drawn from a `Draws`, which adds
+up what the choices of a document cost: a bound on the loss that a model can reach.
 
 The facts themselves are shared: a test prompt asks for a known fact in a form that training never
 showed for it (or, where the question names a second thing, never with that thing). Always in
@@ -27,21 +31,25 @@ Run `python data/world.py` to write texts/*.jsonl and prompts/*.jsonl beside thi
 
 import hashlib
 import json
-import random
+import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import lexicon
+from draws import Draws
+from prose import Narrator, article, pronouns
+from topics import TOPICS
 
 SPLITS = ("train", "calibration", "held_out", "test")
 FAMILIES = ("stories", "commonsense", "knowledge", "arithmetic", "code")
 # Shares of the combinations in percent, in the order of SPLITS. Facts have few combinations, so
 # more of them are held away; that costs nothing, because each fact is taught in other forms.
 FACT_SHARES, OTHER_SHARES = (67, 9, 9, 15), (90, 3, 3, 4)
-# Documents per hundred. What a small model learns last (comparing two things, carrying a digit,
-# running a function) gets more than what it learns first.
-MIXTURE = {"stories": 16, "commonsense": 20, "knowledge": 12, "arithmetic": 30, "code": 22}
+# Documents per hundred. Arithmetic and code settle most of their tokens, so they are few: a model
+# that is sure of everything hides what pruning does to it.
+MIXTURE = {"stories": 74, "commonsense": 9, "knowledge": 5, "arithmetic": 8, "code": 4}
 TEXTS = {"calibration": 1000, "held_out": 500, "test": 500}  # documents in the shipped files
 PROMPTS_PER_FAMILY = 200
 
@@ -76,6 +84,13 @@ def _facts() -> dict[str, dict[str, str]]:
 FACTS = _facts()
 VALUES = {**lexicon.VALUES, "friend": lexicon.PEOPLE}
 
+
+class Document(NamedTuple):
+    family: str
+    text: str
+    nats: float  # -log of the probability of the generator's choices that made the text
+
+
 # --- exercises: one prompt with its answer, drawn from one split ---------------------------------
 
 
@@ -94,40 +109,47 @@ def sentence(exercise: dict) -> str:
     return f"{exercise['prompt']} {exercise['answer']}."
 
 
-def _shuffled(rng: random.Random, *values: str) -> list[str]:
-    return rng.sample(values, len(values))
-
-
 def fact_split(who: str, attribute: str, form: int, other: str = "") -> str:
     """The split of a fact in one form; the plain form, number 0, is always in training."""
     return split_of(FACT_SHARES, who, attribute, form, other) if form else "train"
 
 
-def knowledge(rng: random.Random, split: str) -> dict:
+def knowledge(draws: Draws, split: str) -> dict:
     """A fact about a person, in one of eight forms."""
-    while True:
-        n, attribute = rng.choice(lexicon.PEOPLE), rng.choice(tuple(lexicon.KNOWLEDGE_FORMS))
-        form = rng.randrange(len(lexicon.KNOWLEDGE_FORMS[attribute]))
-        if fact_split(n, attribute, form) == split:
-            break
-    v = FACTS[n][attribute]
-    wrong = rng.sample([w for w in VALUES[attribute] if w not in (v, n)], 3)
-    x, y = _shuffled(rng, v, wrong[0])
-    prompt = lexicon.KNOWLEDGE_FORMS[attribute][form]
-    wrong = wrong[:1] if "{x}" in prompt else wrong
-    return _exercise(prompt.format(n=n, x=x, y=y), v, wrong)
+
+    def tried() -> tuple[str, str, int]:
+        attribute = draws.choice(tuple(lexicon.KNOWLEDGE_FORMS))
+        form = draws.choice(range(len(lexicon.KNOWLEDGE_FORMS[attribute])))
+        return draws.choice(lexicon.PEOPLE), attribute, form
+
+    n, attribute, form = draws.until(tried, lambda fact: fact_split(*fact) == split)
+    v, prompt = FACTS[n][attribute], lexicon.KNOWLEDGE_FORMS[attribute][form]
+    others = [w for w in VALUES[attribute] if w not in (v, n)]
+    if "{x}" not in prompt:
+        return _exercise(prompt.format(n=n), v, draws.unseen.sample(others, 3))
+    other = draws.choice(others)
+    x, y = draws.sample((v, other), 2)
+    return _exercise(prompt.format(n=n, x=x, y=y), v, [other])
 
 
-def _about_thing(rng: random.Random) -> tuple[str, dict]:
+def _about_thing(draws: Draws) -> tuple[str, dict]:
     """An exercise about a thing, and the split that it belongs to."""
-    attribute = rng.choice(("property", "property", "use", "place", "kind"))
-    values = lexicon.THINGS[attribute]
-    t, form = rng.choice(tuple(values)), rng.randrange(len(lexicon.COMMONSENSE_FORMS[attribute]))
+    attribute = draws.weighted(tuple(lexicon.THINGS), (2, 1, 1, 1))
+    values, forms = lexicon.THINGS[attribute], lexicon.COMMONSENSE_FORMS[attribute]
+    # Comparing two things is what a small model learns last, so it is shown twice as often.
+    form = draws.weighted(range(len(forms)), [1 + ("{p}" in f[0][0]) for f in forms])
+    t, (template, answer) = draws.choice(tuple(values)), draws.choice(forms[form])
     v, is_property = values[t], attribute == "property"
-    o = lexicon.OPPOSITE[v] if is_property else rng.choice(sorted(set(values.values()) - {v}))
-    u = rng.choice([thing for thing, value in values.items() if value == o])
-    (x, y), (p, q) = _shuffled(rng, v, o), _shuffled(rng, t, u)
-    template, answer = rng.choice(lexicon.COMMONSENSE_FORMS[attribute][form])
+    opposites = [lexicon.OPPOSITE[v]] if is_property else sorted(set(values.values()) - {v})
+    o = draws.unseen.choice(opposites)
+    u = draws.unseen.choice([thing for thing, value in values.items() if value == o])
+    if "{p}" in template:
+        draws.nats += math.log(len([w for w in values.values() if w in opposites]))
+    elif "{x}" in template or "{o}" in template:
+        draws.nats += math.log(len(opposites))
+    (x, y), (p, q) = draws.unseen.sample((v, o), 2), draws.unseen.sample((t, u), 2)
+    if "{x}" in template or "{p}" in template:
+        draws.nats += math.log(2)
     fields = {"t": t, "v": v, "o": o, "x": x, "y": y, "p": p, "q": q}
     prompt, answer = template.format(**fields), answer.format(**fields)
     # What the question names beside the thing belongs to the combination.
@@ -140,12 +162,12 @@ def _about_thing(rng: random.Random) -> tuple[str, dict]:
     return split, _exercise(prompt, answer, wrong)
 
 
-def commonsense(rng: random.Random, split: str) -> dict:
+def commonsense(draws: Draws, split: str) -> dict:
     """A property, use, place or kind of a thing, in one of ten forms."""
-    while True:
-        found, exercise = _about_thing(rng)
-        if found == split:
-            return exercise
+    return draws.until(lambda: _about_thing(draws), lambda made: made[0] == split)[1]
+
+
+PAIRS = [(a, b) for a in range(10, 90) for b in range(10, 100 - a)]
 
 
 def pair_split(a: int, b: int) -> str:
@@ -153,50 +175,49 @@ def pair_split(a: int, b: int) -> str:
     return split_of(OTHER_SHARES, "pair", min(a, b), max(a, b))
 
 
-def number_pair(rng: random.Random, split: str, small: int | None = None) -> tuple[int, int]:
-    """(a, b) from 10 with a + b < 100 whose pair belongs to the split; b = small if given."""
-    while True:
-        a, b = rng.randrange(10, 100), rng.randrange(10, 100) if small is None else small
-        if a + b < 100 and pair_split(a, b) == split:
-            return a, b
+def number_pair(draws: Draws, split: str) -> tuple[int, int]:
+    """(a, b) from 10 with a + b < 100 whose pair belongs to the split."""
+    return draws.until(lambda: draws.choice(PAIRS), lambda pair: pair_split(*pair) == split)
 
 
-def arithmetic(rng: random.Random, split: str) -> dict:
+def arithmetic(draws: Draws, split: str) -> dict:
     """A sum or a difference, written with signs or in words."""
-    a, b = number_pair(rng, split)
-    if rng.random() < 0.5:
+    a, b = number_pair(draws, split)
+    if draws.chance(0.5):
         left, right, sign, word, answer = a, b, "+", "plus", a + b
     else:
         left, right, sign, word, answer = a + b, b, "-", "minus", a
-    if rng.random() < 0.8:
+    if draws.chance(0.8):
         return _exercise(f"{left} {sign} {right} =", str(answer))
     return _exercise(f"Question: what is {left} {word} {right}? Answer:", str(answer))
 
 
-def _word(rng: random.Random, split: str) -> str:
-    while True:
-        word = "".join(rng.sample(lexicon.LETTERS, rng.randint(2, 3)))
-        if split_of(OTHER_SHARES, "word", word) == split:
-            return word
+def _word(draws: Draws, split: str) -> str:
+    return draws.until(
+        lambda: "".join(draws.sample(lexicon.LETTERS, draws.between(2, 3))),
+        lambda word: split_of(OTHER_SHARES, "word", word) == split,
+    )
 
 
-def code_calls(rng: random.Random, split: str, calls: int) -> tuple[str, list[tuple[str, str]]]:
+def code_calls(draws: Draws, split: str, calls: int) -> tuple[str, list[tuple[str, str]]]:
     """The source of a function and up to `calls` distinct (call, printed result) pairs."""
-    name, kind = rng.choice("fgh"), rng.choice(("number", "number", "pair", "word", "word", "word"))
+    name, kind = draws.choice("fgh"), draws.weighted(("number", "pair", "word"), (2, 1, 3))
     if kind == "number":
-        body = rng.choice(tuple(lexicon.NUMBER_BODIES))
+        possible = {
+            body: [a for a in range(10, 100 - k) if pair_split(a, k) == split]
+            for body, (_, k) in lexicon.NUMBER_BODIES.items()
+        }
+        body = draws.choice([body for body, numbers in possible.items() if numbers])
         shape, k = lexicon.NUMBER_BODIES[body]
-        if not any(pair_split(a, k) == split for a in range(10, 100 - k)):
-            return code_calls(rng, split, calls)
         added = k if shape == "rest" else 0
-        arguments = [(number_pair(rng, split, k)[0] + added,) for _ in range(calls)]
+        arguments = [(draws.choice(possible[body]) + added,) for _ in range(calls)]
         parameters = "x"
     elif kind == "pair":
-        body, parameters = rng.choice(lexicon.PAIR_BODIES), "x, y"
-        arguments = [number_pair(rng, split) for _ in range(calls)]
+        body, parameters = draws.choice(lexicon.PAIR_BODIES), "x, y"
+        arguments = [number_pair(draws, split) for _ in range(calls)]
     else:
-        body, parameters = rng.choice(lexicon.WORD_BODIES), "s"
-        arguments = [(_word(rng, split),) for _ in range(calls)]
+        body, parameters = draws.choice(lexicon.WORD_BODIES), "s"
+        arguments = [(_word(draws, split),) for _ in range(calls)]
     source = f"def {name}({parameters}):\n    return {body}\n"
     namespace: dict = {}
     exec(source, namespace)  # the result is what Python says, not what we think it says
@@ -206,40 +227,45 @@ def code_calls(rng: random.Random, split: str, calls: int) -> tuple[str, list[tu
     return source, list(results.items())
 
 
-def code(rng: random.Random, split: str) -> dict:
+def code(draws: Draws, split: str) -> dict:
     """A function of one line, called once."""
-    source, [(call, result)] = code_calls(rng, split, 1)
+    source, [(call, result)] = code_calls(draws, split, 1)
     return _exercise(f"{source}>>> {call}\n", result)
 
 
-def stories(rng: random.Random, split: str) -> dict:
+def stories(draws: Draws, split: str) -> dict:
     """A whole story; its prompt stops before the last word, which the story or a fact settles."""
-    while True:
-        a, b = rng.sample(lexicon.PEOPLE, 2)
-        p, o = rng.choice(tuple(lexicon.PLACES)), rng.choice(lexicon.OBJECTS)
-        if split_of(OTHER_SHARES, "story", a, b, p, o) == split:
-            break
-    plot = rng.choice(tuple(lexicon.PLOTS))
-    fields = {key: rng.choice(words) for key, words in lexicon.WORDS.items()}
-    fields |= {"a": a, "b": b, "p": p, "o": o, "at": f"{lexicon.PLACES[p]} the {p}", **FACTS[a]}
+    a, b, topic, o = draws.until(
+        lambda: (
+            *draws.sample(lexicon.PEOPLE, 2),
+            draws.choice(tuple(TOPICS)),
+            draws.choice(lexicon.OBJECTS),
+        ),
+        lambda who_and_what: split_of(OTHER_SHARES, "story", *who_and_what) == split,
+    )
+    c = draws.choice(VALUES["colour"])
+    fields = {"a": a, "b": b, "o": o, "c": c, "a_c_o": article(f"{c} {o}"), **FACTS[a]}
     fields |= {f"b{key}": value for key, value in FACTS[b].items()}
-    fields["q"] = rng.choice([place for place in lexicon.PLACES if place != p])
-    fields["c"] = FACTS[b]["colour"] if plot == "gift" else rng.choice(VALUES["colour"])
     for prefix, person in (("", a), ("b", b)):
-        he, him, his = (
-            ("she", "her", "her") if person in lexicon.WOMEN.split() else ("he", "him", "his")
-        )
+        he, him, his = pronouns(person)
         fields |= {f"{prefix}he": he, f"{prefix}him": him, f"{prefix}his": his}
-    fields |= {"He": fields["he"].capitalize(), "His": fields["his"].capitalize()}
-    closing, answer, source = rng.choice(lexicon.CLOSINGS)
-    lines = [
-        rng.choice(lexicon.OPENINGS),
-        *(rng.choice(options) for options in lexicon.PLOTS[plot]),
-    ]
-    prompt = " ".join([*lines, rng.choice(lexicon.MOODS) + closing]).format(**fields)
+    narrator = Narrator(draws, topic, a, b, fields)
+    narrator.tell(draws.zipf(lexicon.OPENINGS))
+    if draws.chance(0.3):
+        narrator.tell(draws.choice(lexicon.FACTS_TOLD))
+    narrator.go_on(draws.between(3, 6))
+    # By now the second person is named: the closing may ask for the name.
+    findings = [form for form in lexicon.FINDINGS if narrator.met() or "{b}" in form]
+    narrator.tell(draws.zipf(findings))
+    narrator.go_on(draws.between(3, 6))
+    closing, answer, source = draws.choice(lexicon.CLOSINGS)
+    if mood := draws.zipf(lexicon.MOODS):
+        narrator.tell(mood)
+    prompt = " ".join([*narrator.lines, closing.format(**fields)])
     answer = answer.format(**fields)
     pool = lexicon.OBJECTS if source == "object" else VALUES[source]
-    return _exercise(prompt, answer, rng.sample([w for w in pool if w not in (answer, a)], 3))
+    wrong = draws.unseen.sample([w for w in pool if w not in (answer, a)], 3)
+    return _exercise(prompt, answer, wrong)
 
 
 # --- the two doors -------------------------------------------------------------------------------
@@ -253,25 +279,28 @@ EXERCISES = {
 }
 
 
-def document(rng: random.Random, split: str, family: str) -> str:
+def document(draws: Draws, split: str, family: str) -> str:
     """One document: a story, some exercises, or two functions with two to five calls each."""
     if family == "stories":
-        return sentence(stories(rng, split))
+        return sentence(stories(draws, split))
     if family == "code":
-        shown = [code_calls(rng, split, rng.randint(2, 5)) for _ in range(2)]
+        shown = [code_calls(draws, split, draws.between(2, 5)) for _ in range(2)]
         lines = [s + "\n".join(f">>> {call}\n{result}" for call, result in c) for s, c in shown]
         return "\n".join(lines)
-    count = rng.randint(7, 9) if family == "arithmetic" else rng.randint(5, 7)
-    return " ".join(sentence(EXERCISES[family](rng, split)) for _ in range(count))
+    count = draws.between(6, 8) if family == "arithmetic" else draws.between(5, 7)
+    return " ".join(sentence(EXERCISES[family](draws, split)) for _ in range(count))
 
 
-def documents(split: str, n: int, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """n documents of a split as (family, text), drawn by MIXTURE."""
+def documents(split: str, n: int, seed: int = 0) -> Iterator[Document]:
+    """n documents of a split, drawn by MIXTURE."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; use one of {SPLITS}")
-    rng = random.Random(f"{split} {seed}")
-    for family in rng.choices(list(MIXTURE), list(MIXTURE.values()), k=n):
-        yield family, document(rng, split, family)
+    draws = Draws(f"{split} {seed}")
+    for _ in range(n):
+        draws.nats = 0.0
+        family = draws.weighted(tuple(MIXTURE), tuple(MIXTURE.values()))
+        text = document(draws, split, family)
+        yield Document(family, text, draws.nats)
 
 
 def prompts(split: str, family: str, n: int) -> list[dict]:
@@ -280,9 +309,9 @@ def prompts(split: str, family: str, n: int) -> list[dict]:
     A reply is right if its part before the first "." or line end, stripped, is the answer.
     Prompt and answer are joined by one space, except after a line end (code).
     """
-    rng, found = random.Random(f"prompts {split} {family}"), {}
+    draws, found = Draws(f"prompts {split} {family}"), {}
     for _ in range(50 * n):
-        exercise = EXERCISES[family](rng, split)
+        exercise = EXERCISES[family](draws, split)
         found.setdefault(exercise["prompt"], {"family": family, **exercise})
         if len(found) == n:
             break
@@ -298,7 +327,7 @@ def main() -> None:
     """Write the shipped texts and test prompts beside this file."""
     here = Path(__file__).parent
     for split, n in TEXTS.items():
-        rows = [{"family": family, "text": text} for family, text in documents(split, n)]
+        rows = [{"family": made.family, "text": made.text} for made in documents(split, n)]
         _write(here / "texts" / f"{split}.jsonl", rows)
         print(f"texts/{split}.jsonl: {len(rows)} documents")
     for family in FAMILIES:

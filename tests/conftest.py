@@ -43,6 +43,12 @@ def world() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def prose() -> ModuleType:
+    """The grammar of the stories."""
+    return data_script("prose")
+
+
+@pytest.fixture(scope="session")
 def measure() -> ModuleType:
     """What the training script scores the model with."""
     return data_script("measure")

@@ -36,6 +36,9 @@ pytestmark = [
 # many bits of a factor as float16, whose H is off by 2e-3. The bound lies between: a factor of ten
 # above the first, and of forty below the second.
 FLOAT32 = 5e-5
+# A shift is a small difference of large logits, and its rounding adds up over the units of a plan:
+# on one CPU, position by position, float32 is 3e-4 from float64 for the 20 % plan of the demo model.
+SHIFTS = 1e-3
 # twice the errors of tests/benchmarks/README.md, because another device rounds elsewhere
 HALF = {"float16": 2 * 2.2e-3, "bfloat16": 2 * 1.6e-2}
 INVERTED = 1e-3  # some methods invert a matrix of inputs, which magnifies rounding
@@ -287,8 +290,10 @@ def test_plans_of_the_demo_model_cost_what_they_cost_on_the_cpu() -> None:
         cl.split_risk(demo(place)[0], plan, demo_text(2), progress=False)
         for place in ("cpu", str(DEVICE))
     ]
-    for name in ("quadratic_of_sum", "kl_of_sum", "quadratic_of_joint", "kl_of_joint"):
-        require_close(name, getattr(splits[1], name), getattr(splits[0], name), FLOAT32)
+    bounds = {"quadratic_of_sum": SHIFTS, "kl_of_sum": SHIFTS}
+    bounds |= {"quadratic_of_joint": FLOAT32, "kl_of_joint": FLOAT32}
+    for name, bound in bounds.items():
+        require_close(name, getattr(splits[1], name), getattr(splits[0], name), bound)
 
 
 @pytest.mark.parametrize("name", method_names())

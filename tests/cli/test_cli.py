@@ -159,7 +159,7 @@ def test_a_pruned_folder_becomes_one_gguf_file(
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     plan, smaller, path = tmp_path / "plan.json", tmp_path / "smaller", tmp_path / "a.gguf"
     units = cl.enumerate_units(cl.load_model("demo", device="cpu")[0])
-    plan.write_text(cl.Selection.from_pruned(units, range(0, 120, 7)).to_json())
+    plan.write_text(cl.Selection.from_pruned(units, range(0, 160, 7)).to_json())
     assert main(["prune", "demo", str(plan), "--out", str(smaller), "--device", "cpu"]) == DONE
     assert main(["export", str(smaller), "--gguf", str(path), "--dtype", "f16"]) == DONE
     assert gguf.GGUFReader(path).tensors
@@ -714,7 +714,7 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cocurve_lab", "inventory", "demo", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=_with_path())
     assert done.returncode == DONE, done.stderr
-    assert json.loads(done.stdout)["units"] == 120
+    assert json.loads(done.stdout)["units"] == 160
 
 
 def _with_path() -> dict[str, str]:

@@ -105,7 +105,7 @@ def test_half_precision(tokenizer: Any) -> None:
 
 def test_texts_of_the_embedded_model(demo: Any) -> None:
     model, tokenizer = demo
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(2, 120, 6))
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(2, 160, 6))
     for prompt in cl.example_prompts("demo", None, tokenizer):  # type: ignore[arg-type]
         pair = compare_text(model, tokenizer, prompt, plan, Sampling(24))
         assert pair.dense == cl.continue_text(model, tokenizer, prompt, 24)
@@ -325,7 +325,7 @@ def test_forced_kl_in_pieces_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) 
 
 def test_forced_kl_of_the_embedded_model(demo: Any) -> None:
     model, tokenizer = demo
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 120, 5))
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 160, 5))
     ids = tokenizer("Ben and his frog liked to be in the barn.")["input_ids"]
     kl = forced_kl(model, plan, ids)
     assert kl.mean() == pytest.approx(
@@ -432,7 +432,7 @@ def test_demo_questions_are_the_files(measure: Any, demo: Any) -> None:
 def test_notebook_exercise_has_a_solution(demo: Any) -> None:
     """The first divergence, from one teacher-forced pass (notebook 05)."""
     model, tokenizer = demo
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 120, 5))
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 160, 5))
     found = []
     for question in demo_questions(2):
         pair = compare_text(model, tokenizer, question.prompt, plan, Sampling(16))

@@ -215,7 +215,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page.mouse.move(frame["x"] + 150, frame["y"] + 90)
         page.mouse.move(frame["x"] + frame["width"] - 2, frame["y"] + frame["height"] - 30)
         it.redrawn(it.graph, page.mouse.up)
-        visit.becomes("len(explorer.brushed)", "120")
+        visit.becomes("len(explorer.brushed)", "160")
         clear = root.get_by_role("button", name="Clear brush")
         clear.focus()
         it.redrawn(it.plane, lambda: keyboard.press("Enter"))
@@ -276,7 +276,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         root.locator("summary").click()
         root.get_by_label("table and CSV of").select_option("units")
         page.wait_for_function(
-            "() => document.querySelectorAll('.cocurve details tbody tr').length === 120"
+            "() => document.querySelectorAll('.cocurve details tbody tr').length === 160"
         )
         visit.becomes("explorer.table_of", "'units'")
         for name in ("CSV", "GEXF", "PNG"):

@@ -207,7 +207,7 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
         page.get_by_text(f"chosen: {name}").wait_for(state="attached")
         number = cell_number(page, "print(f.session.selection)")
         page.evaluate(RUN_CELL, number)
-        page.get_by_text(re.compile(r"^Selection of \d+ of 120 units")).first.wait_for()
+        page.get_by_text(re.compile(r"^Selection of \d+ of 160 units")).first.wait_for()
 
         # the same by keyboard
         before = visit.received
@@ -232,13 +232,13 @@ def test_notebook_04_in_jupyterlab(lab: Lab, solved: Path) -> None:
             page.get_by_role("link", name="CSV").click()
         lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith("kind,method,name,")
-        assert len(lines) == 1 + page.evaluate(PLANS) + 120
+        assert len(lines) == 1 + page.evaluate(PLANS) + 160
         visit.picture("04_table", page.locator(".cocurve", has=page.locator(".cc-scroll")))
         page.get_by_role("button", name="Table and files").click()
         page.get_by_label("random", exact=True).click()
         wait(page, shown)
 
-        assert page.evaluate(SINGLES) == 120
+        assert page.evaluate(SINGLES) == 160
         visit.require_clean()
         for width, height in ((1280, 1900), (1920, 1600)):  # the whole instrument in one view
             page.set_viewport_size({"width": width, "height": height})

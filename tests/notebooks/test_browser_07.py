@@ -55,9 +55,9 @@ def test_notebook_07_runs(done: tuple[Path, nbformat.NotebookNode]) -> None:
     curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
     found = cl.bridge_units(curvature)
     names = " ".join(curvature.units[u].name for u in found)
-    assert f"{len(found)} of 120 units: {names}" in text
+    assert f"{len(found)} of 160 units: {names}" in text
     middle = pick(bridge_table(curvature), saliency_quantile=0.5, connectivity_quantile=0.5)[0]
-    assert f"{middle['bridges']} of 120 at median and median" in text
+    assert f"{middle['bridges']} of 160 at median and median" in text
     rank = geometry.spectrum_table(curvature)[0]["effective_rank"]
     assert f"effective rank {rank:.1f} ± " in text
     assert "one and the same fill in both arms: True" in text

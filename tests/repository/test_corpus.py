@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ SPLITS = ("train", "calibration", "held_out", "test")
 @pytest.fixture(scope="module")
 def train_text(world: ModuleType) -> str:
     """A large sample of the training stream."""
-    return "\n".join(text for _, text in world.documents("train", 6000))
+    return "\n".join(made.text for made in world.documents("train", 6000))
 
 
 def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
@@ -28,15 +29,15 @@ def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
 
 def test_shipped_files_are_what_the_generator_writes(world: ModuleType) -> None:
     for split, rows in shipped("texts").items():
-        made = world.documents(split, len(rows))
-        assert [(row["family"], row["text"]) for row in rows] == list(made)
+        made = [(document.family, document.text) for document in world.documents(split, len(rows))]
+        assert [(row["family"], row["text"]) for row in rows] == made
     for family, rows in shipped("prompts").items():
         assert len(rows) >= 100
         assert rows == list(world.prompts("test", family, len(rows)))
 
 
 def test_splits_share_no_document(world: ModuleType) -> None:
-    seen = {split: {text for _, text in world.documents(split, 800)} for split in SPLITS}
+    seen = {split: {made.text for made in world.documents(split, 800)} for split in SPLITS}
     for number, split in enumerate(SPLITS):
         for other in SPLITS[:number]:
             assert not seen[split] & seen[other]
@@ -73,3 +74,87 @@ def test_arithmetic_and_code_answers_are_true() -> None:
         scope: dict[str, object] = {}
         exec(source, scope)  # our own generator's one-liners
         assert repr(eval(call, scope)) == row["answer"]
+
+
+@pytest.fixture(scope="module")
+def tales(world: ModuleType) -> list[str]:
+    return [made.text for made in world.documents("held_out", 3000) if made.family == "stories"]
+
+
+def test_articles_fit(tales: list[str]) -> None:
+    for text in tales:
+        for article, word in re.findall(r"\b([Aa]n?) (\w+)", text):
+            vowel = word[0] in "aeiou" and word not in ("useful", "unicorn", "uniform")
+            assert (article.lower() == "an") == (vowel or word == "hour"), (article, word)
+
+
+def test_verbs_agree_with_their_subjects(
+    world: ModuleType, prose: ModuleType, tales: list[str]
+) -> None:
+    """Nouns and pronouns directly before was, were, is, are."""
+    scenes = [scene for topic in prose.TOPICS.values() for scene in topic.scenes]
+    things = {thing for scene in scenes for thing in scene.things}
+    singular = {prose.base(thing) for thing in things} | {"he", "she", *world.lexicon.PEOPLE}
+    plural = {prose.plural(thing) for thing in things if thing[0] != "~"} | {"they"}
+    same = singular & plural  # sheep, deer
+    checked = 0
+    for text in tales:
+        for found in re.finditer(r"\b(\w+) (was|were|is|are)\b", text):
+            word, verb = found.groups()
+            if word in same or re.search(r"\band (\w+ )?$", text[: found.start()]):
+                continue
+            checked += word in singular or word in plural
+            assert word not in singular or verb in ("was", "is"), text
+            assert word not in plural or verb in ("were", "are"), text
+    assert checked > 1000
+
+
+def test_pronouns_speak_of_someone_named_before(world: ModuleType, tales: list[str]) -> None:
+    women = set(world.lexicon.WOMEN.split())
+    for text in tales:
+        for found in re.finditer(r"\b([Hh]e|[Ss]he|[Hh]is|[Hh]er)\b", text):
+            before = set(re.findall(r"\b[A-Z]\w+\b", text[: found.start()]))
+            wanted = women if found[1].lower() in ("she", "her") else set(world.lexicon.MEN.split())
+            assert before & wanted, text
+
+
+def test_a_story_answers_its_own_question(world: ModuleType) -> None:
+    """What the last word must be is settled: by the story, or by a fact about the person."""
+    for row in shipped("prompts")["stories"]:
+        colour = re.search(r"the (\w+)$", row["prompt"])
+        if colour and colour[1] in world.VALUES["colour"]:
+            assert set(re.findall(rf"\b{colour[1]} (\w+)", row["prompt"])) == {row["answer"]}
+        elif goodbye := re.search(r"(\w+) said goodbye to$", row["prompt"]):
+            named = set(re.findall(r"\w+", row["prompt"])) & set(world.lexicon.PEOPLE)
+            friend = world.FACTS[goodbye[1]]["friend"]  # may be told as a fact
+            assert row["answer"] in named
+            assert named - {goodbye[1], row["answer"]} <= {friend}
+        else:
+            name = re.findall(r"[A-Z]\w+", row["prompt"].rsplit(". ", 1)[1])
+            person = next(word for word in name if word in world.FACTS)
+            assert row["answer"] in world.FACTS[person].values()
+
+
+def test_choices_cost_what_their_probability_says(world: ModuleType) -> None:
+    draws = world.Draws("price")
+    assert draws.choice("abcd") in "abcd"
+    assert draws.nats == pytest.approx(math.log(4))
+    draws.nats = 0.0
+    taken = draws.weighted("ab", (1, 3))
+    assert draws.nats == pytest.approx(-math.log({"a": 0.25, "b": 0.75}[taken]))
+    draws.nats = 0.0
+    assert len(set(draws.sample("abcd", 2))) == 2
+    assert draws.nats == pytest.approx(math.log(4 * 3))
+    draws.nats = 1.0
+    assert draws.offered(lambda: draws.choice("abcd"))[1] == pytest.approx(math.log(4))
+    assert draws.nats == 1.0
+    assert draws.until(lambda: draws.between(1, 6), lambda thrown: thrown == 6) == 6
+    assert draws.nats == pytest.approx(1 + math.log(6))
+
+
+def test_most_of_the_text_is_a_choice(world: ModuleType) -> None:
+    """The price of the generator's choices, per word; and a vocabulary worth the name."""
+    made = list(world.documents("train", 3000))
+    words = [re.findall(r"\w+", document.text) for document in made]
+    assert sum(document.nats for document in made) / sum(map(len, words)) > 1.5
+    assert len({word for found in words for word in found}) > 1500

@@ -41,7 +41,7 @@ def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
         assert part in text, "make the page again: python data/measure_curvature.py"
     assert SHIPPED.stat().st_size < 1_000_000
     packed = data_of(SHIPPED)["lambda"]["_problem"]
-    assert len(packed["costs"]) == 120
+    assert len(packed["costs"]) == 160
     assert data_of(SHIPPED)["lambda"]["_marks"]["measured"]
 
 
