@@ -96,14 +96,17 @@ class Redrawn:
             `<name>_error` alone if no draws were asked for, that over rows. Otherwise the error
             over rows and draws together, with `<name>_rows_error`, `<name>_draws_error`,
             `<name>_degrees` (of freedom, for Student's t), `<name>_draws` (draws in which both
-            plans exist) and an empty `<name>_note`. With fewer than two such draws the error over
-            draws and the degrees are None, the error is that over rows, and the note says why.
+            plans exist) and an empty `<name>_note`. With fewer than two such draws, or for a plan
+            that was not drawn again (a race stopped it early), the error over draws and the degrees
+            are None, the error is that over rows, and the note says why.
         """
         if not self.asked:
             return {f"{name}_error": rows_error}
         both = self._values(plan, by) - self._values(other, by)
         both = both[np.isfinite(both)]
-        note = self.note or "fewer than two draws have both plans"
+        drawn = {plan, other} <= self.kl.keys()
+        lacking = "fewer than two draws have both plans" if drawn else "not solved again on draws"
+        note = self.note or lacking
         parts: list[Any] = [rows_error, rows_error, None, None, len(both), note]
         if len(both) > 1 and rows_error is not None and math.isfinite(rows_error):
             over_draws = float(both.var(ddof=1)) * self.groups / (self.groups - 1)
@@ -112,10 +115,8 @@ class Redrawn:
         return {f"{name}{end}": value for end, value in zip(PARTS, parts, strict=True)}
 
     def _values(self, plan: Hashable, by: Measure) -> np.ndarray:
-        if by == "kl":
-            return self.kl.get(plan, np.empty(0))
-        nll = self.nll.get(plan, np.empty(0))
-        return np.exp(nll) if by == "perplexity" else nll
+        values = (self.kl if by == "kl" else self.nll).get(plan, np.full(1, np.nan))
+        return np.exp(values) if by == "perplexity" else values
 
     def _sum(self, rows: float, draws: float, count: int) -> tuple[float, float]:
         """The sum of two variances and its degrees of freedom."""

@@ -82,6 +82,17 @@ def test_an_error_that_is_unknown_in_part_gives_no_verdict(note: str) -> None:
     assert with_error(alone, "difference") == "0.2"
 
 
+def test_a_plan_that_a_race_stopped_has_its_error_over_rows() -> None:
+    drawn = Redrawn(3, {"winner": np.ones(3)}, {"winner": np.ones(3)}, rows=4, groups=4)
+    for by in ("kl", "nll", "perplexity"):
+        for pair in (("stopped", "winner"), ("winner", "stopped"), ("stopped", "another")):
+            row = drawn.columns("difference", 0.05, *pair, by)
+            assert row["difference_error"] == row["difference_rows_error"] == 0.05
+            assert row["difference_draws_error"] is None
+            assert row["difference_draws"] == 0
+            assert row["difference_note"] == "not solved again on draws"
+
+
 def test_few_degrees_of_freedom_ask_for_a_longer_bar() -> None:
     assert longer(2.0, math.inf) == 2.0
     assert longer(2.0, 1e9) == pytest.approx(2.0)

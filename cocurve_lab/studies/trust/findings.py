@@ -395,8 +395,9 @@ def redundancy_findings(table: Table) -> list[Finding]:
     for row in table:
         ours = f"redundancy {plus_minus(row['redundancy'], row['redundancy_error'])}, "
         ours += f"edge benefit {with_error(row, 'edge_benefit')}"
-        told = "nothing" if row["gate_lambda"] is None else f"λ = {row['gate_lambda']:g}"
-        claim = f"{row['model']}: the gate says {told}, and that is right"
+        gate = row["gate_lambda"]
+        told = "is undecided" if gate is None else f"says λ = {gate:g}, and that is right"
+        claim = f"{row['model']}: the gate {told}"
         found.append(Finding("redundancy", claim, 'App. "Scope"', ours, row["gate_right"]))
     return found
 
