@@ -127,7 +127,7 @@ _ALSO = {
     "Gate": "solver.interaction",
     "LambdaPath": "solver.interaction",
     "longest": "solver.greedy",
-    "require_strength": "solver.greedy",
+    "require_strength": "solver.targets",
     "require_ratio": "solver.targets",
     "plain_greedy": "solver.variants",
     "solve_variant": "solver.variants",

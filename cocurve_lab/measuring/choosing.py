@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError, InputError
-from ..solver.greedy import require_strength
 from ..solver.guards import FREE, Guards, reachable_ratio
 from ..solver.interaction import Gate, lambda_path, redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
+from ..solver.targets import require_strength
 from .racing import (
     TIE,
     Candidate,

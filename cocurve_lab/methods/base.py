@@ -244,7 +244,7 @@ class Scored(Method):
     ) -> Selection:
         """Remove the lowest scores, by `counts` or in `order`. See `Method.select`."""
         self.require_own(evidence, units)
-        require_ratio(ratio)
+        ratio = require_ratio(ratio)
         counts = self.counts(units, ratio)
         if counts is not None:
             return take_counts(units, evidence.scores, counts, ratio, guards)

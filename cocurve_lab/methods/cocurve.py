@@ -19,12 +19,11 @@ from ..models.architectures import describe
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
-from ..solver.greedy import require_strength
 from ..solver.guards import FREE, Guards
 from ..solver.interaction import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
-from ..solver.targets import require_ratio
+from ..solver.targets import require_ratio, require_strength
 from ..solver.variants import measured_diagonal, solve_variant
 from .base import Evidence, Method
 
@@ -116,7 +115,7 @@ class CoCurve(Method):
     ) -> Selection:
         """Solve the greedy plan on H, with its predicted risk. See `Method.select`."""
         self.require_own(evidence, units)
-        require_ratio(ratio)
+        ratio = require_ratio(ratio)
         curvature = curvature_of(evidence)
         guards = self._narrowed(guards, ratio)
         strength = self.interaction_strength

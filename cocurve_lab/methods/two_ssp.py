@@ -73,7 +73,7 @@ class TwoSsp(Scored):
                 f"alpha is {self.alpha}. Give a finite number above 0 (published: 1.5)."
             )
         if self.narrowed_at is not None:
-            require_ratio(self.narrowed_at)
+            object.__setattr__(self, "narrowed_at", require_ratio(self.narrowed_at))
 
     def scores(self, subject: Subject) -> Arrays:
         """Score FFN groups by their norms, and find the order in which attention blocks go.
@@ -117,7 +117,7 @@ class TwoSsp(Scored):
                 kinds do not hold enough.
         """
         self.require_own(evidence, units)
-        require_ratio(ratio)
+        ratio = require_ratio(ratio)
         kinds = Guards(kinds=guards.kinds)
         order = evidence.arrays["removal_order"].tolist()
         count = num_attention_blocks(units, ratio, kinds, self.alpha)

@@ -7,6 +7,7 @@ needs no model, so a stored H can be explored on any machine.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..errors import InputError, MismatchError
+from ..numeric import EXACT, as_int
 from ..storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
 from .families import KINDS, Kind
@@ -67,7 +69,8 @@ class UnitSet(Sequence[Unit]):
             may have no unit.
 
     Raises:
-        InputError: a kind is unknown, a cost is not positive, or the units are out of order.
+        InputError: a kind is unknown, a cost is not positive, a number is not whole or not below
+            2^53, the costs add up to 2^53 or more, or the units are out of order.
     """
 
     units: tuple[Unit, ...]
@@ -79,6 +82,7 @@ class UnitSet(Sequence[Unit]):
         odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
         if odd is not None:
             raise InputError(f"unit {odd} is of kind {odd.kind!r}. Use one of {KINDS}.")
+        self._convert()
         keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
@@ -90,6 +94,27 @@ class UnitSet(Sequence[Unit]):
             raise InputError(
                 f"unit {bad} has cost {bad.cost}. Give a positive number of parameters."
             )
+        total = sum(unit.cost for unit in self.units)
+        if total >= EXACT:
+            raise InputError(
+                f"the costs of the units add up to {total:,} parameters; from 2^53 on float64 and "
+                "the browser round such sums. Correct the costs."
+            )
+
+    def _convert(self) -> None:
+        """Take integers of any type: those of numpy would wrap, and no JSON holds them."""
+        for name in ("ffn_groups", "total_parameters", "model_layers"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_int(getattr(self, name), name))
+        numbers = [(u.layer, u.index, u.start, u.stop, u.cost) for u in self.units]
+        if all(type(n) is int and 0 <= n < EXACT for row in numbers for n in row):
+            return
+        units = []
+        for unit, row in zip(self.units, numbers, strict=True):
+            names = ("layer", "index", "start", "stop", "cost")
+            whole = [as_int(n, f"{name} of a unit") for name, n in zip(names, row, strict=True)]
+            units.append(Unit(unit.kind, *whole))
+        object.__setattr__(self, "units", tuple(units))
 
     def __len__(self) -> int:
         return len(self.units)
@@ -129,7 +154,7 @@ class UnitSet(Sequence[Unit]):
         """
         positions = tuple(self.index(unit) for unit in units)
         if len(set(positions)) != len(positions):
-            twice = next(p for p in positions if positions.count(p) > 1)
+            twice = Counter(positions).most_common(1)[0][0]
             raise InputError(f"unit {self[twice]} is named twice. Name each unit once.")
         return positions
 
@@ -202,7 +227,7 @@ class UnitSet(Sequence[Unit]):
     @classmethod
     def from_plain(cls, value: dict[str, Any]) -> UnitSet:
         """Make a set from what `to_plain` returned."""
-        units = tuple(Unit(kind, *map(int, numbers)) for kind, *numbers in value["units"])
+        units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
         return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 # this package was a module once: its names are still found here
 _HOMES = {
     "Greedy": ".greedy",
-    "require_strength": ".greedy",
+    "require_strength": ".targets",
     "solve_greedy": ".solve",
 }
 __all__ = list(_HOMES)

@@ -7,25 +7,15 @@ why sliders re-solve instead of caching. `Greedy.run` is the algorithm.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..curvature.matrix import Curvature
-from ..errors import InfeasibleError, InputError
+from ..errors import InfeasibleError
 from .guards import Guards, Rules, UnitsLike
 from .selection import Selection
-from .targets import Budget
-
-
-def require_strength(interaction_strength: float) -> None:
-    """Raise InputError unless lambda is finite and >= 0."""
-    if not 0 <= interaction_strength < math.inf:
-        raise InputError(
-            f"interaction_strength is {interaction_strength}; lambda is finite and at least 0 "
-            "(0 ignores the edges, 1 takes them in full)."
-        )
+from .targets import Budget, require_strength
 
 
 class Greedy:
@@ -158,7 +148,12 @@ class Greedy:
         return self.pruned_cost / self.budget.costs.sum().item()
 
     def selection(self, strength: float) -> Selection:
-        """The plan of the last run, recorded as made at this lambda."""
+        """The plan of the last run, recorded as made at this lambda.
+
+        Raises NumericalError if it misses the target, though the run did not stall.
+        """
+        if not self.stalled:
+            self.budget.require_reached(self.order)
         units, target = self.curvature.units, self.budget.target
         ratio = self.budget.share
         if target is not None and not target.in_parameters:
@@ -213,10 +208,10 @@ def longest(
     Raises:
         InputError: ratio or lambda out of range.
     """
-    require_strength(interaction_strength)
+    strength = require_strength(interaction_strength)
     greedy = Greedy(curvature, upto, guards)
-    greedy.run(interaction_strength)
-    return greedy.selection(interaction_strength)
+    greedy.run(strength)
+    return greedy.selection(strength)
 
 
 @dataclass

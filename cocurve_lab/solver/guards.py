@@ -5,6 +5,7 @@ The objective plays no part here: which of the admissible units to remove is gre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
+from ..numeric import as_float, as_int
 from .targets import Budget, ratio_budget
 
 UnitsLike = Iterable[Unit | str | int]
@@ -44,6 +46,7 @@ class Guards:
     kinds: tuple[Kind, ...] = KINDS
 
     def __post_init__(self) -> None:
+        self._convert()
         if self.layer_cap is not None and self.layer_cap_factor is not None:
             raise InputError(
                 f"layer_cap is {self.layer_cap} and layer_cap_factor is {self.layer_cap_factor}. "
@@ -54,19 +57,22 @@ class Guards:
                 f"layer_cap is {self.layer_cap}, but a share lies in (0, 1]. Give one in that "
                 "range, or None for no cap."
             )
-        if self.layer_cap_factor is not None and not self.layer_cap_factor > 0:
+        if self.layer_cap_factor is not None and not 0 < self.layer_cap_factor < math.inf:
             raise InputError(
-                f"layer_cap_factor is {self.layer_cap_factor}, but it must be above 0. Give 1.5, "
-                "say, or None for no cap."
-            )
-        if min(self.protect_first, self.protect_last) < 0:
-            raise InputError(
-                f"protect_first/protect_last are {self.protect_first}/{self.protect_last}; "
-                "they count layers and cannot be negative. Give 0 or more."
+                f"layer_cap_factor is {self.layer_cap_factor}, but it must be above 0 and finite. "
+                "Give 1.5, say, or None for no cap."
             )
         if not self.kinds or set(self.kinds) - set(KINDS):
             raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
         object.__setattr__(self, "kinds", tuple(self.kinds))
+
+    def _convert(self) -> None:
+        """Take numbers of any type: a half-precision cap would round the room of every layer."""
+        for name in ("layer_cap", "layer_cap_factor"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_float(getattr(self, name), name))
+        for name in ("protect_first", "protect_last"):
+            object.__setattr__(self, name, as_int(getattr(self, name), name))
 
     def cap_at(self, ratio: float) -> float:
         """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""

@@ -19,10 +19,11 @@ from ..curvature.saturation import Saturation
 from ..curvature.uncertainty import Groups, jackknife
 from ..errors import InputError
 from ..models.families import KINDS
-from .greedy import Greedy, require_strength
+from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
 from .solve import solve_greedy
+from .targets import require_strength
 
 GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin
 _DRAWS = 100  # bootstrap draws behind the error of the balance
@@ -362,7 +363,7 @@ def lambda_path(
         InfeasibleError: no plan reaches the ratio under the guards at any lambda. If only greedy
             stalls, the segment states that instead.
     """
-    require_strength(maximum)
+    maximum = require_strength(maximum)
     greedy = Greedy(curvature, ratio, guards, include, exclude, keep_history=True)
     sweep = _Sweep(greedy)
     with _bar(progress, maximum) as bar:
@@ -371,7 +372,7 @@ def lambda_path(
             sweep.advance(event)
             bar.update(sweep.now - done)
         sweep.close(maximum)
-    return LambdaPath(tuple(sweep.segments), sweep.orders, float(ratio))
+    return LambdaPath(tuple(sweep.segments), sweep.orders, greedy.budget.share)
 
 
 class _Sweep:

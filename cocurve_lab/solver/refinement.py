@@ -13,10 +13,9 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError
-from .greedy import require_strength
 from .guards import Rules, UnitsLike
 from .selection import Selection, risk_terms
-from .targets import target_cost
+from .targets import require_strength, target_cost
 
 log = logging.getLogger(__name__)
 _WIN = 1e-12  # of the trace of H: an exchange that lowers R_lambda by less is rounding
@@ -63,7 +62,7 @@ def refine(
             f"{selection!r} has no interaction_strength, so there is no objective to improve. Set "
             "one with dataclasses.replace(selection, interaction_strength=...)."
         )
-    require_strength(strength)
+    strength = require_strength(strength)
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}, but it counts exchanges. Give 0 or more.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")

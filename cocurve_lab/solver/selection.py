@@ -25,7 +25,7 @@ from .plan_json import (
     no_plan,
     read_fields,
 )
-from .targets import Target, require_ratio, target_cost
+from .targets import Target, ratio_budget
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,8 @@ class Selection:
         Raises:
             InputError: the plan has no removal order, has a cap that depends on the ratio
                 (layer_cap_factor), has gains (they belong to its own pruned set), is uniform, or
-                has a target in other costs; or `ratio` is larger than the solved one.
+                has a target in other costs; or `ratio` is larger than the solved one, or than
+                what the plan reached (`longest` may end below what it was asked for).
         """
         self.require_by_ratio("its prefixes")
         if not self.ordered:
@@ -225,20 +226,26 @@ class Selection:
                 f"this plan has {len(self.gains)} gains, solved for its own pruned set. Take the "
                 "prefix of the plan without gains and solve them again."
             )
-        require_ratio(ratio)
-        if ratio > self.requested_ratio:
+        budget = ratio_budget(self.units, ratio)
+        if budget.share > self.requested_ratio:
             raise InputError(
                 f"ratio {ratio} is above the {self.requested_ratio} that was solved. Solve at that "
                 "ratio."
             )
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0
-        length = int(np.searchsorted(running, target_cost(self.units, ratio)))
+        length = int(np.searchsorted(running, budget.needed))
         length = max(length, self.forced)  # a fresh solve forces them at every ratio too
+        if not budget.reached(self.pruned[:length]):
+            raise InputError(
+                f"ratio {ratio} is above the {self.realized_ratio:.4%} at which this plan ends (it "
+                f"was asked for {self.requested_ratio}). Solve at that ratio, or take a prefix of "
+                "what it removes."
+            )
         return replace(
             self,
             pruned=self.pruned[:length],
-            requested_ratio=ratio,
+            requested_ratio=budget.share,
             target=None,
             node_terms=None if self.node_terms is None else self.node_terms[:length],
             edge_terms=None if self.edge_terms is None else self.edge_terms[:length],
@@ -378,7 +385,7 @@ def _require_consistent(plan: Selection) -> None:
     if target is not None:
         budget = target.budget(units)
         removed = budget.costs[list(plan.pruned)].sum().item()
-        if removed < budget.needed:
+        if not budget.reached(plan.pruned):
             raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
     if plan.uniform and not _is_uniform(plan):
         raise no_plan("uniform is true, but its layers lose different counts")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError
-from .greedy import Greedy, require_strength
+from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
-from .targets import Target, require_ratio
+from .targets import Target, require_strength
 from .uniform import solve_uniform
 
 
@@ -58,18 +58,19 @@ def solve_greedy(
             some plan does but greedy runs out of admissible units at this lambda (where
             `reachable_ratio` is only a bound, some plan may). Its ratios are shares of what the
             target counts.
+        NumericalError: the plan misses what was asked by more than rounding explains; the last
+            check of every solve.
     """
-    require_strength(interaction_strength)
+    strength = require_strength(interaction_strength)
     if costs is not None:
         if isinstance(ratio, Target):
             raise InputError(f"costs and a Target ({ratio}): give the costs to the Target instead.")
-        require_ratio(ratio)
         ratio = Target(ratio=ratio, costs=costs)
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
     greedy = Greedy(curvature, goal, guards, include, exclude)
     if uniform:
-        return solve_uniform(greedy, interaction_strength)
-    greedy.run(interaction_strength)
+        return solve_uniform(greedy, strength)
+    greedy.run(strength)
     if greedy.stalled:
         raise greedy.infeasible()
-    return greedy.selection(interaction_strength)
+    return greedy.selection(strength)

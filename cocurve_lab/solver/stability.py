@@ -16,11 +16,10 @@ import numpy as np
 from ..curvature.matrix import Curvature
 from ..curvature.uncertainty import ENOUGH, Groups, relative, trust
 from ..errors import InfeasibleError, InputError
-from .greedy import require_strength
 from .guards import FREE, Guards
 from .selection import Selection
 from .solve import solve_greedy
-from .targets import require_ratio
+from .targets import require_ratio, require_strength
 
 TOLERANCE = 0.1
 _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
@@ -324,8 +323,8 @@ class StopWhenConverged:
         tolerance: float = TOLERANCE,
         patience: int = 4,
     ) -> None:
-        require_ratio(ratio)
-        require_strength(interaction_strength)
+        ratio = require_ratio(ratio)
+        interaction_strength = require_strength(interaction_strength)
         if not tolerance > 0 or patience < 1:
             raise InputError(
                 f"tolerance is {tolerance} and patience {patience}, but tolerance is above 0 and "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, NumericalError
 from ..models.architectures import describe
 from ..models.units import Unit, UnitSet, require_units
+from ..numeric import EXACT, as_float, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 _GOALS = ("parameters", "size", "kv_cache", "ratio")
+_SMALLEST_COST, _LARGEST_COST = 1e-100, 1e100  # of a Target; a score divides by a cost
 _NOUNS = {
     "parameters": "parameters",
     "size": "of weights in {dtype}",
@@ -53,9 +55,9 @@ class Target:
         ratio: the least share of `costs` to remove, [0, 1).
         dtype: the number format that `size` or `kv_cache` is counted in: "bfloat16", "float16",
             "float32", "float64", "float8" (or bf16, fp16, fp32, fp8, or a torch dtype).
-        costs: [M] finite numbers >= 0. With `ratio`, the cost that removing each unit saves; with
-            `kv_cache`, the bytes per token it frees (default: `kv_cache_costs`). A unit of cost 0
-            is never chosen.
+        costs: [M] numbers, 0 or from 1e-100 to 1e100. With `ratio`, the cost that removing each
+            unit saves; with `kv_cache`, the bytes per token it frees (default: `kv_cache_costs`). A
+            unit of cost 0 is never chosen.
 
     Raises:
         InputError: not exactly one goal, a dtype that is missing or unused, costs that do not fit
@@ -77,17 +79,14 @@ class Target:
                 f"{' and '.join(given) or 'none'}. Give one."
             )
         if self.costs is not None:
-            object.__setattr__(self, "costs", _as_numbers(self.costs))
+            object.__setattr__(self, "costs", _as_costs(self.costs))
         if self.dtype is not None:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
         self._require_fitting_parts()
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
-        elif not 0 <= self.ratio < 1:
-            raise InputError(
-                f"ratio is {self.ratio}, but the share to remove lies in [0, 1). Give one in that "
-                "range."
-            )
+        else:
+            object.__setattr__(self, "ratio", require_ratio(self.ratio))
 
     def _require_fitting_parts(self) -> None:
         in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
@@ -132,12 +131,13 @@ class Target:
         costs = self._costs(units)
         if self.ratio is not None:
             needed = needed_cost(self.ratio, costs.sum().item())
-            return Budget(costs, needed, float(self.ratio), self)
+            return Budget(costs, needed, self.ratio, self)
         whole = self._whole(units, costs)
         allowed = self.limit.amount
         if self.goal == "size":
             allowed //= ITEM_BYTES[self.dtype]  # unit costs are in parameters, so this is too
-        needed = max(0, whole - allowed)
+        # compared first: a float minus a whole number beyond float64 is an OverflowError
+        needed = whole - allowed if allowed < whole else 0
         return Budget(costs, needed, needed / costs.sum().item(), self, whole)
 
     def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
@@ -169,15 +169,15 @@ class Target:
     def _costs(self, units: UnitSet) -> np.ndarray:
         if self.costs is None:
             return kv_cache_costs(units, self.dtype) if self.goal == "kv_cache" else units.costs
-        costs = np.array(self.costs)
+        costs = np.array(self.costs, np.float64)
         if len(costs) != len(units):
             raise InputError(
                 f"there are {len(costs)} costs for {len(units)} units. Give one cost per unit."
             )
         # whole costs stay int64: sums are exact, and `Rules.reachable` can solve its subset sums.
         # From 2^53 on they would not be exact in the float64 in which units are scored
-        whole = costs.astype(np.int64) if (costs == np.floor(costs)).all() else costs
-        return whole if costs.sum() < 2**53 else costs.astype(np.float64)
+        exact = (costs == np.floor(costs)).all() and costs.sum() < EXACT
+        return costs.astype(np.int64) if exact else costs
 
     def _whole(self, units: UnitSet, costs: np.ndarray) -> float:
         """The amount in the model before anything is removed: parameters, or bytes per token."""
@@ -224,6 +224,28 @@ class Budget:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
         return self.target.shown(self.value(removed))
 
+    def reached(self, pruned: Iterable[int]) -> bool:
+        """Whether a plan of these units removes what was asked: the post-condition of a solve.
+
+        It adds up again in Python, apart from the sums that made the plan.
+        """
+        costs = self.costs.tolist()  # Python ints or floats
+        removed, total = sum(costs[u] for u in pruned), sum(costs)
+        # sums of floats in another order differ by rounding; whole numbers have none
+        slack = 1e-12 * total if self.costs.dtype == np.float64 else 0
+        # the share is checked too, in case `needed` itself was computed wrongly; a NaN is no plan
+        return removed >= self.needed - slack and removed / total >= self.share * (1 - 1e-9)
+
+    def require_reached(self, pruned: Sequence[int]) -> None:
+        """Raise NumericalError unless the plan of these units removes what was asked for."""
+        if not self.reached(pruned):
+            removed = self.costs[list(pruned)].sum().item()
+            raise NumericalError(
+                f"a plan was asked for {self.share:.6%} of the costs and comes to "
+                f"{removed:g} of {self.costs.sum():g}, which is less. Rounding got in the way: "
+                "bring the costs closer together, or ask for a ratio that is not next to 0."
+            )
+
     def bounds(self, removed: float) -> tuple[str, str]:
         """Word two phrases for messages: exceeding this removal, and asking for at most it."""
         words = self.shown(removed)
@@ -232,29 +254,50 @@ class Budget:
         return f"leaves less than {words}", f"{words} or more"
 
 
-# Ratios -----------------------------------------------------------------------------------------
+# Ratios and lambda ------------------------------------------------------------------------------
 
 
-def require_ratio(ratio: float) -> None:
-    """Raise InputError unless ratio lies in [0, 1)."""
+def require_ratio(ratio: float) -> float:
+    """Return a ratio of any number type as a Python float.
+
+    Raises:
+        InputError: not a number in [0, 1).
+    """
     if isinstance(ratio, Target):
         raise InputError(
             f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio. For a "
             "target in parameters or bytes, use requested_ratio of the plan that solve_greedy "
             "returns for it."
         )
-    if not 0 <= ratio < 1:
+    share = as_float(ratio, "ratio")
+    if not 0 <= share < 1:
         raise InputError(
-            f"ratio is {ratio}; the share of removable parameters to remove lies in [0, 1). Give "
-            "one in that range."
+            f"ratio is {shown(ratio)}; the share of removable parameters to remove lies in [0, 1). "
+            "Give one in that range."
         )
+    return share
+
+
+def require_strength(interaction_strength: float) -> float:
+    """Return a lambda of any number type as a Python float.
+
+    Raises:
+        InputError: not a finite number, or below 0.
+    """
+    strength = as_float(interaction_strength, "interaction_strength")
+    if not 0 <= strength < math.inf:
+        raise InputError(
+            f"interaction_strength is {shown(interaction_strength)}; lambda is finite and at least "
+            "0 (0 ignores the edges, 1 takes them in full)."
+        )
+    return strength
 
 
 def needed_cost(ratio: float, total: float) -> float:
     """Return the cost that a plan of this ratio must reach, of costs that sum to `total`."""
     # a hair below ratio x total: in floating point 0.3 x total may land above a cost that is
     # exactly reachable, and would then demand one unit too many
-    return ratio * total * (1 - 1e-12)
+    return as_float(ratio, "ratio") * total * (1 - 1e-12)
 
 
 def target_cost(units: UnitSet, ratio: float) -> float:
@@ -268,8 +311,8 @@ def ratio_budget(units: UnitSet, ratio: float) -> Budget:
     Raises:
         InputError: as `require_ratio`.
     """
-    require_ratio(ratio)
-    return Budget(units.costs, target_cost(units, ratio), float(ratio))
+    ratio = require_ratio(ratio)
+    return Budget(units.costs, target_cost(units, ratio), ratio)
 
 
 # KV cache ---------------------------------------------------------------------------------------
@@ -343,18 +386,30 @@ def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
     )
 
 
-def _as_numbers(costs: Iterable[float]) -> tuple[float, ...]:
-    array = np.array(list(costs))
-    if array.ndim != 1 or array.dtype.kind not in "iuf":
-        raise InputError("costs is not a list of numbers. Give one number per unit.")
-    bad = np.flatnonzero(~np.isfinite(array) | (array < 0))
-    if len(bad):
-        raise InputError(
-            f"costs[{bad[0]}] is {array[bad[0]]}; a cost is finite and at least 0. Change it."
-        )
-    if not array.any():
+def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
+    """Costs of any number type as Python ints, or as Python floats if one is not an integer."""
+    try:
+        given = list(costs)
+        if any(isinstance(cost, (bool, np.bool_)) for cost in given):
+            raise InputError("a truth value is no cost")
+        floats = [as_float(cost, "a cost") for cost in given]
+    except (TypeError, InputError):
+        raise InputError("costs is not a list of numbers. Give one number per unit.") from None
+    for place, cost in enumerate(floats):
+        if not 0 <= cost < math.inf:
+            raise InputError(
+                f"costs[{place}] is {shown(given[place])}; a cost is finite and at least 0. Change "
+                "it."
+            )
+        if cost and not _SMALLEST_COST <= cost <= _LARGEST_COST:
+            raise InputError(
+                f"costs[{place}] is {shown(given[place])}; beyond {_SMALLEST_COST:g} to "
+                f"{_LARGEST_COST:g} sums and scores leave float64. Scale all costs by one factor."
+            )
+    if not any(floats):
         raise InputError("all costs are 0, so no removal counts. Give a positive one.")
-    return tuple(array.tolist())
+    whole = all(isinstance(cost, (int, np.integer)) for cost in given)
+    return tuple(map(int, given)) if whole else tuple(floats)
 
 
 # Quantities in text -----------------------------------------------------------------------------
@@ -425,13 +480,15 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) -> Quantity:
+    if isinstance(value, np.generic):
+        value = value.item()  # numpy spells float32(6e9) as 6e+09, too
     text = str(value).strip()
     if isinstance(value, float) and value.is_integer():
         text = str(int(value))  # Python spells 1e20 as 1e+20, which the pattern does not take
     found = _NUMBER.fullmatch(text.lower())
     factor = table.get(found[2]) if found else None
     amount = int(Fraction(found[1].replace(",", "")) * factor) if found and factor else 0
-    if not found or not factor or amount <= 0:
+    if not found or not factor or not 0 < amount < 1e300:  # beyond that no float could show it
         raise InputError(
             f"{what} is {value!r}, which is not a positive quantity. Write a number and one of "
             f"{units}."

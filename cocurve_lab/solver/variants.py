@@ -17,10 +17,11 @@ import numpy as np
 from ..curvature.matrix import BLOCKS, Curvature
 from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS
-from .greedy import Greedy, require_strength
+from .greedy import Greedy
 from .guards import FREE, Guards
 from .selection import Selection, risk_terms
 from .solve import solve_greedy
+from .targets import require_strength
 
 Structure = Literal["full", "diagonal", "within_module", "attention", "cross", "ffn"]
 Reach = Literal["all", "adjacent", "within_layer"]
@@ -208,9 +209,9 @@ def plain_greedy(
         InputError: the ratio or lambda is out of range.
         InfeasibleError: no plan reaches the ratio, or this greedy runs out of admissible units.
     """
-    require_strength(interaction_strength)
+    interaction_strength = require_strength(interaction_strength)
     greedy = Greedy(curvature, ratio, guards)  # its rules, target and record; not its loop
-    greedy.strength = float(interaction_strength)
+    greedy.strength = interaction_strength
     units, room = curvature.units, np.array(greedy.rules.room)
     half = np.where(greedy.rules.admissible, greedy.half, np.inf)  # +inf: never the argmin
     g = np.zeros(len(units))

@@ -101,6 +101,12 @@ def fixtures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fixture(random_curvature(make_units(20, 8, 20), seed=4), (0.5,)),  # 560 units: float32
         fixture(cl.Curvature(np.eye(12), make_units(3, 2, 2)), (0.0, 1.0)),  # all ties
     ]
+    # greedy stalls at lambda 0 and not at lambda 1
+    stall = random_curvature(make_units(3, 2, 6, 7, 13), seed=6)
+    seen = cl.Curvature(matrix_of(pack_problem(stall)), stall.units)
+    problems.append(
+        fixture(stall, ()) | {"cases": [case(seen, 0.5, 1.0, cl.Guards(layer_cap=0.5))]}
+    )
     file = tmp_path_factory.mktemp("front") / "problems.json"
     file.write_text(json.dumps(problems))
     return file

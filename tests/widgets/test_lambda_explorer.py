@@ -103,6 +103,17 @@ def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaEx
     assert explorer.error == ""
 
 
+def test_where_greedy_stalls_at_lambda_zero_no_plan_is_compared() -> None:
+    curvature = random_curvature(make_units(3, 2, 6, 7, 13), seed=6)
+    explorer = LambdaExplorer(curvature, session=Session(curvature), ratio=0.5, layer_cap=0.5)
+    assert explorer.selection is not None
+    with pytest.raises(cl.InfeasibleError, match="stalls"):
+        cl.solve_greedy(curvature, 0.5, 0.0, cl.Guards(layer_cap=0.5))
+    assert explorer._view["differs"] is None
+    assert explorer.error == ""
+    explorer.close()
+
+
 def test_two_caps_at_once_are_an_error_inside_the_widget(explorer: LambdaExplorer) -> None:
     explorer.layer_cap = 0.5
     explorer.layer_cap_factor = 2.0

@@ -241,9 +241,15 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         }
         self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
-    def _differs(self, plan: cl.Selection) -> int:
-        """Number of units that either this plan or the diagonal one removes, but not both."""
-        diagonal = self._zero.prefix(self.ratio).pruned
+    def _differs(self, plan: cl.Selection) -> int | None:
+        """Number of units that either this plan or the diagonal one removes, but not both.
+
+        None where greedy stalls at lambda 0, so that there is no diagonal plan.
+        """
+        try:
+            diagonal = self._zero.prefix(self.ratio).pruned
+        except cl.InputError:
+            return None
         return len(set(plan.pruned) ^ set(diagonal))
 
     def _longest(self, strength: float) -> cl.Selection:

@@ -43,7 +43,7 @@ class CausalOptions:
     guards: Guards = field(default_factory=Guards)
 
     def __post_init__(self) -> None:
-        require_ratio(self.ratio)
+        object.__setattr__(self, "ratio", require_ratio(self.ratio))
         unknown = set(self.fills) - set(get_args(Fill))
         if unknown or not self.fills or not self.thresholds:
             raise InputError(

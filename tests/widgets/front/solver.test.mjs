@@ -70,6 +70,27 @@ test("flips are those of Python's exact path", () => {
   assert.ok(seen > 10);
 });
 
+test("what misses its target is no plan", () => {
+  const run = { order: [2, 0], edges: [0, 1], spent: [3, 5], stalled: true };
+  assert.equal(prefix(run, 5).stalled, false);
+  assert.equal(prefix(run, 5.5).stalled, true);
+  assert.equal(prefix(run, NaN).stalled, true);
+});
+
+test("where greedy stalls at lambda 0 there is no diagonal plan to differ from", () => {
+  let stalls = 0;
+  for (const fixture of problems) {
+    const problem = load(fixture);
+    for (const { controls, stalled } of fixture.cases) {
+      const view = viewOf(problem, controls);
+      if (stalled) continue;
+      assert.equal(view.differs === null, view.diagonal === null);
+      stalls += view.diagonal === null;
+    }
+  }
+  assert.ok(stalls > 0);
+});
+
 test("ties go to the lowest index", () => {
   const problem = unpack({ costs: [1, 1, 1, 1], layers: [0, 0, 1, 1], kinds: [0, 1, 0, 1],
     places: [0, 0, 0, 0], num_layers: 2, saliency: new Float64Array(4).fill(1),

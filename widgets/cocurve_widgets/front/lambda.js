@@ -379,7 +379,8 @@ export function renderLambda({ model, el }) {
       fact("removed", `${count(view.removed)} parameters in ${unitCount(view.order.length)}${share}`),
       fact("predicted risk", `${show(view.node + view.edge)} nats per token`),
       fact("of which", `node ${show(view.node)}, edge ${show(view.edge)}`),
-      fact("differs from the diagonal plan (lambda 0) in", unitCount(view.differs)),
+      fact("differs from the diagonal plan (lambda 0) in",
+        view.differs === null ? "no such plan at this ratio" : unitCount(view.differs)),
       fact("plans over lambda", flip.stale ? "being computed" : String(flip.breaks.length + 1)),
     ] : [fact("no plan", `${percent(model.get("ratio"))} asked, at most ${percent(view.reachable, 2)} ` +
       `reachable${view.stalled === null ? "" : `, greedy stops at ${percent(view.stalled, 2)}`}`)]),

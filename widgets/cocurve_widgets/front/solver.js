@@ -125,8 +125,9 @@ export function prefix(run, target) {
   let length = 0;
   let spent = 0;
   while (length < run.order.length && spent < target) spent = run.spent[length++];
+  // a plan is one that reaches its target: with a NaN neither < nor >= holds, and there is none
   return { order: run.order.slice(0, length), edges: run.edges.slice(0, length), spent,
-    stalled: spent < target };
+    stalled: !(spent >= target) };
 }
 
 /** The curve of risk over ratio along a run: ratio, node part, edge part; at most `most` points. */
@@ -187,7 +188,7 @@ export function viewOf(problem, controls, memory = {}) {
     removed: plan.spent,
     node: sum(plan.order.map((u) => problem.half[u])),
     edge: sum(plan.edges),
-    differs: symmetricDifference(plan.order, diagonal.order).length,
+    differs: diagonal.stalled ? null : symmetricDifference(plan.order, diagonal.order).length,
     feasible: !plan.stalled,
     reachable: memory.reachable,
     stalled: run.stalled ? (run.spent.at(-1) ?? 0) / problem.total : null,

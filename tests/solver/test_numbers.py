@@ -1,0 +1,300 @@
+"""Numbers of any type: a plan reaches what was asked, or the call raises."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cocurve_lab as cl
+from cocurve_lab.errors import CocurveError, FileFormatError, InputError, NumericalError
+from cocurve_lab.models.units import Unit, UnitSet
+from cocurve_lab.numeric import as_float, as_int
+from cocurve_lab.solver.greedy import Greedy, longest
+from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.interaction import lambda_path
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import Budget, Target, read_count
+from cocurve_lab.solver.uniform import solve_uniform
+from cocurve_lab.storage import dump_plain
+from helpers.problems import make_units, random_curvature
+
+SMALL = make_units()  # 15 units, layer cost 43, total 129
+# half precision ends at 65,504: these units cost 5 and 11 million
+LARGE = make_units(attention_cost=5_000_000, ffn_cost=11_000_000)
+CURVATURE = random_curvature(LARGE)
+KINDS: tuple[Callable[[float], Any], ...] = (
+    float, np.float16, np.float32, np.float64, np.longdouble, Fraction, Decimal,
+    lambda value: np.array(value, np.float16),
+)  # fmt: skip
+SETTINGS = settings(max_examples=120, derandomize=True, deadline=None)
+
+
+def gone(plan: Selection, costs: Iterable[Any] | None = None) -> Fraction:
+    """The share of the costs that a plan removes, in exact arithmetic."""
+    exact = [Fraction(c) for c in (costs or [unit.cost for unit in plan.units])]
+    return sum((exact[u] for u in plan.pruned), Fraction(0)) / sum(exact)
+
+
+def asked(ratio: float) -> Fraction:
+    """The share that a plan must reach; the solver stays a hair below it."""
+    return Fraction(float(ratio)) * (1 - Fraction(1, 10**9))
+
+
+# Ratios -------------------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(
+    kind=st.sampled_from(KINDS),
+    ratio=st.one_of(st.floats(0, 0.98), st.sampled_from([5e-324, 1e-300, 1e-12, 6e-8, 0.999])),
+    strength=st.sampled_from([0.0, 0.3, 1.0, 1e300]),
+    uniform=st.booleans(),
+    size=st.sampled_from([1, 10**3, 10**7, 10**14, 2**61]),
+)
+def test_a_plan_of_any_ratio_reaches_it_or_raises(
+    kind: Callable[[float], Any], ratio: float, strength: float, uniform: bool, size: int
+) -> None:
+    value = kind(ratio)
+    with np.errstate(over="ignore"):
+        try:
+            units = make_units(attention_cost=5 * size, ffn_cost=11 * size)
+            curvature = random_curvature(units)
+            plans = [solve_greedy(curvature, value, kind(strength), uniform=uniform)]
+            if not uniform:
+                path = lambda_path(curvature, value, maximum=kind(min(strength, 1.0)))
+                plans += [s.selection for s in path if s.selection is not None]
+                plans.append(longest(curvature, FREE, 0.999, strength).prefix(value))
+        except CocurveError:
+            return
+    for plan in plans:
+        assert gone(plan) >= asked(value)
+        assert type(plan.requested_ratio) is float
+        assert Selection.from_json(plan.to_json()).pruned == plan.pruned
+
+
+@pytest.mark.parametrize("kind", [np.float16, lambda value: np.array(value, np.float16)])
+def test_half_precision_does_not_end_a_plan_early(kind: Callable[[float], Any]) -> None:
+    ratio = kind(0.2)
+    plan = solve_greedy(CURVATURE, float(ratio))
+    assert solve_greedy(CURVATURE, ratio).pruned == plan.pruned
+    assert solve_greedy(CURVATURE, 0.4).prefix(ratio).pruned == plan.pruned
+    uniform = solve_greedy(CURVATURE, ratio, uniform=True)
+    assert gone(uniform) >= asked(ratio)
+    for target in (Target(ratio=ratio), Target(ratio=ratio, costs=LARGE.costs.tolist())):
+        assert solve_greedy(CURVATURE, target).pruned == plan.pruned
+    path = lambda_path(CURVATURE, ratio, maximum=kind(1.0))
+    assert path.requested_ratio == float(ratio)
+    assert all(gone(segment.selection) >= asked(ratio) for segment in path if segment.selection)
+    assert {type(s) for segment in path for s in (segment.start, segment.stop)} == {float}
+
+
+def test_half_precision_guards_are_those_of_the_same_float() -> None:
+    for name, value in (("layer_cap", 0.3), ("layer_cap_factor", 1.7)):
+        half = Guards(**{name: np.float16(value)})
+        exact = Guards(**{name: float(np.float16(value))})
+        assert half == exact
+        assert half.cap_at(0.21) == exact.cap_at(0.21)
+        plan = solve_greedy(CURVATURE, 0.15, guards=half)
+        assert json.loads(plan.to_json())["guards"][name] == float(np.float16(value))
+
+
+@pytest.mark.parametrize("value", ["0.2", b"0", None, 0.2j, np.complex64(0.2), [0.2], np.ones(1)])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    for call in (
+        lambda: solve_greedy(CURVATURE, value),
+        lambda: solve_greedy(CURVATURE, 0.2, value),
+        lambda: lambda_path(CURVATURE, 0.2, maximum=value),
+        lambda: solve_greedy(CURVATURE, 0.4).prefix(value),
+        lambda: Guards(layer_cap_factor=value) if value is not None else as_float(value, "cap"),
+    ):
+        with pytest.raises(InputError, match=r"which is not a number\. Give one number"):
+            call()
+    with pytest.raises(InputError, match="not a whole number"):
+        Guards(protect_first=value)
+
+
+def test_numbers_leave_as_python_numbers() -> None:
+    assert as_float(10**400, "x") == float("inf")
+    assert as_float(-(10**400), "x") == float("-inf")
+    assert (as_int(np.uint8(7), "x"), type(as_int(np.uint8(7), "x"))) == (7, int)
+    for wrong in (-1, 2**53, 1.5):
+        with pytest.raises(InputError, match=r"^x is "):
+            as_int(wrong, "x")
+    assert read_count(np.float32(6e9), "parameters").amount == 6 * 10**9
+    with pytest.raises(InputError, match=r"protect_last is 1\.5"):
+        Guards(protect_last=1.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="layer_cap_factor is inf"):
+        Guards(layer_cap_factor=float("inf"))
+
+
+# Costs --------------------------------------------------------------------------------------------
+
+
+fine = st.one_of(st.floats(1e-100, 1e100), st.integers(0, 2**80), st.integers(0, 200))
+number = st.one_of(
+    st.floats(),
+    fine,
+    st.sampled_from([0, 1, 2**53, 2**61, 2**62, 2**63, 2**64, 10**400, 1e308, 1e-308, 5e-324, 1.5]),
+)
+
+
+@SETTINGS
+@given(
+    given=st.one_of(
+        st.lists(fine, min_size=15, max_size=15),
+        st.lists(number, min_size=15, max_size=15),
+        number.map(lambda cost: [cost] * 15),
+        st.tuples(number, number).map(lambda two: [*two] * 7 + [two[0]]),
+    ),
+    dtype=st.sampled_from([None, np.float16, np.float32, np.int8, np.int64, np.uint64]),
+    ratio=st.floats(0.001, 0.95),
+    left=st.one_of(st.none(), st.integers(1, 10**20), st.just(10**290)),
+)
+def test_a_plan_in_any_costs_reaches_its_target_or_raises(
+    given: list[Any], dtype: Any, ratio: float, left: int | None
+) -> None:
+    with np.errstate(all="ignore"):
+        try:
+            costs = given if dtype is None else list(np.array(given, dtype))
+        except (OverflowError, TypeError, ValueError):
+            return
+        curvature = random_curvature(SMALL)
+        target = {"ratio": ratio} if left is None else {"kv_cache": left}
+        try:
+            plan = solve_greedy(curvature, Target(**target, costs=costs))
+        except CocurveError:
+            return
+    exact = [Fraction(float(cost)) for cost in costs]
+    if left is None:
+        assert gone(plan, exact) >= asked(ratio)
+    else:
+        kept = sum(exact) - sum(exact[u] for u in plan.pruned)
+        assert kept <= left + sum(exact) * Fraction(1, 10**9)
+    assert len(set(plan.pruned)) == len(plan)
+    again = Selection.from_json(plan.to_json())
+    assert again.target == plan.target
+
+
+@pytest.mark.parametrize("cost", [1e308, 1e-308, 5e-324, 1e101, 10**101])
+def test_costs_that_no_sum_holds_are_refused(cost: float) -> None:
+    with pytest.raises(InputError, match=r"costs\[0\] is .*Scale all costs by one factor"):
+        Target(ratio=0.2, costs=[cost] * 15)
+
+
+@pytest.mark.parametrize("cost", [float("inf"), float("nan"), -1, 10**400, -(10**400)])
+def test_costs_that_are_no_cost_are_refused(cost: float) -> None:
+    with pytest.raises(InputError, match=r"costs\[1\] is .* finite and at least 0"):
+        Target(ratio=0.2, costs=[1.0, cost, *[1.0] * 13])
+
+
+@pytest.mark.parametrize("cost", [2**62, 2**63, 2**64, 2**80])
+def test_huge_whole_costs_do_not_wrap(cost: int) -> None:
+    plan = solve_greedy(random_curvature(SMALL), 0.2, costs=[cost] * 15)
+    assert len(plan) == 3
+    assert Selection.from_json(plan.to_json()).realized_target == pytest.approx(0.2)
+
+
+def test_a_limit_beyond_float64_leaves_the_model_alone() -> None:
+    target = Target(kv_cache="9" * 299, costs=[1.5] * 15)
+    assert len(solve_greedy(random_curvature(SMALL), target)) == 0
+    with pytest.raises(InputError, match="not a positive quantity"):
+        Target(kv_cache="9" * 400, costs=[1.5] * 15)
+
+
+# Units --------------------------------------------------------------------------------------------
+
+
+def units_of(cost: Any) -> UnitSet:
+    return UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, cost) for i in range(8)))
+
+
+@pytest.mark.parametrize("cost", [2**50, 2**61, 2**62, 2**64])
+def test_unit_costs_that_float64_cannot_add_up_are_refused(cost: int) -> None:
+    with pytest.raises(InputError, match=r"2\^53"):
+        units_of(cost)
+
+
+@pytest.mark.parametrize("cost", [1.5, float("nan"), "7", None])
+def test_unit_costs_are_whole(cost: Any) -> None:
+    with pytest.raises(InputError, match=r"cost of a unit is .*not a whole number"):
+        units_of(cost)
+
+
+def test_unit_costs_of_numpy_become_python_ints() -> None:
+    units = units_of(np.int8(100))  # 800 in all
+    assert {type(unit.cost) for unit in units} == {int}
+    assert units == units_of(100)
+    assert units.fingerprint == units_of(100).fingerprint
+    plan = solve_greedy(random_curvature(units), 0.5)
+    assert Selection.from_json(plan.to_json()).pruned_cost == 400
+
+
+def test_a_file_with_such_costs_is_refused(tmp_path: Path) -> None:
+    content = random_curvature(SMALL)._to_plain()
+    for row in content["units"]["units"]:
+        row[-1] = 2**61
+    path = tmp_path / "H.pkl"
+    path.write_bytes(dump_plain(content))
+    with pytest.raises(FileFormatError, match=r"cost of a unit is 2305843009213693952"):
+        cl.Curvature.load(path)
+
+
+# The post-condition -------------------------------------------------------------------------------
+
+
+def test_a_plan_that_misses_its_target_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong inside: here the loop ends one unit early."""
+    whole = Greedy.run
+
+    def short(self: Greedy, strength: float, start: int = 0) -> int:
+        whole(self, strength, start)
+        del self.order[-1], self.edges[-1]
+        return len(self.order)
+
+    monkeypatch.setattr(Greedy, "run", short)
+    for call in (
+        lambda: solve_greedy(CURVATURE, 0.2),
+        lambda: solve_greedy(CURVATURE, Target(ratio=0.2, costs=[1.5] * 15)),
+        lambda: lambda_path(CURVATURE, 0.2, maximum=0.0),
+        lambda: longest(CURVATURE, FREE, 0.2),
+    ):
+        with pytest.raises(NumericalError, match=r"asked for 20\.000000% of the costs"):
+            call()
+
+
+@pytest.mark.parametrize("needed", [0.0, float("nan"), 1e-300])
+def test_a_wrong_budget_gives_no_plan(needed: float) -> None:
+    budget = Budget(LARGE.costs, needed, 0.2)
+    with pytest.raises(CocurveError):
+        solve_uniform(Greedy(CURVATURE, budget, FREE), 1.0)
+    greedy = Greedy(CURVATURE, budget, FREE)
+    greedy.run(1.0)
+    with pytest.raises(NumericalError, match="which is less"):
+        greedy.selection(1.0)
+
+
+def test_a_run_that_stalled_has_no_prefix_beyond_its_end() -> None:
+    run = longest(CURVATURE, Guards(layer_cap=0.3), 0.6)
+    assert run.realized_ratio < 0.3
+    assert run.prefix(run.realized_ratio).pruned == run.pruned
+    with pytest.raises(InputError, match=r"ratio 0.5 is above the .*% at which this plan ends"):
+        run.prefix(0.5)
+
+
+def test_a_repeated_index_is_found_at_once() -> None:
+    units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 1) for i in range(60_000)))
+    begun = time.perf_counter()
+    with pytest.raises(InputError, match=r"L0\.ffn\[59999\] is named twice"):
+        units.indices([*range(60_000), 59_999])
+    assert time.perf_counter() - begun < 5  # counting each index takes a minute
