@@ -69,8 +69,9 @@ class UnitSet(Sequence[Unit]):
             may have no unit.
 
     Raises:
-        InputError: a kind is unknown, a cost is not positive, a number is not whole or not below
-            2^53, the costs add up to 2^53 or more, or the units are out of order.
+        InputError: a kind is unknown, a cost is not positive, a unit has no columns, a number is
+            not whole or not below 2^53, the costs add up to 2^53 or more, or the units are out of
+            order.
     """
 
     units: tuple[Unit, ...]
@@ -93,6 +94,11 @@ class UnitSet(Sequence[Unit]):
         if bad is not None:
             raise InputError(
                 f"unit {bad} has cost {bad.cost}. Give a positive number of parameters."
+            )
+        bad = next((unit for unit in self.units if unit.stop <= unit.start), None)
+        if bad is not None:
+            raise InputError(
+                f"unit {bad} has the columns {bad.start}:{bad.stop}, which are none. Correct them."
             )
         total = sum(unit.cost for unit in self.units)
         if total >= EXACT:

@@ -136,8 +136,7 @@ class Target:
         allowed = self.limit.amount
         if self.goal == "size":
             allowed //= ITEM_BYTES[self.dtype]  # unit costs are in parameters, so this is too
-        # compared first: a float minus a whole number beyond float64 is an OverflowError
-        needed = whole - allowed if allowed < whole else 0
+        needed = max(0, whole - allowed)
         return Budget(costs, needed, needed / costs.sum().item(), self, whole)
 
     def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
@@ -234,7 +233,8 @@ class Budget:
         # sums of floats in another order differ by rounding; whole numbers have none
         slack = 1e-12 * total if self.costs.dtype == np.float64 else 0
         # the share is checked too, in case `needed` itself was computed wrongly; a NaN is no plan
-        return removed >= self.needed - slack and removed / total >= self.share * (1 - 1e-9)
+        share = removed / total if total else 0.0  # a model pruned to nothing has no costs
+        return removed >= self.needed - slack and share >= self.share * (1 - 1e-9)
 
     def require_reached(self, pruned: Sequence[int]) -> None:
         """Raise NumericalError unless the plan of these units removes what was asked for."""
@@ -242,8 +242,8 @@ class Budget:
             removed = self.costs[list(pruned)].sum().item()
             raise NumericalError(
                 f"a plan was asked for {self.share:.6%} of the costs and comes to "
-                f"{removed:g} of {self.costs.sum():g}, which is less. Rounding got in the way: "
-                "bring the costs closer together, or ask for a ratio that is not next to 0."
+                f"{removed:g} of {self.costs.sum():g}, which is less, so it is not returned. Give "
+                "costs of like size, or a ratio that is not next to 0."
             )
 
     def bounds(self, removed: float) -> tuple[str, str]:

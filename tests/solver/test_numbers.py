@@ -231,6 +231,17 @@ def test_unit_costs_are_whole(cost: Any) -> None:
         units_of(cost)
 
 
+@pytest.mark.parametrize(("start", "stop"), [(5, 5), (5, 4), (-1, 4), (0, 2**53)])
+def test_units_have_columns(start: int, stop: int) -> None:
+    with pytest.raises(InputError, match=r"columns|negative|2\^53"):
+        UnitSet((Unit("ffn", 0, 0, start, stop, 7),))
+
+
+def test_no_units_make_the_empty_plan() -> None:
+    nothing = cl.Curvature(np.zeros((0, 0)), UnitSet(()))
+    assert len(solve_greedy(nothing, 0.0)) == 0
+
+
 def test_unit_costs_of_numpy_become_python_ints() -> None:
     units = units_of(np.int8(100))  # 800 in all
     assert {type(unit.cost) for unit in units} == {int}
