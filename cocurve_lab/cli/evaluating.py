@@ -59,6 +59,12 @@ def add_to(verbs: Any) -> None:
         action="store_true",
         help="run, in a sandbox, the programs that the model writes for a suite",
     )
+    parser.add_argument(
+        "--confinement",
+        choices=("bwrap", "weak"),
+        help="what confines them: bwrap (default; Debian: apt-get install bubblewrap) or, without "
+        "it, weak",
+    )
     parser.add_argument("--limit", type=int, help="questions per task; default: all")
     parser.add_argument(
         "--report", metavar="FILE", type=as_path, help="file for the suite's report"
@@ -115,6 +121,11 @@ def _require_suite(options: argparse.Namespace) -> None:
     if options.allow_code_execution and options.suite is None:
         raise InputError(
             "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
+        )
+    if options.confinement is not None and not options.allow_code_execution:
+        raise InputError(
+            f"--confinement {options.confinement} is for programs that the model writes. Give "
+            "--allow-code-execution, or remove it."
         )
     if options.report is None:
         return
@@ -175,7 +186,9 @@ def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> Evaluatio
     from ..evaluation.tasks import TaskOptions, evaluate_tasks
 
     bars = progress() is True  # lm_eval has only bars, which would spoil a log file
-    settings = TaskOptions(files=tuple(options.tasks), progress=bars)
+    settings = TaskOptions(
+        files=tuple(options.tasks), confinement=options.confinement or "bwrap", progress=bars
+    )
     return evaluate_tasks(
         model,
         tokenizer,

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import InputError
 from ..measuring.perplexity import PerplexityOptions, perplexity
-from .code_execution import Limits, Outcome, require_permission, run_programs
+from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
+from .confinement import Confinement, require_confinement
 from .harness import Scores, collect, require_harness, run_harness
 from .report import EvaluationReport
 from .suites import PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_tasks
@@ -34,6 +35,8 @@ class TaskOptions:
         batch_size: prompts per forward.
         max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
         limits: time, memory, files and processes of each executed program.
+        confinement: what confines executed programs: "bwrap" (bubblewrap, which must be installed)
+            or "weak" (what the system offers without it). The report says which it was.
         progress: show the harness's bars.
 
     Raises:
@@ -45,6 +48,7 @@ class TaskOptions:
     batch_size: int = 16
     max_length: int | None = None
     limits: Limits = field(default_factory=Limits)
+    confinement: Confinement = "bwrap"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -79,7 +83,8 @@ def evaluate_tasks(
 
     Raises:
         InputError: an unknown suite or task; lm_eval is not installed; code tasks without
-            `allow_code_execution`; the hub cannot be reached; a file that cannot be used.
+            `allow_code_execution`, or where bwrap does not start; the hub cannot be reached; a
+            file that cannot be used.
     """
     options = options or TaskOptions()
     if suite not in SUITES:
@@ -90,9 +95,11 @@ def evaluate_tasks(
     names = _names(suite, options)
     if suite == "paper" and set(names) & set(PAPER_CODE):
         require_permission(allow_code_execution)  # before anything is read
+        require_confinement(options.confinement)
     tasks = _tasks(suite, names, options)
     if any(task.program for task in tasks):
         require_permission(allow_code_execution)
+        require_confinement(options.confinement)
     found = Scores()
     length = _max_length(model, options)
     if suite == "paper":  # first, so that an unreachable hub is known before hours of tasks
@@ -170,7 +177,8 @@ def execute_code(
         tasks: those without `program` are passed over.
         allow_code_execution: must be True where there is a code task.
         options: limits and progress.
-        found: gets the scores, their errors over programs, and a note on the isolation.
+        found: gets the scores, their errors over programs, and a note on the confinement and on
+            what passing does not prove.
 
     Raises:
         InputError, CocurveError: as for `run_programs`.
@@ -185,16 +193,18 @@ def execute_code(
             allow_code_execution=allow_code_execution,
             limits=options.limits,
             progress=options.progress,
+            confinement=options.confinement,
         )
         passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
         error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
         found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
-        found.notes.append(f"{task.name}: {_isolation(outcomes)}")
+        found.notes.append(f"{task.name}: {_isolation(outcomes)}; {LIMITATION}")
 
 
 def _isolation(outcomes: list[Outcome]) -> str:
     kinds = {", ".join(f"{k}: {v}" for k, v in sorted(o.isolation.items())) for o in outcomes}
-    return "programs ran confined by " + " or ".join(sorted(kind for kind in kinds if kind))
+    means = " or ".join(sorted(kind for kind in kinds if kind))
+    return f'programs ran with confinement "{outcomes[0].confinement}" ({means})'
 
 
 def _measure_texts(

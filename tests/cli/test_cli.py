@@ -311,6 +311,11 @@ def test_what_exists_is_never_overwritten(
         (["export", "nowhere", "--gguf", "g"], FAILED, "there is no folder nowhere"),
         (["merge", "~no-such-user/x"], FAILED, "there is no ~no-such-user/x"),
         (["evaluate", "demo", "--allow-code-execution"], FAILED, "is for programs of a --suite"),
+        (
+            ["evaluate", "demo", "--suite", "demo", "--confinement", "weak"],
+            FAILED,
+            "--confinement weak is for programs",
+        ),
         (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
     ],
     ids=lambda value: " ".join(value).replace("/", "|") if isinstance(value, list) else "",

@@ -9,24 +9,55 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cocurve_lab import CocurveError, InputError
-from cocurve_lab.evaluation import code_execution, sandbox
+from cocurve_lab.evaluation import code_execution, confinement
 from cocurve_lab.evaluation.code_execution import Limits, Outcome, run_programs
+from cocurve_lab.evaluation.confinement import Confinement
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="programs are confined on POSIX only")
 LIMITS = Limits(seconds=1.5)
 
 
-def run(program: str, limits: Limits = LIMITS) -> Outcome:
-    return run_programs(
-        [textwrap.dedent(program)], allow_code_execution=True, limits=limits, progress=False
-    )[0]
+WHY_NOT = confinement._problem() if os.name == "posix" else None
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "bwrap",
+            marks=pytest.mark.skipif(
+                WHY_NOT is not None, reason=f"{WHY_NOT} (Debian: {confinement.INSTALL})"
+            ),
+        ),
+        "weak",
+    ]
+)
+def kind(request: pytest.FixtureRequest) -> Confinement:
+    found: Confinement = request.param
+    return found
+
+
+@pytest.fixture
+def run(kind: Confinement) -> Run:
+    """Run one program, confined by bubblewrap and, in a second test, without it."""
+
+    def run_one(program: str, limits: Limits = LIMITS) -> Outcome:
+        return run_programs(
+            [textwrap.dedent(program)],
+            allow_code_execution=True,
+            limits=limits,
+            progress=False,
+            confinement=kind,
+        )[0]
+
+    return run_one
 
 
 @pytest.mark.parametrize("permission", [False, None, 1, "yes"])
@@ -38,7 +69,7 @@ def test_nothing_runs_without_permission(
         run_programs(["pass"], allow_code_execution=permission)  # type: ignore[arg-type]
 
 
-def test_honest_programs_and_their_order() -> None:
+def test_honest_programs_and_their_order(kind: Confinement) -> None:
     programs = [
         "import math, re, json\nassert math.gcd(12, 18) == 6",
         "assert 1 + 1 == 3, 'wrong sum'",
@@ -46,12 +77,18 @@ def test_honest_programs_and_their_order() -> None:
         "with open('note', 'w') as file:\n    file.write('x')\nassert open('note').read() == 'x'",
     ]
     found = run_programs(
-        programs, allow_code_execution=True, limits=LIMITS, workers=2, progress=False
+        programs,
+        allow_code_execution=True,
+        limits=LIMITS,
+        workers=2,
+        progress=False,
+        confinement=kind,
     )
     assert [outcome.status for outcome in found] == ["passed", "failed", "failed", "passed"]
     assert found[1].detail == "AssertionError: wrong sum"
     assert "SyntaxError" in found[2].detail
     assert set(found[0].isolation) == {"network", "files", "processes"}
+    assert found[0].confinement == kind
 
 
 @pytest.mark.parametrize(
@@ -65,11 +102,11 @@ def test_honest_programs_and_their_order() -> None:
         "    except OSError: pass\nos._exit(0)",
     ],
 )
-def test_leaving_early_is_not_passing(program: str) -> None:
+def test_leaving_early_is_not_passing(run: Run, program: str) -> None:
     assert run(program).status != "passed"
 
 
-def test_endless_loops_and_floods_of_output_are_stopped() -> None:
+def test_endless_loops_and_floods_of_output_are_stopped(run: Run) -> None:
     assert run("while True: pass").status == "stopped"
     outcome = run("import sys\nwhile True:\n    sys.stdout.write('x' * 100000)")
     assert (outcome.status, "1.5 s" in outcome.detail) == ("stopped", True)
@@ -78,14 +115,14 @@ def test_endless_loops_and_floods_of_output_are_stopped() -> None:
     assert run(flood + "    except OSError: pass\n").status == "stopped"
 
 
-def test_memory_and_files_are_bounded() -> None:
+def test_memory_and_files_are_bounded(run: Run) -> None:
     assert "MemoryError" in run("held = bytearray(4 << 30)").detail
     assert "File too large" in run("open('big', 'wb').write(b'x' * (8 << 20))").detail
     assert run("held = bytearray(1 << 20)").status == "passed"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the count of processes is Linux's")
-def test_a_fork_bomb_is_bounded_and_leaves_nothing(place: Path) -> None:
+def test_a_fork_bomb_is_bounded_and_leaves_nothing(run: Run, place: Path) -> None:
     outcome = run(
         """
         import os, time
@@ -106,7 +143,7 @@ def test_a_fork_bomb_is_bounded_and_leaves_nothing(place: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_a_process_that_leaves_its_group_dies_too(place: Path) -> None:
+def test_a_process_that_leaves_its_group_dies_too(run: Run, place: Path) -> None:
     escape = """
         import os, time
         if os.fork() == 0:
@@ -123,9 +160,10 @@ def test_a_process_that_leaves_its_group_dies_too(place: Path) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A sandbox of its own, told from others of this machine by its command line."""
-    shutil.copy(sandbox.__file__, tmp_path)
+    for script in ("sandbox.py", "judge.py"):
+        shutil.copy(Path(code_execution.__file__).with_name(script), tmp_path)
     monkeypatch.setattr(code_execution, "__file__", str(tmp_path / "code_execution.py"))
-    return tmp_path / "sandbox.py"
+    return tmp_path
 
 
 def left_over(place: Path) -> list[str]:
@@ -161,7 +199,7 @@ def listener() -> Iterator[tuple[int, list[object]]]:
         connection.close()  # type: ignore[attr-defined]
 
 
-def test_there_is_no_network(listener: tuple[int, list[object]]) -> None:
+def test_there_is_no_network(run: Run, listener: tuple[int, list[object]]) -> None:
     port, came = listener
     call = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)"
     outcome = run(call)
@@ -175,7 +213,7 @@ def test_there_is_no_network(listener: tuple[int, list[object]]) -> None:
     assert outcome.isolation["network"] in ("namespace", "sockets refused by Python")
 
 
-def test_files_elsewhere_are_out_of_reach(tmp_path: Path) -> None:
+def test_files_elsewhere_are_out_of_reach(run: Run, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("kept")
     os.chmod(tmp_path, 0o777)
@@ -193,7 +231,9 @@ def test_files_elsewhere_are_out_of_reach(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["precious"]
 
 
-def test_secrets_of_the_environment_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_the_environment_are_not_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hush")
     told = run("import os; raise RuntimeError(str(dict(os.environ)))")
     assert "hush" not in told.detail
@@ -209,7 +249,9 @@ def test_secrets_of_the_environment_are_not_there(monkeypatch: pytest.MonkeyPatc
     assert run(look).detail != "RuntimeError: found"
 
 
-def test_its_folder_is_gone_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_folder_is_gone_afterwards(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(code_execution.tempfile, "tempdir", str(tmp_path))
     assert run("import os\nos.mkdir('a')\nopen('a/b', 'w').close()").status == "passed"
     assert not os.listdir(tmp_path)
@@ -219,8 +261,9 @@ def test_the_last_line_of_defence_alone(tmp_path: Path) -> None:
     """Where the kernel gives nothing: an audit hook."""
     tries = f"""
         import os, socket, sys
-        sys.path.insert(0, {str(Path(sandbox.__file__).parent)!r})
+        sys.path.insert(0, {str(Path(code_execution.__file__).parent)!r})
         import sandbox
+        sys.path.pop(0)
         os.chdir({str(tmp_path)!r})
         sys.addaudithook(sandbox.refuse({str(tmp_path)!r}, "refused by Python"))
         open("inside", "w").close()
@@ -248,12 +291,18 @@ def test_the_last_line_of_defence_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["inside"]
 
 
-def test_a_sandbox_that_cannot_run_anything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_that_cannot_run_anything_says_so(
+    run: Run, kind: Confinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(CocurveError, match="nothing was scored"):
         run("pass", Limits(memory_bytes=1 << 20))
     monkeypatch.setattr(code_execution, "_readable", list)
-    if sys.platform == "linux" and run_is_landlocked():
+    if kind == "weak" and sys.platform == "linux" and run_is_landlocked():
         with pytest.raises(CocurveError, match="nothing was scored"):
+            run("pass")
+    monkeypatch.setattr(confinement, "readable", list)
+    if kind == "bwrap":
+        with pytest.raises(InputError, match="does not start here"):
             run("pass")
     with pytest.raises(InputError, match="seconds is 0"):
         Limits(seconds=0)
@@ -262,4 +311,5 @@ def test_a_sandbox_that_cannot_run_anything_says_so(monkeypatch: pytest.MonkeyPa
 def run_is_landlocked() -> bool:
     import ctypes
 
-    return ctypes.CDLL(None).syscall(sandbox.LANDLOCK_CREATE, None, 0, 1) >= 1
+    create = 444  # landlock_create_ruleset
+    return ctypes.CDLL(None).syscall(create, None, 0, 1) >= 1

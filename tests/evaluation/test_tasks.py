@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.evaluation import confinement as confining
 from cocurve_lab.evaluation import suites, tasks
-from cocurve_lab.evaluation.code_execution import run_programs
+from cocurve_lab.evaluation.code_execution import LIMITATION, run_programs
 from cocurve_lab.evaluation.harness import Scores
 from cocurve_lab.evaluation.task_files import (
     LocalTask,
@@ -29,6 +30,8 @@ from cocurve_lab.evaluation.task_files import (
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
 
+# what this machine has; tests of the confinement itself say where bubblewrap is missing
+CONFINED: confining.Confinement = "weak" if confining._problem() else "bwrap"
 ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets" / "tasks"
 
 
@@ -198,15 +201,21 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     replies = ["    return 2 * x", "    return x", "    import sys; sys.exit(0)"]
     samples = [{"doc_id": n, "resps": [[reply]]} for n, reply in reversed(list(enumerate(replies)))]
     scores = Scores()
-    results, options = {"samples": {"humaneval": samples}}, TaskOptions(progress=False)
+    results, options = (
+        {"samples": {"humaneval": samples}},
+        TaskOptions(progress=False, confinement=CONFINED),
+    )
     tasks.execute_code(results, [task], True, options, scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
     assert "network" in scores.notes[0]
+    assert f'confinement "{options.confinement}"' in scores.notes[0]
+    assert LIMITATION in scores.notes[0]
 
 
 def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
-    settings = TaskOptions(files=[write(tmp_path / "human.jsonl", code_rows())], progress=False)
+    files = [write(tmp_path / "human.jsonl", code_rows())]
+    settings = TaskOptions(files=files, progress=False, confinement=CONFINED)
     report = evaluate_tasks(
         tiny_model(), word_tokenizer(), "local", allow_code_execution=True, options=settings
     )
@@ -353,7 +362,9 @@ def test_canonical_solutions_pass() -> None:
         task.program(record, row["canonical_solution"])
         for record, row in zip(task.records, rows, strict=True)
     ]
-    found = run_programs(programs, allow_code_execution=True, workers=2, progress=False)
+    found = run_programs(
+        programs, allow_code_execution=True, workers=2, progress=False, confinement=CONFINED
+    )
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
 
 
