@@ -130,7 +130,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         unit_map.click(position={"x": 80, "y": 8})
         visit.becomes("explorer.selected_unit", "0")
         root.locator("summary").click()
-        root.locator(".cc-table tbody tr").nth(119).wait_for()
+        root.locator(".cc-table tbody tr").nth(159).wait_for()
 
         # setting from code is the same as dragging
         changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.15)"))

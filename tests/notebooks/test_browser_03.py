@@ -104,12 +104,12 @@ class Instrument:
         )
 
     def at(self, unit: int) -> dict[str, float]:
-        """Where a unit of the embedded model stands: 6 layers of 4 heads and 16 groups."""
+        """Where a unit of the embedded model stands: 8 layers of 4 heads and 16 groups."""
         box = self.graph.bounding_box()
         layer, rank = divmod(unit, 20)
         row = rank if rank < 4 else rank + 1.5
         width, height = box["width"] - 46, min(560, 22 * 21.5)
-        return {"x": 34 + (layer + 0.5) * width / 6, "y": 10 + (row + 0.5) * height / 21.5}
+        return {"x": 34 + (layer + 0.5) * width / 8, "y": 10 + (row + 0.5) * height / 21.5}
 
 
 def wide_screen_and_second_run_of_the_cell(visit: Visit, it: Instrument) -> None:
@@ -285,7 +285,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             data = Path(download.value.path()).read_bytes()
             assert download.value.suggested_filename == f"bridges.{name.lower()}"
             if name == "CSV":
-                assert len(data.splitlines()) == 121
+                assert len(data.splitlines()) == 161
             elif name == "PNG":
                 assert data.startswith(b"\x89PNG")
             else:
