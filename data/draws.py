@@ -59,6 +59,15 @@ class Draws:
         price, self.nats = self.nats - before, before
         return made, price
 
+    def among(
+        self, options: Sequence[T | Callable[[], T]], weights: Sequence[float] | None = None
+    ) -> T:
+        """One of the options, of which some are drawn first; only the one taken is paid."""
+        drawn = [self.offered(o) if callable(o) else (o, 0.0) for o in options]
+        made, price = self.weighted(drawn, weights) if weights else self.choice(drawn)
+        self.nats += price
+        return made
+
     def until(self, make: Callable[[], T], accept: Callable[[T], bool]) -> T:
         """The first accepted of many tries. Only that one is paid, as if nothing were refused."""
         before = self.nats

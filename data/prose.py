@@ -258,10 +258,7 @@ class Narrator:
             return f" {self.draws.zipf(self.topic.places)}"
         if kind:
             others = [person for person in self.people if person != who.person and not who.plural]
-            someone, price = self.draws.offered(self.someone)
-            whom = self.draws.choice([*others, someone])
-            self.draws.nats += price * (whom == someone)
-            return f" {kind} {whom}"
+            return f" {kind} {self.draws.among([*others, self.someone])}"
         return ""
 
     # --- clauses: no capital, no full stop -------------------------------------------------------
@@ -306,10 +303,8 @@ class Narrator:
         """Someone goes somewhere."""
         verb = self.draws.zipf(("went", "walked", "ran", "came", "hurried", "returned"))
         back = "back " if self.draws.chance(0.2) and verb != "returned" else ""
-        someone, price = self.draws.offered(self.someone)
-        city, fare = self.draws.offered(lambda: self.draws.choice(lexicon.VALUES["city"]))
-        goal = self.draws.weighted((self.topic.goal, someone, city), (7, 2, 2))
-        self.draws.nats += price * (goal == someone) + fare * (goal == city)
+        city = lambda: self.draws.choice(lexicon.VALUES["city"])  # noqa: E731
+        goal = self.draws.among((self.topic.goal, self.someone, city), (7, 2, 2))
         return f"{who.text} {verb} {back}to {goal}"
 
     def clause(self, kind: str = "") -> str:
@@ -336,9 +331,7 @@ class Narrator:
     def speech(self) -> str:
         """Someone says something."""
         draws, scene = self.draws, self.scene()
-        someone, price = draws.offered(self.someone)
-        speaker = draws.weighted((*self.people, someone), (4, 4, 2))
-        draws.nats += price * (speaker == someone)
+        speaker = draws.among((*self.people, self.someone), (4, 4, 2))
         self.last = speaker if speaker in self.people else None
         form = draws.weighted(("order", "question", "state", "reply"), (4, 3, 3, 4))
         if form == "reply":

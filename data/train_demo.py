@@ -90,9 +90,8 @@ def training_text(options: argparse.Namespace) -> tuple[PreTrainedTokenizerFast,
     with ProcessPoolExecutor(options.threads) as pool:
         each = [options.documents] * SHARDS, [options.seed] * SHARDS
         shards = list(pool.map(shard, range(SHARDS), *each))
-    sample = list(chain.from_iterable(shards))[:TOKENIZER_DOCUMENTS]
-    tokenizer = train_tokenizer(sample, options.vocabulary)
-    with ProcessPoolExecutor(options.threads) as pool:
+        sample = list(chain.from_iterable(shards))[:TOKENIZER_DOCUMENTS]
+        tokenizer = train_tokenizer(sample, options.vocabulary)
         lines = list(pool.map(encode, shards, [tokenizer] * SHARDS))
     return tokenizer, torch.from_numpy(numpy.concatenate(lines))
 

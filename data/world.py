@@ -199,15 +199,22 @@ def _word(draws: Draws, split: str) -> str:
     )
 
 
+@cache
+def _numbers(split: str) -> dict[str, list[int]]:
+    """The bodies of functions of numbers, with the a whose pair (a, k) belongs to the split."""
+    found = {
+        body: [a for a in range(10, 100 - k) if pair_split(a, k) == split]
+        for body, (_, k) in lexicon.NUMBER_BODIES.items()
+    }
+    return {body: numbers for body, numbers in found.items() if numbers}
+
+
 def code_calls(draws: Draws, split: str, calls: int) -> tuple[str, list[tuple[str, str]]]:
     """The source of a function and up to `calls` distinct (call, printed result) pairs."""
     name, kind = draws.choice("fgh"), draws.weighted(("number", "pair", "word"), (2, 1, 3))
     if kind == "number":
-        possible = {
-            body: [a for a in range(10, 100 - k) if pair_split(a, k) == split]
-            for body, (_, k) in lexicon.NUMBER_BODIES.items()
-        }
-        body = draws.choice([body for body, numbers in possible.items() if numbers])
+        possible = _numbers(split)
+        body = draws.choice(tuple(possible))
         shape, k = lexicon.NUMBER_BODIES[body]
         added = k if shape == "rest" else 0
         arguments = [(draws.choice(possible[body]) + added,) for _ in range(calls)]

@@ -26,7 +26,7 @@ import psutil
 from ..errors import CocurveError, InputError
 from . import confinement as confining
 from .confinement import BWRAP, Confinement, require_confinement
-from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN
+from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN, WEAK
 
 Status = Literal["passed", "failed", "stopped"]
 LIMITATION = (
@@ -36,11 +36,6 @@ LIMITATION = (
 )
 _GRACE = 5.0  # seconds the weak supervisor may take beyond the program's own
 _LOOK = 0.1  # seconds between two looks at time and memory
-_WEAK = {
-    "network": ("namespace", "sockets refused by Python"),
-    "files": ("landlock", "user nobody", "refused by Python"),
-    "processes": ("namespace", "process group"),
-}
 
 
 @dataclass(frozen=True)
@@ -290,10 +285,10 @@ def _weakly(program: bytes, limits: Limits) -> Outcome:
     finally:
         os.close(reading)
         _remove(folder)
-    told = said[1 + TOKEN : 1 + TOKEN + len(_WEAK)]  # before the program started
+    told = said[1 + TOKEN : 1 + TOKEN + len(WEAK)]  # before the program started
     isolation = {
         name: kinds[digit - ord("0")]
-        for (name, kinds), digit in zip(_WEAK.items(), told, strict=False)
+        for (name, kinds), digit in zip(WEAK.items(), told, strict=False)
         if 0 <= digit - ord("0") < len(kinds)
     }
     reason = f"no end within {limits.seconds:g} s" if stopped else None
