@@ -174,7 +174,7 @@ _ALSO = {
     "Matching": "studies.structure.matching",
     "causal_arms": "studies.structure.matching",
     "Comparison": "studies.bake_off.comparison",
-    "write_atomically": "storage",
+    "write_atomically": "atomic",
 }
 _ROOMS = (
     "models",

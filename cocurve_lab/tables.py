@@ -13,8 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from .atomic import write_atomically
 from .errors import FileFormatError, InputError
-from .storage import fingerprint, write_atomically
+from .schema import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    Field,
+    Schema,
+    dict_of,
+    is_plain,
+    list_of,
+    parse_json,
+    reading,
+    require_fields,
+)
+from .storage import fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -126,18 +140,24 @@ def _plain(name: str, value: Any) -> Any:
     )
 
 
+_FIELDS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "fingerprint": TEXT,
+    "settings": OBJECT,
+    "rows": Field("a list of rows of numbers, texts, bools and nulls", list_of(dict_of(is_plain))),
+}
+
+
 def _read(path: Path, mark: str) -> Table:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "Delete it and run again."):
+        content = require_fields(parse_json(path.read_text(encoding="utf-8")), _FIELDS)
         found = (content["format"], content["version"], content["fingerprint"])
-        rows = content["rows"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}). Delete it and run again."
-        ) from None
-    if found != (FORMAT, VERSION, mark):
-        raise FileFormatError(f"{path} is of another study or format. Delete it and run again.")
-    return list(rows)
+        if found != (FORMAT, VERSION, mark):
+            raise FileFormatError("it is of another study or format")
+        if any(list(row) != list(content["rows"][0]) for row in content["rows"]):
+            raise FileFormatError("its rows have different columns")
+    return list(content["rows"])
 
 
 def _renamed(study: str, row: Row) -> Row:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..atomic import write_atomically
 from ..errors import InputError
 from ..models.identity import MANIFEST
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..progress import Progress
-from ..storage import write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -3,6 +3,7 @@
 In reading order:
 
     matrix.py       `Curvature`: H, its units and where it came from; files
+    stored.py       what a file of H may hold, and how its parts fit together
     saturation.py   where the teacher is so sure that H sees little
     merging.py      builds put together, shards to the bits of one build
     release.py      the authors' published matrices and masks

@@ -16,20 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileFormatError, InputError, NumericalError
+from ..atomic import write_atomically
+from ..errors import InputError, NumericalError
 from ..models.units import UnitSet
-from ..storage import (
-    dump_npz,
-    dump_plain,
-    fingerprint,
-    load_npz,
-    load_plain,
-    require_settings,
-    write_atomically,
-)
+from ..schema import reading
+from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from .merging import FULL_VOCABULARY, RISK_SUPPORT, join_shards, sum_builds
 from .release import read_release
 from .saturation import Saturation
+from .stored import require_own_grams, require_stored
 
 FORMAT, VERSION = "cocurve-curvature", 1
 GROUPED = (  # the fields that hold one value per group of sequences
@@ -75,6 +70,11 @@ class Curvature:
     group_sure_risks: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if np.asarray(self.matrix).dtype.kind not in "fiu":  # complex would lose its other half
+            raise InputError(
+                f"H has dtype {np.asarray(self.matrix).dtype}, but its entries are real numbers. "
+                "Give a float64 matrix."
+            )
         matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
         object.__setattr__(self, "matrix", matrix)
         _require_curvature(matrix, len(self.units))
@@ -260,8 +260,8 @@ class Curvature:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to `path`: an `.npz` archive if it has that suffix, otherwise a plain pickle.
 
-        An interrupted write leaves no partial file. The pickle contains only containers and bytes
-        (see storage.py); `load` reads it without executing anything.
+        An interrupted write leaves no partial file. The pickle contains only containers and bytes,
+        and a checksum at its end (see storage.py); `load` reads it without executing anything.
         """
         path = Path(path)
         dump = dump_npz if path.suffix == ".npz" else dump_plain
@@ -280,28 +280,24 @@ class Curvature:
 
         Raises:
             FileNotFoundError: no such file.
-            FileFormatError: truncated, hostile, or of another format or version.
+            FileFormatError: truncated, hostile, changed since it was written, or of another format
+                or version; or H is not the sum of its group Grams. A file of an earlier version
+                carries no checksum, which a warning in the log says.
             MismatchError: a provenance field differs from `expected`; the field is named.
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
         path = Path(path)
         read = load_npz if path.suffix == ".npz" else load_plain
         content = read(path, format_name=FORMAT, version=VERSION)
-        try:
+        with reading(path, "Build it again, or use a copy."):
+            require_stored(content)
             curvature = cls(
                 content["matrix"],
                 UnitSet.from_plain(content["units"]),
-                dict(content["provenance"]),
-                content.get("group_grams"),
-                content.get("group_positions"),
-                content.get("group_risks"),
-                content.get("group_sure_positions"),
-                content.get("group_sure_risks"),
+                content["provenance"],
+                **{name: content.get(name) for name in GROUPED},
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileFormatError(
-                f"{path} lacks a part of a curvature ({error}). Build it again."
-            ) from None
+            require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
         return curvature
 

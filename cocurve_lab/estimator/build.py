@@ -16,16 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..atomic import is_full, previous, write_atomically
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..curvature.merging import RISK_SUPPORT, Shard, shard_sequences
+from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name
 from ..models.units import UnitSet
 from ..progress import Progress, duration, open_bar
-from ..storage import dump_plain, is_full, load_plain, previous, require_settings, write_atomically
+from ..schema import (
+    COUNT,
+    OBJECT,
+    POSITIVE,
+    SECONDS,
+    TEXT,
+    TEXTS,
+    Field,
+    Schema,
+    list_of,
+    reading,
+    require_fields,
+)
+from ..storage import dump_plain, load_plain, require_settings
 from .batches import SMALLER, memory_needed
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
@@ -35,6 +50,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHECKPOINT_FORMAT, CHECKPOINT_VERSION = "cocurve-build", 1
+_CHECKPOINT: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "settings": OBJECT,
+    "runtime": OBJECT,
+    "done": POSITIVE,
+    "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
+    "events": TEXTS,
+    **SUMS,
+}
 
 
 @dataclass(frozen=True)
@@ -350,9 +375,7 @@ class Build:
             if not path.exists():
                 continue
             try:
-                content = load_plain(
-                    path, format_name=CHECKPOINT_FORMAT, version=CHECKPOINT_VERSION
-                )
+                content = self._stored(path)
                 break
             except FileFormatError as error:
                 if path != self.checkpoint or not previous(path).exists():
@@ -364,11 +387,8 @@ class Build:
         # build, and risks on two supports cannot be added
         asked_for = {"shard": None, RISK_SUPPORT: None} | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
-        if content["done"] != len(content["seconds"]):  # sequences would be counted twice
-            raise FileFormatError(
-                f"{path} says {content['done']} sequences are done, but has the seconds of "
-                f"{len(content['seconds'])}: it is damaged. Delete it and build again."
-            )
+        with reading(path, "Delete it and build again."):
+            self._require_consistent(content)
         for name in ("grams", "risks", "positions", "seconds"):
             setattr(self.sums, name, content[name])
         for name in ("sure_positions", "sure_risks"):  # a checkpoint of an earlier version: unknown
@@ -380,6 +400,33 @@ class Build:
         for name, value in self.runtime.items():
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
+
+    def _stored(self, path: Path) -> dict[str, Any]:
+        """Read a checkpoint and check its fields, which may still be those of another build."""
+        content = load_plain(path, format_name=CHECKPOINT_FORMAT, version=CHECKPOINT_VERSION)
+        with reading(path, "Delete it and build again."):
+            require_fields(content, _CHECKPOINT)
+            require_fields(content["settings"], SETTINGS, inside="settings", others=True)
+            require_fields(content["runtime"], RUNTIME, inside="runtime")
+        return content
+
+    def _require_consistent(self, content: dict[str, Any]) -> None:
+        """Raise FileFormatError unless the sums of a checkpoint are those of its sequences."""
+        done, groups = content["done"], self.settings["groups"]
+        if done != len(content["seconds"]):  # sequences would be counted twice
+            raise FileFormatError(
+                f"{done} sequences are done, but there are the seconds of "
+                f"{len(content['seconds'])}: it is damaged"
+            )
+        require_sums({name: content.get(name) for name in SUMS}, len(self.units))
+        numbers = np.array(self.numbers[:done], np.int64)
+        wanted = np.bincount(numbers % groups, minlength=groups)
+        wanted *= self.calibration.positions_per_sequence
+        if not np.array_equal(content["positions"], wanted):
+            raise FileFormatError(
+                f"{done} sequences are done, but its groups have {content['positions'].tolist()} "
+                f"positions, not {wanted.tolist()}: it is damaged"
+            )
 
 
 def tell_saturation(curvature: Curvature, progress: Progress) -> None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..atomic import clean, previous
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.merging import FULL_VOCABULARY, RISK_SUPPORT
@@ -20,7 +21,6 @@ from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
 from ..progress import Progress
-from ..storage import previous
 from .build import Build, BuildOptions, remedy, tell_saturation
 from .exact import ExactOptions, differentiate, require_unpacked
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
@@ -157,6 +157,7 @@ def load_or_estimate(
     """
     options = options or BuildOptions()
     settings = build_settings(model, units, calibration, top_r, options)
+    clean(folder)
     whole = build_path(folder, model_name(model), settings)
     if not whole.exists():
         _merge_beside(whole, progress)
@@ -164,6 +165,7 @@ def load_or_estimate(
     if path.exists():
         shard = None if path == whole or options.shard is None else list(options.shard)
         curvature = Curvature.load(path, expected=settings | {"shard": shard})
+        _discard(checkpoint_of(path))  # there if a build was killed right after it saved H
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
             tell_saturation(curvature, progress)
@@ -183,11 +185,16 @@ def load_or_estimate(
         advice = f"To keep H, {remedy(error)} and call save(...) on the result."
         log.warning("%s could not be written (%s). %s", path, error, advice)
         return curvature
-    for leftover in (checkpoint, previous(checkpoint)):
-        leftover.unlink(missing_ok=True)
+    _discard(checkpoint)
     if progress:
         print(f"Saved H to {path}.")
     return curvature
+
+
+def _discard(checkpoint: Path) -> None:
+    """Remove the checkpoint of a build whose H is saved."""
+    for leftover in (checkpoint, previous(checkpoint)):
+        leftover.unlink(missing_ok=True)
 
 
 def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:

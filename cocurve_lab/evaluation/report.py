@@ -9,8 +9,47 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import FileFormatError, InputError
+from ..schema import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    Field,
+    Schema,
+    dict_of,
+    is_count,
+    is_object,
+    is_text,
+    optional,
+    or_none,
+    parse_json,
+    require_fields,
+    told,
+)
 
 FORMAT, VERSION = "cocurve-evaluation", 1
+
+
+def _is_score(value: Any) -> bool:
+    return type(value) in (int, float)  # a harness may give NaN
+
+
+_FIELDS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "suite": TEXT,
+    "values": Field("numbers by task and metric", dict_of(dict_of(_is_score))),
+    **optional(
+        {
+            "errors": Field(
+                "numbers or nulls by task and metric", dict_of(dict_of(or_none(_is_score)))
+            ),
+            "samples": Field("whole numbers by task", dict_of(is_count)),
+            "averaged": Field("metrics by task", dict_of(is_text)),
+            "settings": OBJECT,
+            "versions": Field("texts by name", dict_of(lambda v: isinstance(v, (str, int, float)))),
+        }
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -95,16 +134,17 @@ class EvaluationReport:
             FileFormatError: the text is something else.
         """
         try:
-            content = json.loads(text)
-            found = content.pop("format"), content.pop("version")
+            content = parse_json(text)
+            found = (content.get("format"), content.get("version")) if is_object(content) else None
             if found != (FORMAT, VERSION):
-                raise ValueError(f"format and version are {found}")
-            return cls(**content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise FileFormatError(f"its format and version are {told(found)}")
+            fields = require_fields(content, _FIELDS)
+        except FileFormatError as error:
             raise FileFormatError(
-                f"the text is not an evaluation report ({type(error).__name__}: {error}). Evaluate "
-                "again, or read it with the release that wrote it."
+                f"the text is not an evaluation report: {error}. Evaluate again, or read it with "
+                "the release that wrote it."
             ) from None
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
 
     def __repr__(self) -> str:
         lines = [f"EvaluationReport, suite {self.suite!r} (* enters the average)"]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..atomic import write_atomically
 from ..errors import InputError
-from ..storage import write_atomically
 
 Record = dict[str, Any]
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from ..atomic import replacing
 from ..errors import InputError
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_name
-from ..storage import replacing
 from .tensors import (
     BLOCK,
     FileTensor,

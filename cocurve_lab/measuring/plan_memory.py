@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..atomic import write_atomically
 from ..errors import MismatchError
-from ..storage import dump_plain, fingerprint, load_plain, write_atomically
+from ..schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
+from ..storage import dump_plain, fingerprint, load_plain
 from ..tables import Folder
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class PlanMemory:
         memory = cls(kind, Path(path), shape, settings())
         if Path(path).exists():
             content = load_plain(path, format_name=kind.format_name, version=kind.version)
+            with reading(path, "Delete it and measure again, or use a copy."):
+                require_fields(content, memory.fields)
             for key, value in memory.settings.items():
                 if content["settings"].get(key) != value:
                     raise MismatchError(
@@ -87,6 +91,22 @@ class PlanMemory:
                     )
             memory.values = content["values"]
         return memory
+
+    @property
+    def fields(self) -> Schema:
+        """What a file of this memory may hold."""
+        rows = Field(
+            f"float64 of shape {list(self.shape)} by plan",
+            dict_of(
+                lambda value: (
+                    isinstance(value, np.ndarray)
+                    and value.dtype == np.float64
+                    and value.shape == self.shape
+                    and not np.isinf(value).any()  # NaN where a row is not measured yet
+                )
+            ),
+        )
+        return {"format": TEXT, "version": COUNT, "settings": OBJECT, "values": rows}
 
     def absent(self, marks: Iterable[str], rows: int | Sequence[int] | slice) -> list[str]:
         """Return the fingerprints in `marks` that are not measured on all of these rows yet."""

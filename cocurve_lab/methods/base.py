@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..atomic import write_atomically
 from ..calibration import CalibrationSet
-from ..errors import FileFormatError, MismatchError, NumericalError
+from ..errors import MismatchError, NumericalError
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_dtype
 from ..models.units import UnitSet, require_units
 from ..pruner.cutting import prune
+from ..schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
-from ..storage import dump_plain, load_plain, write_atomically
+from ..storage import dump_plain, load_plain
 from .filling import Block, take_counts, take_in_order, uniform_order
 
 if TYPE_CHECKING:
@@ -35,6 +37,14 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "cocurve-evidence", 1
 Arrays = dict[str, np.ndarray]
+_FIELDS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "method": TEXT,
+    "units": OBJECT,
+    "arrays": Field("arrays by name", dict_of(lambda value: isinstance(value, np.ndarray))),
+    "provenance": OBJECT,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +98,10 @@ class Evidence:
             FileFormatError: truncated, hostile, or another format or version.
         """
         content = load_plain(path, format_name=FORMAT, version=VERSION)
-        try:
+        with reading(path, "Measure again."):
+            require_fields(content, _FIELDS)
             units = UnitSet.from_plain(content["units"])
             return cls(content["method"], units, content["arrays"], content["provenance"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(
-                f"{path} lacks a part of an evidence ({error}). Measure again."
-            ) from None
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())

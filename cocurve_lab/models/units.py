@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import InputError, MismatchError
 from ..numeric import EXACT, as_int
+from ..schema import COUNT, Field, Schema, list_of, nullable, require_fields
 from ..storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
 from .families import KINDS, Kind
@@ -24,6 +25,8 @@ from .families import KINDS, Kind
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+_MOST_LAYERS = 100_000  # a bound against files that make arrays without end
 
 # The set ------------------------------------------------------------------------------------------
 
@@ -70,8 +73,8 @@ class UnitSet(Sequence[Unit]):
 
     Raises:
         InputError: a kind is unknown, a cost is not positive, a unit has no columns, a number is
-            not whole or not below 2^53, the costs add up to 2^53 or more, or the units are out of
-            order.
+            not whole or not below 2^53, there are 100,000 layers or more, the costs add up to 2^53
+            or more, or the units are out of order.
     """
 
     units: tuple[Unit, ...]
@@ -99,6 +102,12 @@ class UnitSet(Sequence[Unit]):
         if bad is not None:
             raise InputError(
                 f"unit {bad} has the columns {bad.start}:{bad.stop}, which are none. Correct them."
+            )
+        deepest = max((unit.layer for unit in self.units), default=0)
+        if max(deepest, self.model_layers or 0) >= _MOST_LAYERS:  # statistics keep one per layer
+            raise InputError(
+                f"a unit lies in layer {deepest}, of {self.model_layers} layers; no model has "
+                f"{_MOST_LAYERS:,}. Correct them."
             )
         total = sum(unit.cost for unit in self.units)
         if total >= EXACT:
@@ -231,8 +240,14 @@ class UnitSet(Sequence[Unit]):
         }
 
     @classmethod
-    def from_plain(cls, value: dict[str, Any]) -> UnitSet:
-        """Make a set from what `to_plain` returned."""
+    def from_plain(cls, value: Any) -> UnitSet:
+        """Make a set from what `to_plain` returned, and a file may have changed.
+
+        Raises:
+            FileFormatError: a field has a value of the wrong type or range (the field is named).
+            InputError: the units cannot be those of a model.
+        """
+        require_fields(value, _FIELDS, inside="units")
         units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
         return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
 
@@ -242,6 +257,22 @@ class UnitSet(Sequence[Unit]):
             f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups "
             f"in {self.num_layers} layers; {self.total_cost:,} removable parameters)"
         )
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is a row of `UnitSet.to_plain`: kind, layer, index, start, stop, cost."""
+    if not isinstance(value, list) or len(value) != 6:
+        return False
+    # from 2^53 on the set itself says which number is too large
+    return value[0] in KINDS and all(type(n) is int and 0 <= n < 2**63 for n in value[1:])
+
+
+_FIELDS: Schema = {
+    "units": Field("rows of kind, layer, index, start, stop, cost", list_of(_is_row)),
+    "ffn_groups": nullable(COUNT),
+    "total_parameters": nullable(COUNT),
+    "model_layers": nullable(COUNT),
+}
 
 
 # The units of a model -----------------------------------------------------------------------------

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from ..atomic import clean
 from ..errors import FileFormatError
 from ..models.architectures import Architecture
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype, weight_marks
 from ..models.loading import read_dtype
+from ..schema import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    OBJECT,
+    SHARE,
+    TEXT,
+    Field,
+    Schema,
+    dict_of,
+    is_number,
+    is_object,
+    list_of,
+    nullable,
+    optional,
+    or_none,
+    parse_json,
+    reading,
+    require_fields,
+    told,
+)
 from ..solver.selection import Selection
 from ..storage import fingerprint
+from .folder import Loader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,10 +48,61 @@ READABLE = (1, 2)  # version 1 has no card, and its folders load with load_prune
 # The weights since pruning. "converted" means to another dtype: the fingerprint then differs anyway
 # and can no longer show whether anything else changed.
 Weights = Literal["unchanged", "converted", "changed", "unknown"]
-_ROUND = (
-    *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
-    "weights_since_pruning",
-)
+_HEX = Field("64 hexadecimal digits", lambda value: _matches("[0-9a-f]{64}", value))
+_UNIT = r"L\d+\.(attention|ffn)\[\d+\]"  # `Unit.name`
+_WIDTHS: Schema = {f"{kind}_columns": COUNT for kind in KINDS}
+# a round of pruning; a model that went through several has one record of each
+_ROUND: Schema = {
+    "dense_fingerprint": nullable(_HEX),
+    "ffn_groups": nullable(COUNT),
+    "pruned_units": Field(
+        "a list of units, or null", or_none(list_of(lambda value: _matches(_UNIT, value)))
+    ),
+    "gains": Field(
+        "finite numbers by unit, or null",
+        or_none(
+            lambda value: dict_of(is_number)(value) and all(_matches(_UNIT, name) for name in value)
+        ),
+    ),
+    "selection_fingerprint": nullable(_HEX),
+    "weights_since_pruning": Field(
+        f"one of {', '.join(get_args(Weights))}, or null",
+        lambda value: value is None or value in get_args(Weights),
+    ),
+}
+_FIELDS: Schema = {
+    "format": TEXT,
+    "version": COUNT,
+    "dtype": TEXT,
+    "layers": Field("a list of objects", list_of(is_object)),
+    # the first version lacks some, and the numbers of a plan may be unknown
+    **optional(
+        {
+            **_ROUND,
+            "base_model": nullable(TEXT),
+            "weights_fingerprint": nullable(_HEX),
+            "earlier_rounds": Field("a list of objects", list_of(is_object)),
+            "guards": OBJECT,
+            "removed_parameters": COUNT,
+            "parameters": COUNT,
+            "requested_ratio": SHARE,
+            "target": nullable(TEXT),
+            "uniform": FLAG,
+            "realized_ratio": SHARE,
+            "params_removed_fraction": SHARE,
+            "interaction_strength": nullable(NUMBER),
+            "predicted_risk": nullable(NUMBER),
+            "curvature_fingerprint": nullable(_HEX),
+            "loads_with": Field(
+                f"one of {', '.join(get_args(Loader))}", lambda value: value in get_args(Loader)
+            ),
+        }
+    ),
+}
+
+
+def _matches(pattern: str, value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,27 +214,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
+        clean(folder.parent)  # a save that was killed while it replaced the folder
+    if not folder.is_dir():
         raise FileFormatError(f"there is no folder {folder}. Give one that save_pruned wrote.")
     if not path.exists():
         raise FileFormatError(
             f"{folder} has no {MANIFEST}: it was not written by save_pruned. Load a dense model "
             "with load_model."
         )
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        found = (manifest["format"], manifest["version"])
-        for widths in manifest["layers"]:
-            for kind in KINDS:
-                if type(widths[f"{kind}_columns"]) is not int:  # bool is an int to isinstance
-                    raise ValueError(f"{kind}_columns is {widths[f'{kind}_columns']!r}")
+    damaged = "It is damaged, or of another release. Save the model again with this one."
+    with reading(path, damaged):
+        manifest = parse_json(path.read_text(encoding="utf-8"))
+        if not is_object(manifest):
+            raise FileFormatError(f"it is {told(manifest)}, not an object")
+        found = manifest.get("format"), manifest.get("version")
+        if found[0] != FORMAT or found[1] not in READABLE:
+            raise FileFormatError(
+                f"it is {found[0]!r} version {found[1]!r}; this code reads {FORMAT!r} versions "
+                f"{READABLE[0]} to {READABLE[-1]}"
+            )
+        require_fields(manifest, _FIELDS, others=True)
+        for number, widths in enumerate(manifest["layers"]):
+            require_fields(widths, _WIDTHS, inside=f"layers[{number}]", others=True)
+        for number, earlier in enumerate(manifest.get("earlier_rounds", ())):
+            require_fields(earlier, _ROUND, inside=f"earlier_rounds[{number}]")
         read_dtype(manifest["dtype"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FileFormatError(
-            f"{path} is damaged ({type(error).__name__}: {error}). Save the model again."
-        ) from None
-    if found[0] != FORMAT or found[1] not in READABLE:
-        raise FileFormatError(
-            f"{path} is {found[0]!r} version {found[1]}; this code reads {FORMAT!r} versions "
-            f"{READABLE[0]} to {READABLE[-1]}. Load it with the release that wrote it."
-        )
     return manifest

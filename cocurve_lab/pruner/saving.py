@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..atomic import replacing_folder
 from ..errors import FileFormatError, InputError
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
-from ..storage import replacing_folder
 from .card import CardFacts, model_card
 from .folder import MODELLING_FILE, dense_configuration, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of

@@ -7,7 +7,7 @@ why sliders re-solve instead of caching. `Greedy.run` is the algorithm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -197,7 +197,7 @@ def longest(
 
     Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
     result is the plan of its own ratio (`Selection.prefix`). Unlike `solve_greedy`, this does not
-    raise InfeasibleError: `realized_ratio` says how far it came.
+    raise InfeasibleError: where it stalls, `requested_ratio` is what it came to.
 
     Args:
         curvature: H [M, M].
@@ -211,7 +211,8 @@ def longest(
     strength = require_strength(interaction_strength)
     greedy = Greedy(curvature, upto, guards)
     greedy.run(strength)
-    return greedy.selection(strength)
+    plan = greedy.selection(strength)
+    return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
 
 
 @dataclass

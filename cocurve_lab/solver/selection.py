@@ -14,7 +14,7 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..errors import InputError
+from ..errors import FileFormatError, InputError
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
 from ..storage import fingerprint
@@ -210,8 +210,7 @@ class Selection:
         Raises:
             InputError: the plan has no removal order, has a cap that depends on the ratio
                 (layer_cap_factor), has gains (they belong to its own pruned set), is uniform, or
-                has a target in other costs; or `ratio` is larger than the solved one, or than
-                what the plan reached (`longest` may end below what it was asked for).
+                has a target in other costs; or `ratio` is larger than the solved one.
         """
         self.require_by_ratio("its prefixes")
         if not self.ordered:
@@ -236,12 +235,7 @@ class Selection:
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0
         length = int(np.searchsorted(running, budget.needed))
         length = max(length, self.forced)  # a fresh solve forces them at every ratio too
-        if not budget.reached(self.pruned[:length]):
-            raise InputError(
-                f"ratio {ratio} is above the {self.realized_ratio:.4%} at which this plan ends (it "
-                f"was asked for {self.requested_ratio}). Solve at that ratio, or take a prefix of "
-                "what it removes."
-            )
+        budget.require_reached(self.pruned[:length])
         return replace(
             self,
             pruned=self.pruned[:length],
@@ -324,7 +318,7 @@ class Selection:
             gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
             plan = cls(**content).with_gains(gains)
             _require_consistent(plan)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, FileFormatError) as error:
             raise no_plan(str(error).rstrip(".")) from None
         return plan
 
@@ -374,21 +368,33 @@ def _require_consistent(plan: Selection) -> None:
     units, target = plan.units, plan.target
     last = max((unit.layer for unit in units), default=0)
     if units.model_layers is not None and units.model_layers <= last:
-        raise no_plan(f"units.model_layers is {units.model_layers}, but units lie in layer {last}")
+        raise FileFormatError(
+            f"units.model_layers is {units.model_layers}, but units lie in layer {last}"
+        )
     if units.total_parameters is not None and units.total_parameters < units.total_cost:
-        raise no_plan(
+        raise FileFormatError(
             f"units.total_parameters is {units.total_parameters:,}, below the "
             f"{units.total_cost:,} that its units hold"
         )
+    terms = plan.node_terms
+    if terms is not None and len(terms) and terms.min() < -1e-9 * np.abs(terms).max():
+        raise FileFormatError(f"node_terms has {terms.min():.3g}, but 1/2 H_uu is never negative")
+    if target is None and not ratio_budget(units, plan.requested_ratio).reached(plan.pruned):
+        raise FileFormatError(
+            f"requested_ratio is {plan.requested_ratio}, but its units come to "
+            f"{plan.realized_ratio:.4%}"
+        )
     if plan.forced > len(plan):
-        raise no_plan(f"forced is {plan.forced}, but {len(plan)} units are pruned")
+        raise FileFormatError(f"forced is {plan.forced}, but {len(plan)} units are pruned")
     if target is not None:
         budget = target.budget(units)
         removed = budget.costs[list(plan.pruned)].sum().item()
         if not budget.reached(plan.pruned):
-            raise no_plan(f"its target is {target}, but it comes to {budget.shown(removed)}")
+            raise FileFormatError(
+                f"its target is {target}, but it comes to {budget.shown(removed)}"
+            )
     if plan.uniform and not _is_uniform(plan):
-        raise no_plan("uniform is true, but its layers lose different counts")
+        raise FileFormatError("uniform is true, but its layers lose different counts")
 
 
 def _is_uniform(plan: Selection) -> bool:

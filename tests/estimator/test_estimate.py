@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab import storage
+from cocurve_lab.atomic import previous
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import features, replay
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
 from cocurve_lab.models import runtime
 from cocurve_lab.models.units import Unit
-from cocurve_lab.storage import previous
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
     EVERY,
@@ -398,7 +398,9 @@ def test_a_checkpoint_that_contradicts_itself_is_rejected(
     content = storage.load_plain(path, format_name="cocurve-build", version=1)
     content["seconds"] = content["seconds"][:1]
     path.write_bytes(storage.dump_plain(content))
-    with pytest.raises(cl.FileFormatError, match="2 sequences are done, but has the seconds of 1"):
+    with pytest.raises(
+        cl.FileFormatError, match="2 sequences are done, but there are the seconds of 1"
+    ):
         build(model, text, checkpoint=path)
 
 

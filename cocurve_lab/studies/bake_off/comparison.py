@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ...atomic import write_atomically
 from ...errors import InputError
-from ...storage import write_atomically
 from ...tables import Row, Table, pick
 
 OURS = "CoCurve"  # its label in the table

@@ -1,0 +1,279 @@
+"""Files and folders replaced as a whole: after a crash there is the old one or the new one.
+
+What is being written has a name of its own, `.cocurve-1a2b3c4d.partial`, beside what it replaces,
+and its writer holds a lock on it. The lock ends with the process, however that ends. So the next
+write in the same folder can tell what processes that are gone left behind, and removes it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked there, so nothing is removed
+    fcntl = None
+
+log = logging.getLogger(__name__)
+PARTIAL = ".cocurve-*.partial"
+_LOCK, _NEW, _OLD = "lock", "new", "old"  # inside a partial folder
+# a full disk, or a user's quota where the system knows one
+_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def write_atomically(
+    path: str | os.PathLike[str], payload: bytes, *, keep_previous: bool = False
+) -> None:
+    """Write `payload` to `path`; a crash leaves the old file or the new one, never half of one.
+
+    Raises: as `replacing`.
+    """
+    with replacing(path, keep_previous=keep_previous) as temporary:
+        temporary.write_bytes(payload)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> Iterator[Path]:
+    """Yield a temporary file to write; it replaces `path` when the block is left.
+
+    A crash leaves the old file or the new one, never half of one. An exception in the block leaves
+    the old file untouched. With `keep_previous`, the old file stays as `<path>.previous`.
+
+    Raises:
+        OSError: the disk is full or the folder is not writable. The old file is untouched, and the
+            temporary one is removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clean(path.parent)
+    temporary, lock = _partial_file(path.parent)
+    try:
+        yield temporary
+        # flushed before the rename: otherwise a power cut could leave the new name on empty data
+        _sync_file(temporary)
+        if keep_previous and path.exists():
+            _keep_as_previous(path)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:  # Ctrl-C too
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _keep_as_previous(path: Path) -> None:
+    """Give the current file a second name, so that `path` exists at every moment."""
+    previous(path).unlink(missing_ok=True)
+    try:
+        os.link(path, previous(path))
+    except OSError:  # some network file systems have no hard links
+        os.replace(path, previous(path))
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """The path under which `replacing(keep_previous=True)` keeps the old file."""
+    return Path(f"{os.fspath(path)}.previous")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error means that a disk, or a user's quota on it, is full."""
+    return getattr(error, "errno", None) in _NO_ROOM
+
+
+# Folders ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; it replaces `folder` when the block is left.
+
+    On Linux the two are exchanged in one step. Elsewhere, and on file systems that cannot, there is
+    a moment between two renames without a folder; a process killed in it leaves the old one beside,
+    and the next write or load puts it back. The caller makes sure that the contents of `folder` may
+    be deleted. Links are not followed.
+
+    Raises:
+        OSError: the folder cannot be written. After this, as after an exception in the block, the
+            old folder is untouched, and the temporary one is removed.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clean(folder.parent)
+    partial, lock = _partial_folder(folder.parent)
+    temporary = partial / _NEW / folder.name
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
+            if path.is_file():
+                # the permissions follow the umask, as those of the folder do; safetensors sets 0600
+                path.chmod(stat.S_IMODE(temporary.stat().st_mode) & 0o666)
+                _sync_file(path)
+        _sync_folder(temporary)
+        _put_in_place(temporary, folder, partial / _OLD / folder.name)
+        _sync_folder(folder.parent)
+    finally:  # with the old folder, if it was replaced
+        _remove_folder(partial)
+        if lock is not None:
+            os.close(lock)
+
+
+def _put_in_place(temporary: Path, folder: Path, aside: Path) -> None:
+    """Rename a folder into place; an old one ends up in a place that will be removed."""
+    if not folder.exists():
+        temporary.rename(folder)
+    elif not _exchange(temporary, folder):
+        aside.parent.mkdir()
+        folder.rename(aside)
+        try:
+            temporary.rename(folder)
+        except BaseException:
+            aside.rename(folder)
+            raise
+        aside.rename(temporary)  # not to be put back any more
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if fcntl else None
+    if swap is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+# Partial files and folders ------------------------------------------------------------------------
+
+
+def clean(folder: str | os.PathLike[str]) -> None:
+    """Remove the partial files and folders that processes left in a folder when they were killed.
+
+    Those of running processes stay. A folder that was moved aside is put back if nothing has its
+    name.
+    """
+    for partial in list(Path(folder).glob(PARTIAL)):
+        with suppress(OSError):  # another process removes it too, or it is not ours to remove
+            if partial.is_dir() and not partial.is_symlink():
+                _clean_folder(partial)
+                continue
+            handle = os.open(partial, os.O_RDWR)
+            try:
+                if _lock(handle, wait=False):
+                    partial.unlink()
+            finally:
+                os.close(handle)
+
+
+def _clean_folder(partial: Path) -> None:
+    try:
+        handle = os.open(partial / _LOCK, os.O_RDWR)
+    except FileNotFoundError:  # killed right at the start, or right at the end
+        partial.rmdir()
+        return
+    try:
+        if not _lock(handle, wait=False):
+            return
+        for old in partial.glob(f"{_OLD}/*"):
+            if not (partial.parent / old.name).exists():
+                old.rename(partial.parent / old.name)
+        _remove_folder(partial)
+    finally:
+        os.close(handle)
+
+
+def _remove_folder(partial: Path) -> None:
+    """Remove a partial folder, its lock last: killed in between, the rest is still known as one."""
+    for part in (_NEW, _OLD):
+        shutil.rmtree(partial / part, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _partial_file(folder: Path) -> tuple[Path, int | None]:
+    """Make a hidden file in the same folder, and so on the same disk; return it and its lock."""
+    while True:
+        path = _name_in(folder)
+        lock = _locked_file(path)
+        if path.exists():
+            return path, lock
+
+
+def _partial_folder(parent: Path) -> tuple[Path, int | None]:
+    """Make a hidden folder with a lock in it; return both."""
+    while True:
+        path = _name_in(parent)
+        path.mkdir()
+        with suppress(FileNotFoundError):  # another process removed it, see `_locked_file`
+            lock = _locked_file(path / _LOCK)
+            if (path / _LOCK).exists():
+                return path, lock
+
+
+def _locked_file(path: Path) -> int | None:
+    """Make a file and lock it; None where that cannot be done.
+
+    Before it is locked, another process may take it for a leftover and remove it.
+    """
+    # not with mkstemp, whose files are closed to the group
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    if _lock(handle, wait=True):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _name_in(folder: Path) -> Path:
+    return folder / PARTIAL.replace("*", secrets.token_hex(4))
+
+
+def _lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file until it is closed or the process ends; False if that cannot be done."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another process, or a file system without locks
+        return False
+    return True
+
+
+def _sync_file(path: Path) -> None:
+    """Make the contents of a file survive a power cut."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, if the system can sync a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        log.debug("%s cannot be synced", folder)
+    finally:
+        os.close(handle)
