@@ -1,25 +1,25 @@
-"""Files: written whole or not at all, and read without running anything in them."""
+"""Stored files: sealed, checked before they are believed, and read without running them."""
 
 from __future__ import annotations
 
+import copy
 import copyreg
-import errno
 import io
+import json
 import os
 import pickle
-import stat
-import subprocess
-import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cocurve_lab.atomic import previous, replacing, replacing_folder, write_atomically
+from cocurve_lab import storage
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.errors import FileFormatError
-from cocurve_lab.storage import dump_plain, fingerprint, load_plain
+from cocurve_lab.storage import dump_plain, fingerprint, load_npz, load_plain
 from helpers.problems import make_units, random_curvature
 
 FORMAT = {"format": "test", "version": 1}
@@ -171,109 +171,130 @@ def test_other_formats_and_versions_are_named(tmp_path: Path) -> None:
         load(tmp_path / "none")
 
 
-# Writing ------------------------------------------------------------------------------------------
+# Seals --------------------------------------------------------------------------------------------
 
 
-def test_write_replaces_and_can_keep_the_previous(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "file"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert not previous(path).exists()
-    write_atomically(path, b"three", keep_previous=True)
-    assert (path.read_bytes(), previous(path).read_bytes()) == (b"three", b"two")
-    assert sorted(path.parent.iterdir()) == [path, previous(path)]
+@pytest.mark.parametrize("suffix", [".pkl", ".npz"])
+def test_a_changed_bit_anywhere_is_noticed(tmp_path: Path, suffix: str) -> None:
+    path = random_curvature(make_units(), groups=4).save(tmp_path / f"H{suffix}")
+    whole = path.read_bytes()
+    for place in {*range(0, len(whole), 97), *range(len(whole) - 100, len(whole))}:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(FileFormatError, match=rf"H\{suffix}"):
+            Curvature.load(path)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(FileFormatError):
+        Curvature.load(path)
 
 
-def test_a_result_is_readable_by_the_group(tmp_path: Path) -> None:
-    old = os.umask(0o022)
+def test_without_this_library_a_file_is_a_plain_pickle_or_npz(tmp_path: Path) -> None:
+    curvature = random_curvature(make_units(), groups=4)
+    plain = pickle.loads(curvature.save(tmp_path / "H.pkl").read_bytes())
+    assert plain["units"] == curvature.units.to_plain()
+    matrix = np.frombuffer(plain["matrix"]["data"]).reshape(plain["matrix"]["shape"])
+    np.testing.assert_array_equal(matrix, curvature.matrix)
+    with np.load(curvature.save(tmp_path / "H.npz")) as archive:
+        np.testing.assert_array_equal(archive["matrix"], curvature.matrix)
+
+
+def unsealed(path: Path, suffix: str) -> None:
+    """Rewrite an H as the versions before the seal wrote it."""
+    content = random_curvature(make_units(), groups=4)._to_plain()
+    if suffix == ".pkl":
+        path.write_bytes(pickle.dumps(storage._encode(content), protocol=4))
+        return
+    arrays = {name: item for name, item in content.items() if isinstance(item, np.ndarray)}
+    header = {name: item for name, item in content.items() if name not in arrays}
+    np.savez(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
+
+
+@pytest.mark.parametrize("suffix", [".pkl", ".npz"])
+def test_a_file_of_an_earlier_version_loads_and_says_what_it_lacks(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / f"H{suffix}"
+    unsealed(path, suffix)
+    curvature = Curvature.load(path)
+    assert "carries no checksum" in caplog.text
+    caplog.clear()
+    Curvature.load(curvature.save(path))
+    assert not caplog.text
+
+
+# Bombs --------------------------------------------------------------------------------------------
+
+BOMBS = {
+    "room for 2^28 values": b"\x80\x04}r\x00\x00\x00\x10.",
+    "room for 2^27 values by text": b"(dp134217728\n.",
+    "lists in lists, each twice": b"\x80\x04]\x94" + b"".join(
+        b"]\x94(h" + bytes([n]) + b"h" + bytes([n]) + b"e" for n in range(60)) + b".",
+    "one text of bytes many times": b"\x80\x04]\x94(B" + (1000).to_bytes(4, "little") + bytes(1000)
+    + b"\x94" + b"h\x01" * 1000 + b"e.",
+    "something after its end": pickle.dumps(FORMAT, 4) + b"x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_before_it_grows(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pkl"
+    path.write_bytes(BOMBS[name])
+    tracemalloc.start()
     try:
-        write_atomically(tmp_path / "file", b"x")
-        assert os.umask(0o022) == 0o022  # looking at the mask leaves it alone
+        with pytest.raises(FileFormatError, match=r"bomb\.pkl"):
+            load(path)
+        assert tracemalloc.get_traced_memory()[1] < 4e6
     finally:
-        os.umask(old)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+        tracemalloc.stop()
 
 
-@pytest.mark.parametrize("keep_previous", [False, True])
-def test_a_full_disk_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_previous: bool
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new", keep_previous=keep_previous)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
-def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
-    """The kernel refuses the 4097th byte, as a full disk would."""
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-    script = (
-        "import resource, sys\n"
-        "from cocurve_lab.atomic import write_atomically\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "write_atomically(sys.argv[1], bytes(100_000))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "OSError" in done.stderr
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+def test_archives_that_inflate_are_refused(tmp_path: Path) -> None:
+    content = FORMAT | {"zeros": np.zeros(2_000_000)}
+    header = np.frombuffer(json.dumps(FORMAT).encode(), np.uint8)
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, header=header, zeros=content["zeros"])
+    assert path.stat().st_size < 100_000
+    with pytest.raises(FileFormatError, match="compressed"):
+        load_npz(path, format_name="test", version=1)
+    # one array, named by a hundred entries of the directory
+    np.savez(path, header=header, zeros=content["zeros"][:1000])
+    with zipfile.ZipFile(path, "a") as archive:
+        (member,) = (item for item in archive.infolist() if item.filename == "zeros.npy")
+        for number in range(100):
+            twin = copy.copy(member)
+            twin.filename = f"zeros{number}.npy"
+            archive.filelist.append(twin)
+            archive.NameToInfo[twin.filename] = twin
+        archive._didModify = True  # type: ignore[attr-defined]
+    with pytest.raises(FileFormatError, match="overlap"):
+        load_npz(path, format_name="test", version=1)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_stops_the_writer_leaves_what_was_there(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
-    def stops(path: Path) -> None:
-        path.write_bytes(b"half")
-        raise error
-
-    file, folder = tmp_path / "file", tmp_path / "folder"
-    file.write_bytes(b"old")
-    folder.mkdir()
-    (folder / "part").write_bytes(b"old")
-    with pytest.raises(error), replacing(file, keep_previous=True) as temporary:
-        stops(temporary)
-    with pytest.raises(error), replacing_folder(folder) as temporary:
-        stops(temporary / "part")
-    assert sorted(tmp_path.iterdir()) == [file, folder]
-    assert (file.read_bytes(), (folder / "part").read_bytes()) == (b"old", b"old")
+@pytest.mark.parametrize("array", [np.eye(2) * 1j, np.array(["text"]), np.array([object()])])
+def test_archives_hold_plain_numbers_only(array: np.ndarray, tmp_path: Path) -> None:
+    header = np.frombuffer(json.dumps(FORMAT).encode(), np.uint8)
+    np.savez(tmp_path / "a.npz", header=header, x=array)
+    with pytest.raises(FileFormatError, match=r"claims dtype|cannot be read"):
+        load_npz(tmp_path / "a.npz", format_name="test", version=1)
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "folder"
-    for name in ("one", "two"):
-        with replacing_folder(folder) as temporary:
-            (temporary / name).write_text(name)
-            assert folder.parent in temporary.parents
-            assert temporary.stat().st_dev == folder.parent.stat().st_dev
-    assert [path.name for path in folder.iterdir()] == ["two"]
-    assert list(folder.parent.iterdir()) == [folder]
+def test_a_header_that_promises_more_than_its_bytes_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(1000))
+    member = buffer.getvalue().replace(b"(1000,)", b"(9000,)")
+    header = io.BytesIO()
+    np.save(header, np.frombuffer(json.dumps(FORMAT).encode(), np.uint8))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("header.npy", header.getvalue())
+        archive.writestr("x.npy", member)
+    with pytest.raises(FileFormatError, match="does not have the bytes"):
+        load_npz(tmp_path / "a.npz", format_name="test", version=1)
 
 
-def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    curvature = random_curvature(make_units())
-    path = curvature.save(tmp_path / "H.pkl")
-    before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        random_curvature(make_units(), 1).save(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileFormatError, match="not a regular file"):
+        load(tmp_path / "pipe")
 
 
 def test_fingerprints_tell_apart_what_bytes_alone_do_not() -> None:

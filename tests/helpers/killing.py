@@ -1,0 +1,201 @@
+"""A process killed at each of its system calls that change files, one run after the other.
+
+`python -m helpers.killing KIND FOLDER` saves something over an older one in FOLDER, in as many
+processes as there are such calls, and kills each at the next call, by ptrace. It prints, as JSON,
+what lay under the name after each kill, and what was beside it after the next whole save.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+LIBC.ptrace.restype = ctypes.c_long
+TRACEME, SYSCALL, SETOPTIONS, GET_SYSCALL_INFO = 0, 24, 0x4200, 0x420E
+EXITKILL, SYSGOOD = 0x100000, 1
+# the calls by machine, in one order: None where the machine lacks one
+CALLS = {
+    "write": (1, 64), "pwrite64": (18, 68), "writev": (20, 66), "ftruncate": (77, 46),
+    "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "link": (86, None),
+    "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35), "fsync": (74, 82),
+    "mkdir": (83, None), "mkdirat": (258, 34), "rmdir": (84, None), "chmod": (90, None),
+    "fchmodat": (268, 53), "flock": (73, 32), "sendfile": (40, 71), "copy_file_range": (326, 285),
+    "openat": (257, 56),
+}  # fmt: skip
+MACHINES = {"x86_64": 0, "aarch64": 1}
+
+
+class SyscallInfo(ctypes.Structure):
+    """`struct ptrace_syscall_info` at the entry of a call."""
+
+    _fields_ = (
+        ("op", ctypes.c_uint8),
+        ("pad", ctypes.c_uint8 * 3),
+        ("arch", ctypes.c_uint32),
+        ("ip", ctypes.c_uint64),
+        ("sp", ctypes.c_uint64),
+        ("number", ctypes.c_uint64),
+        ("arguments", ctypes.c_uint64 * 6),
+    )
+
+
+def ptrace(request: int, pid: int, address: int = 0, data: Any = None) -> int:
+    found = int(LIBC.ptrace(request, pid, address, data))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
+    return found
+
+
+def changes_files(info: SyscallInfo, numbers: dict[int, str]) -> str | None:
+    """The name of a call that changes files, at its entry; None for any other stop."""
+    if info.op != 1:
+        return None
+    name = numbers.get(info.number)
+    return None if name == "openat" and not info.arguments[2] & os.O_CREAT else name
+
+
+def killed_at(step: Callable[[], Any], point: int) -> str | None:
+    """Run a step in a process of its own and kill it before its call number `point`.
+
+    Returns the call's name; None if the step ended before it.
+    """
+    column = MACHINES[platform.machine()]
+    numbers = {row[column]: name for name, row in CALLS.items() if row[column] is not None}
+    child = os.fork()
+    if child == 0:
+        ptrace(TRACEME, 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        step()
+        os._exit(0)
+    os.waitpid(child, 0)
+    ptrace(SETOPTIONS, child, 0, EXITKILL | SYSGOOD)
+    seen, pending, info = 0, 0, SyscallInfo()
+    while True:
+        ptrace(SYSCALL, child, 0, pending)
+        _, status = os.waitpid(child, 0)
+        if not os.WIFSTOPPED(status):
+            assert os.waitstatus_to_exitcode(status) == 0, status
+            return None
+        pending = 0 if os.WSTOPSIG(status) == signal.SIGTRAP | 0x80 else os.WSTOPSIG(status)
+        if pending:
+            continue
+        ptrace(GET_SYSCALL_INFO, child, ctypes.sizeof(info), ctypes.byref(info))
+        name = changes_files(info, numbers)
+        if name is None:
+            continue
+        if seen == point:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return name
+        seen += 1
+
+
+def whole(step: Callable[[], Any]) -> None:
+    """Run a step to its end, in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        step()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def contents(path: Path) -> Any:
+    """The bytes of a file, or of each file in a folder by name; None if there is neither."""
+    if path.is_dir():
+        return {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in path.rglob("*")
+            if file.is_file()
+        }
+    return path.read_bytes() if path.exists() else None
+
+
+def every_kill(place: Path, old: Callable[[], Any], new: Callable[[], Any], known: set[str]) -> Any:
+    """Kill `new` at each point over what `old` saved; see the module.
+
+    Returns a list of [call, what lay under the name, the same after cleaning, after the next save,
+    names that are not known].
+    """
+    from cocurve_lab.atomic import clean
+
+    whole(old)
+    first = contents(place)
+    whole(new)
+    second = contents(place)
+    assert first != second
+    states = {str(first): "old", str(second): "new", str(None): "nothing"}
+    found: list[list[Any]] = []
+    while True:
+        whole(old)
+        name = killed_at(new, len(found))
+        if name is None:
+            return found
+        after = []
+        for step in (lambda: None, lambda: clean(place.parent), new):
+            whole(step)
+            after.append(states.get(str(contents(place)), "damaged"))
+        strangers = sorted(path.name for path in place.parent.iterdir() if path.name not in known)
+        found.append([name, *after, strangers])
+
+
+# What is saved ------------------------------------------------------------------------------------
+
+
+def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[], Any], set[str]]:
+    """The place, the two saves, and the names that may lie there."""
+    from cocurve_lab import atomic
+    from helpers.problems import make_units, random_curvature
+
+    if kind in ("pkl", "npz"):
+        place, (one, two) = (
+            folder / f"H.{kind}",
+            (random_curvature(make_units(), s) for s in (0, 1)),
+        )
+        return place, lambda: one.save(place), lambda: two.save(place), {place.name}
+    if kind == "checkpoint":
+        place = folder / "H.ckpt"
+
+        def write(payload: bytes) -> None:
+            atomic.write_atomically(place, payload, keep_previous=True)
+
+        names = {place.name, f"{place.name}.previous"}
+        return place, lambda: write(b"old" * 999), lambda: write(b"new" * 999), names
+    import transformers
+
+    import cocurve_lab as cl
+    from helpers.tiny_models import tiny_model, word_tokenizer
+
+    transformers.logging.disable_progress_bar()
+    model, tokenizer = tiny_model(), word_tokenizer()
+    units = cl.enumerate_units(model, 4)
+    one, two = (
+        cl.prune(model, cl.Selection.from_pruned(units, chosen)) for chosen in ([1], [1, 2])
+    )
+    if kind == "gguf":
+        place = folder / "model.gguf"
+
+        def export(pruned: Any) -> None:
+            cl.export_gguf(pruned, None, place, dtype="f32", overwrite=True)
+
+        return place, lambda: export(one), lambda: export(two), {place.name}
+    if kind == "two renames":
+        atomic._exchange = lambda one, other: False
+    place = folder / "small"
+
+    def save(pruned: Any) -> None:
+        cl.save_pruned(pruned, place, tokenizer=tokenizer, overwrite=True)
+
+    return place, lambda: save(one), lambda: save(two), {place.name}
+
+
+if __name__ == "__main__":
+    json.dump(every_kill(*saves(sys.argv[1], Path(sys.argv[2]))), sys.stdout)

@@ -1,0 +1,218 @@
+"""Files and folders are replaced whole, whatever stops the writer, and nothing is left over."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cocurve_lab.atomic import clean, previous, replacing, replacing_folder, write_atomically
+from helpers import killing
+from helpers.problems import make_units, random_curvature
+
+
+def test_write_replaces_and_can_keep_the_previous(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "file"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert not previous(path).exists()
+    write_atomically(path, b"three", keep_previous=True)
+    assert (path.read_bytes(), previous(path).read_bytes()) == (b"three", b"two")
+    assert sorted(path.parent.iterdir()) == [path, previous(path)]
+
+
+def test_a_result_is_readable_by_the_group(tmp_path: Path) -> None:
+    old = os.umask(0o022)
+    try:
+        write_atomically(tmp_path / "file", b"x")
+        assert os.umask(0o022) == 0o022  # looking at the mask leaves it alone
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("keep_previous", [False, True])
+def test_a_full_disk_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_previous: bool
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new", keep_previous=keep_previous)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs RLIMIT_FSIZE")
+def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
+    """The kernel refuses the 4097th byte, as a full disk would."""
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    script = (
+        "import resource, sys\n"
+        "from cocurve_lab.atomic import write_atomically\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "write_atomically(sys.argv[1], bytes(100_000))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "OSError" in done.stderr
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_stops_the_writer_leaves_what_was_there(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    def stops(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_bytes(b"old")
+    folder.mkdir()
+    (folder / "part").write_bytes(b"old")
+    with pytest.raises(error), replacing(file, keep_previous=True) as temporary:
+        stops(temporary)
+    with pytest.raises(error), replacing_folder(folder) as temporary:
+        stops(temporary / "part")
+    assert sorted(tmp_path.iterdir()) == [file, folder]
+    assert (file.read_bytes(), (folder / "part").read_bytes()) == (b"old", b"old")
+
+
+def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    for name in ("one", "two"):
+        with replacing_folder(folder) as temporary:
+            (temporary / name).write_text(name)
+            assert folder.parent in temporary.parents
+            assert temporary.stat().st_dev == folder.parent.stat().st_dev
+    assert [path.name for path in folder.iterdir()] == ["two"]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    curvature = random_curvature(make_units())
+    path = curvature.save(tmp_path / "H.pkl")
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        random_curvature(make_units(), 1).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Killed -------------------------------------------------------------------------------------------
+
+KINDS = ("pkl", "npz", "checkpoint", "gguf", "folder", "two renames")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in killing.MACHINES, reason="no table of system calls")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ptrace")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_system_call_loses_nothing(kind: str, tmp_path: Path) -> None:
+    tests, root = Path(__file__).parent, Path(__file__).parents[1]
+    path = os.pathsep.join(map(str, (tests, root, root / "widgets")))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "helpers.killing", kind, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "ptrace" in done.stderr and "Operation not permitted" in done.stderr:
+        pytest.skip("this container allows no ptrace")
+    assert done.returncode == 0, done.stderr[-2000:]
+    points = json.loads(done.stdout)
+    calls = [point[0] for point in points]
+    assert {"flock", "fsync"} < set(calls)
+    assert {point[1] for point in points} >= {"old", "new"}
+    for call, at_once, cleaned, again, strangers in points:
+        # two renames have one moment between them, which the next save or load mends
+        assert at_once in ("old", "new") or kind == "two renames", call
+        assert cleaned in ("old", "new"), call
+        assert (again, strangers) == ("new", []), call
+    nothing = [point for point in points if point[1] == "nothing"]
+    assert len(nothing) == (kind == "two renames")
+
+
+def held(folder: Path, kind: str) -> subprocess.Popen[str]:
+    """A process that has begun to write in a folder, and waits."""
+    script = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from cocurve_lab.atomic import replacing, replacing_folder\n"
+        f"with {kind}(Path(sys.argv[1])) as temporary:\n"
+        "    print(temporary, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(folder / "result")], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs flock")
+@pytest.mark.parametrize("kind", ["replacing", "replacing_folder"])
+def test_what_a_running_process_writes_stays_and_what_a_dead_one_left_goes(
+    kind: str, tmp_path: Path
+) -> None:
+    with held(tmp_path, kind) as writer:
+        assert writer.stdout is not None
+        temporary = Path(writer.stdout.readline().strip())
+        assert temporary.exists()
+        write_atomically(tmp_path / "other", b"x")
+        clean(tmp_path)
+        assert temporary.exists()
+        writer.send_signal(signal.SIGKILL)
+    assert temporary.exists()
+    write_atomically(tmp_path / "other", b"y")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_cleaning_leaves_what_is_not_its_own(tmp_path: Path) -> None:
+    """A link with such a name, and names that are only like it."""
+    (tmp_path / "victim" / "new").mkdir(parents=True)
+    (tmp_path / ".cocurve-1234abcd.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / ".cocurve-notes").write_text("mine")
+    (tmp_path / ".cocurve-87654321.partial").mkdir()
+    (tmp_path / ".cocurve-87654321.partial" / "notes").write_text("no lock, so not from here")
+    clean(tmp_path)
+    assert (tmp_path / "victim" / "new").exists()
+    assert (tmp_path / ".cocurve-notes").exists()
+    assert (tmp_path / ".cocurve-87654321.partial" / "notes").exists()
+
+
+def test_threads_that_write_one_file_leave_one_of_theirs(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    payloads = [bytes([number]) * 5000 for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda payload: write_atomically(tmp_path / "file", payload), payloads))
+    assert (tmp_path / "file").read_bytes() in payloads
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_name_as_long_as_names_can_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    write_atomically(path, b"x")
+    assert path.read_bytes() == b"x"
