@@ -1,7 +1,8 @@
 """Calibration text: rows of tokens, and the positions whose predictions are scored.
 
-Rows are documents joined by the end token and cut to equal length, so every row is full. No label
-is used: position t scores the distribution of token t + 1, so positions lie in [0, T - 2].
+Rows are documents joined by the end token and cut to equal length, so every row is full. One long
+document needs no end token. No label is used: position t scores the distribution of token t + 1, so
+positions lie in [0, T - 2].
 """
 
 from __future__ import annotations
@@ -112,12 +113,13 @@ class CalibrationSet:
         positions_per_sequence: int | Literal["all"] = 64,
         seed: int = 0,
         source: str = "texts",
+        eos: str | int | None = None,
     ) -> CalibrationSet:
         """Pack documents into rows and draw positions; the seed decides both.
 
         Args:
             texts: documents. A list is shuffled by the seed; a stream is taken as it comes.
-            tokenizer: a Hugging Face tokenizer with an end token.
+            tokenizer: a Hugging Face tokenizer.
             num_sequences: N, the number of rows.
             seq_len: T, tokens per row; None means min(2048, the tokenizer's context).
             positions_per_sequence: P scored positions per row, drawn uniformly without
@@ -125,9 +127,12 @@ class CalibrationSet:
                 a better H.
             seed: for document order and positions.
             source: a name for the provenance.
+            eos: the token that ends a document, as the text or id of one token; None takes the
+                tokenizer's. It may have none if one document fills all rows.
 
         Raises:
-            InputError: there is too little text, the tokenizer has no end token, or P > T - 1.
+            InputError: there is too little text, documents cannot be joined because there is no end
+                token, `eos` is not one token of the tokenizer, or P > T - 1.
         """
         length = _row_length(tokenizer, seq_len)
         if num_sequences < 1:
@@ -135,7 +140,8 @@ class CalibrationSet:
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
-        ids = _pack(documents, tokenizer, num_sequences, length)
+        end = _end_token(tokenizer, eos)
+        ids = _pack(documents, tokenizer, num_sequences, length, end)
         positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
         return cls(ids, positions, source, seed)
 
@@ -412,15 +418,31 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
     return seq_len
 
 
+def _end_token(tokenizer: PreTrainedTokenizerBase, eos: str | int | None) -> int | None:
+    """The id that ends a document: the chosen one, else the tokenizer's, which may have none."""
+    if eos is None:
+        return tokenizer.eos_token_id
+    known = tokenizer.get_vocab()
+    found = known.get(eos) if isinstance(eos, str) else eos
+    if found not in known.values():
+        raise InputError(
+            f"eos is {eos!r}, which is not a token of the tokenizer. Give the text or the id of "
+            "one token, such as '</s>' or 2."
+        )
+    return found
+
+
 def _pack(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, rows: int, length: int
+    documents: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int,
+    length: int,
+    end: int | None,
 ) -> Tensor:
     """Join documents by the end token and cut the first tokens into rows [rows, length].
 
     Documents are taken one by one, so the rest of a stream can be read later.
     """
-    if tokenizer.eos_token_id is None:
-        raise InputError("the tokenizer has no end token to join documents with. Set eos_token.")
     needed, stream = rows * length, iter(documents)
     tokens: list[int] = []
     while len(tokens) < needed:
@@ -432,10 +454,17 @@ def _pack(
             )
         if not isinstance(text, str):
             raise InputError(f"a document is {type(text).__name__} {text!r:.40}. Give strings.")
-        if text.strip():
-            # not verbose: a document longer than the context is no reason to warn, rows are cut
-            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            tokens += [*ids, tokenizer.eos_token_id]
+        if not text.strip():
+            continue
+        if tokens and end is None:
+            raise InputError(
+                f"the first document has {len(tokens)} of the {needed} tokens, and the tokenizer "
+                "has no end token to join another with. Name one with eos= (--eos on the command "
+                "line), or give one longer document."
+            )
+        # not verbose: a document longer than the context is no reason to warn, rows are cut
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        tokens += ids if end is None else [*ids, end]
     return torch.tensor(tokens[:needed]).view(rows, length)
 
 

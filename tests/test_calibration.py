@@ -99,9 +99,29 @@ def test_bad_sizes_are_refused(options: dict[str, int], message: str) -> None:
         pack(**options)
 
 
-def test_no_end_token_is_refused() -> None:
-    with pytest.raises(cl.InputError, match="no end token"):
-        cl.CalibrationSet.from_texts(TEXTS, word_tokenizer(eos=None), 2, 8)
+def test_only_joined_documents_need_an_end_token() -> None:
+    endless, one = word_tokenizer(eos=None), " ".join(TEXTS)
+    found = cl.CalibrationSet.from_texts(["", one], endless, 2, 8, 5)
+    expected = endless(one, add_special_tokens=False)["input_ids"][:16]
+    assert found.input_ids.flatten().tolist() == expected
+    with pytest.raises(cl.InputError, match=r"no end token to join another with.*--eos"):
+        cl.CalibrationSet.from_texts(TEXTS, endless, 2, 8, 5)
+
+
+@pytest.mark.parametrize("eos", ["<unk>", 1])
+def test_the_end_token_can_be_chosen(eos: str | int) -> None:
+    for tokenizer in (word_tokenizer(eos=None), word_tokenizer()):  # also in place of its own
+        assert tokenizer.get_vocab()["<unk>"] == 1
+        found = cl.CalibrationSet.from_texts(iter(TEXTS), tokenizer, 2, 8, 5, eos=eos)
+        joined = " <unk> ".join(TEXTS)
+        expected = tokenizer(joined, add_special_tokens=False)["input_ids"][:16]
+        assert found.input_ids.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("eos", ["two words", "", 10**6, -1])
+def test_an_end_token_that_does_not_exist_is_refused(eos: str | int) -> None:
+    with pytest.raises(cl.InputError, match=f"eos is {eos!r}, which is not a token"):
+        cl.CalibrationSet.from_texts(TEXTS, word_tokenizer(), 2, 8, 5, eos=eos)
 
 
 def test_row_length_defaults_to_the_tokenizers_context_up_to_2048() -> None:

@@ -55,7 +55,12 @@ def add_to(verbs: Any) -> None:
     add_model(parser)
     add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="folder for H")
-    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support (256)")
+    parser.add_argument(
+        "--top-r",
+        type=int,
+        default=256,
+        help="r of the top-r support (256); a smaller vocabulary is taken whole",
+    )
     parser.add_argument(
         "--full-vocabulary",
         action="store_true",

@@ -208,6 +208,13 @@ def add_text(
         help='scored positions per row (%(default)s); "all" costs almost nothing more',
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of rows and positions (0)")
+    parser.add_argument(
+        "--eos",
+        metavar="TEXT or ID",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        help="the token that ends a document of the text; default: the tokenizer's. One document "
+        "that fills all rows needs none",
+    )
 
 
 def require_text(options: argparse.Namespace) -> None:
@@ -263,6 +270,7 @@ def _cut(options: argparse.Namespace) -> dict[str, Any]:
         "seq_len": options.length,
         "positions_per_sequence": options.positions,
         "seed": options.seed,
+        "eos": options.eos,
     }
 
 

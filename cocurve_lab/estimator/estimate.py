@@ -77,7 +77,7 @@ def estimate_curvature(
         model: a supported causal language model; measured in eval mode, left as it was.
         units: from `enumerate_units(model)`; None does that.
         calibration: rows and scored positions.
-        top_r: r, size of the shared support, at most the vocabulary.
+        top_r: r, size of the shared support; a smaller vocabulary is taken whole.
         checkpoint: file to resume from and to write to; None keeps nothing.
         progress: show the estimated time and a progress bar; "lines" writes lines for a log file
             instead.
@@ -94,8 +94,8 @@ def estimate_curvature(
     Raises:
         ArchitectureError: the family is unknown, or the weights are packed in 4 bits and the method
             is "exact".
-        InputError: top_r above the vocabulary, token ids or row length outside the model, or
-            options, a checkpoint or an executor that the method does not take.
+        InputError: top_r below 1, token ids or row length outside the model, or options, a
+            checkpoint or an executor that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
         WorkerError: no worker of the executor is left; finished sequences are in the checkpoint.
@@ -234,7 +234,9 @@ def build_settings(
         InputError, MismatchError: as `estimate_curvature`.
     """
     require_units(model, units)
-    _require_fit(model, calibration, top_r)
+    if top_r < 1:
+        raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
+    require_measurable(model, calibration.input_ids)
     probes = (
         {"probes_per_sequence": options.probes, "probe_seed": options.seed}
         if isinstance(options, ProbeOptions)
@@ -251,7 +253,8 @@ def build_settings(
         "num_sequences": len(calibration),
         "seq_len": calibration.seq_len,
         "positions_per_sequence": calibration.positions_per_sequence,
-        "top_r": top_r,
+        # as it is used, so that any r above the vocabulary is one build
+        "top_r": min(top_r, describe(model).vocabulary),
         "method": _stored_name(options),
         "groups": min(options.groups, len(calibration)),
     }
@@ -293,10 +296,3 @@ def _require_plain(
         )
     if executor is not None:
         raise InputError(f"executor is {executor}, but {what} {brief}runs here. Omit executor.")
-
-
-def _require_fit(model: PreTrainedModel, calibration: CalibrationSet, top_r: int) -> None:
-    vocabulary = describe(model).vocabulary
-    if not 1 <= top_r <= vocabulary:
-        raise InputError(f"top_r is {top_r}. Give one from 1 to the vocabulary size, {vocabulary}.")
-    require_measurable(model, calibration.input_ids)

@@ -15,7 +15,6 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
 from ..errors import FileFormatError, InfeasibleError, InputError
 from ..estimator.estimate import estimate_curvature
-from ..models.architectures import describe
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
@@ -92,12 +91,9 @@ class CoCurve(Method):
 
         Ctrl-C keeps the finished sequences; provenance["curvature"]["complete"] is then False.
         """
-        top_r = self.support(model)
-        return self.adopt(estimate_curvature(model, units, calibration, top_r, progress=progress))
-
-    def support(self, model: PreTrainedModel) -> int:
-        """r on this model: `top_r`, or the whole vocabulary where that is smaller."""
-        return min(self.top_r, describe(model).vocabulary)
+        return self.adopt(
+            estimate_curvature(model, units, calibration, self.top_r, progress=progress)
+        )
 
     def adopt(self, curvature: Curvature) -> Evidence:
         """Make this method's evidence of an existing H, without the model."""

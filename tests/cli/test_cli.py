@@ -85,6 +85,32 @@ def notebook(place: Path, folder: Path) -> cl.Curvature:
 # A whole run ------------------------------------------------------------------------------------
 
 
+def test_without_an_end_token_one_is_named_or_one_document_suffices(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "place"
+    tiny_model().save_pretrained(folder / "model")
+    word_tokenizer(CONTEXT, eos=None).save_pretrained(folder / "model")
+    shutil.copy(place / "calibration.jsonl", folder)
+    assert main(build_command(folder, tmp_path / "a")) == FAILED
+    assert "no end token to join another with. Name one with eos= (--eos" in capsys.readouterr().err
+    assert main(build_command(folder, tmp_path / "a", "--eos", "no such")) == FAILED
+    assert main(build_command(folder, tmp_path / "a", "--eos", "<end>")) == DONE
+    by_text = the_h_in(tmp_path / "a")
+    assert main(build_command(folder, tmp_path / "b", "--eos", "0", "--top-r", "1000000")) == DONE
+    by_id = the_h_in(tmp_path / "b")
+    row_marks = by_id.provenance["row_fingerprints"]
+    assert row_marks == by_text.provenance["row_fingerprints"]
+    assert row_marks == the_h_in(built).provenance["row_fingerprints"]
+    assert by_id.provenance["top_r"] == 97  # the whole vocabulary
+    one = tmp_path / "one.jsonl"
+    one.write_text(json.dumps({"text": " ".join(f"w{n % 90}" for n in range(200))}))
+    text = ["evaluate", str(folder / "model"), "--against", str(folder / "model"), "--text"]
+    assert main([*text, str(one), *CUT]) == DONE
+    assert main([*text, str(folder / "calibration.jsonl"), *CUT]) == FAILED
+    assert main([*text, str(folder / "calibration.jsonl"), *CUT, "--eos", "<end>"]) == DONE
+
+
 def test_two_shards_and_merge_are_one_build_and_a_notebook_finds_it(
     place: Path,
     built: Path,

@@ -629,10 +629,20 @@ def test_memory_does_not_grow_with_sequences() -> None:
 # Bad input, and what must be put back -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("top_r", [0, VOCAB + 1])
-def test_impossible_supports_are_refused(top_r: int) -> None:
-    with pytest.raises(cl.InputError, match=f"top_r is {top_r}.* {VOCAB}"):
-        build(tiny_model(), tiny_text(2, 20, 6), top_r)
+def test_an_r_above_the_vocabulary_takes_it_whole_and_is_the_same_build(tmp_path: Path) -> None:
+    model, text = tiny_model(), tiny_text(2, 20, 6)
+    units = cl.enumerate_units(model, GROUPS)
+    whole = cl.load_or_estimate(tmp_path, model, units, text, VOCAB, progress=False)
+    again = cl.load_or_estimate(tmp_path, model, units, text, 10**6, progress=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert again.provenance == whole.provenance
+    assert again.provenance["top_r"] == VOCAB
+    assert np.array_equal(build(model, text, VOCAB + 1).matrix, whole.matrix)
+
+
+def test_an_empty_support_is_refused() -> None:
+    with pytest.raises(cl.InputError, match="top_r is 0"):
+        build(tiny_model(), tiny_text(2, 20, 6), 0)
 
 
 def test_text_that_does_not_fit_the_model_is_refused() -> None:

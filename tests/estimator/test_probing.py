@@ -314,8 +314,8 @@ def test_options_belong_to_their_method(tmp_path: Path) -> None:
         cl.estimate_curvature(model, None, text, 13, options={})  # type: ignore[arg-type]
     with pytest.raises(cl.InputError, match="takes seconds and keeps none"):
         cl.estimate_curvature(model, None, text, 13, method="probe", checkpoint=tmp_path / "c")
-    with pytest.raises(cl.InputError, match="top_r is 98"):
-        preview(model, text, 98)
+    with pytest.raises(cl.InputError, match="top_r is 0"):
+        preview(model, text, 0)
     for wrong in ({"probes": 0}, {"groups": 0}, {"seed": -1}):
         with pytest.raises(cl.InputError, match=f"{next(iter(wrong))} is"):
             ProbeOptions(**wrong)

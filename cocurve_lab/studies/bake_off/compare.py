@@ -287,11 +287,10 @@ class Bench:
         show, folder = self.options.progress, self.options.folder
         place = self.options.curvatures or folder
         if isinstance(method, CoCurve) and place is not None:
-            top_r = method.support(self.model)
-            key = (calibration.fingerprint, top_r)
+            key = (calibration.fingerprint, method.top_r)
             if key not in self.curvatures:
                 self.curvatures[key] = load_or_estimate(
-                    place, self.model, self.units, calibration, top_r, progress=show
+                    place, self.model, self.units, calibration, method.top_r, progress=show
                 )
             return method.adopt(self.curvatures[key])
         path = None

@@ -76,7 +76,7 @@ class RedundancyOptions:
 
     Attributes:
         ratio: removable share, (0, 1).
-        top_r: of the build, at most the smallest vocabulary.
+        top_r: of the builds; a smaller vocabulary is taken whole.
         guards: of the plans.
     """
 
@@ -119,7 +119,7 @@ def redundancy_study(
         cannot tell, or where the gate is undecided.
 
     Raises:
-        InputError: no model, or top_r above a vocabulary.
+        InputError: no model, or top_r below 1.
         MismatchError: a held-out row is also a calibration row.
         InfeasibleError: a plan cannot be made under the guards.
     """
