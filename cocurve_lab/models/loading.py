@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEMO = "demo"
+# where rules that split text differ: numbers, contractions, spaces, lines, accents, other scripts
+_TRIAL = (
+    "Hello",
+    "In 2026 they'd 1234567 of them, it's DON'T.",
+    "  two  spaces,\ttabs\n\nx = y+1;  ",
+    "naïve 北京 Москва",
+)
 # the options of from_pretrained that a configuration or a tokenizer takes too
 _HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
@@ -209,6 +216,10 @@ def load_tokenizer(
     Raises:
         InputError: the tokenizer is gated, missing, misspelt or unreachable, its files are damaged,
             or it needs its own code. Each message gives the next step.
+
+    Warns:
+        UserWarning: it splits text otherwise than its own tokenizer.json, as transformers does when
+            `tokenizer_class` names a class with rules of its own.
     """
     from transformers import AutoTokenizer
 
@@ -217,10 +228,42 @@ def load_tokenizer(
         require_place(place)
     options = {"trust_remote_code": False} | _hub_options(options)
     try:
-        return AutoTokenizer.from_pretrained(str(place), **options)
+        tokenizer = AutoTokenizer.from_pretrained(str(place), **options)
+        difference = _difference_from_file(tokenizer, str(place), options)
     except Exception as error:  # a damaged file can raise nearly anything
         cache = options.get("cache_dir")
         raise explain(model_id, error, cache=cache, part="the tokenizer of ") from error
+    if difference is not None:
+        warnings.warn(f"the tokenizer of {model_id} {difference}", UserWarning, stacklevel=2)
+    return tokenizer
+
+
+def _difference_from_file(
+    tokenizer: PreTrainedTokenizerBase, place: str, options: dict[str, Any]
+) -> str | None:
+    """What a tokenizer splits otherwise than its tokenizer.json; None if nothing, or no file."""
+    from tokenizers import Tokenizer
+    from transformers.utils import cached_file
+
+    where = {name: value for name, value in options.items() if name != "trust_remote_code"}
+    file = cached_file(
+        place, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **where
+    )
+    if file is None:
+        return None
+    own = Tokenizer.from_file(file)
+    own.no_truncation()
+    own.no_padding()
+    for text in _TRIAL:
+        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        wanted = own.encode(text, add_special_tokens=False).ids
+        if found != wanted:
+            return (
+                f"is a {type(tokenizer).__name__}, which turns {text!r} into the tokens {found}, "
+                f"but its tokenizer.json into {wanted}. If the model was trained with the file, "
+                'set "tokenizer_class" to "PreTrainedTokenizerFast" in tokenizer_config.json.'
+            )
+    return None
 
 
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:

@@ -18,6 +18,7 @@ import cocurve_lab as cl
 from cocurve_lab.models import loading
 from cocurve_lab.models.hub import explain
 from cocurve_lab.models.identity import fingerprint_model
+from helpers.bpe import SIZE, byte_level
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -84,6 +85,24 @@ def test_a_tokenizer_loads_alone_or_says_why_not(folder: Path) -> None:
         (folder / "tokenizer.json").write_text(content)
         with pytest.raises(cl.InputError, match=r"the tokenizer of '.*tiny' cannot be loaded: \w+"):
             loading.load_tokenizer(folder)
+
+
+def test_a_tokenizer_that_disagrees_with_its_file_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "tiny"
+    tiny_model(vocab_size=SIZE).save_pretrained(place)
+    byte_level("gpt-2").save_pretrained(place)
+    text = "In 2026 there were 1234567"
+    expected = byte_level("gpt-2")(text)["input_ids"]
+    settings = json.loads((place / "tokenizer_config.json").read_text())
+    # transformers gives this class rules of its own
+    settings["tokenizer_class"] = "Qwen2Tokenizer"
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.warns(UserWarning, match=r"tiny is a Qwen2Tokenizer, which.*its tokenizer\.json"):
+        _, tokenizer = cl.load_model(place, device="cpu")
+    assert tokenizer(text)["input_ids"] != expected
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the advice; no warning may be left
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert loading.load_tokenizer(place)(text)["input_ids"] == expected
 
 
 def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> None:
