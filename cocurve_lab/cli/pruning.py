@@ -38,7 +38,8 @@ PRUNE_EXAMPLE = """\
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library."""
 EXPORT_EXAMPLE = """\
-  cocurve export smaller --gguf smaller.gguf --dtype f16"""
+  cocurve export smaller --gguf smaller.gguf --dtype f16
+  cocurve export smaller --gguf ids.gguf --no-tokenizer"""
 
 
 def add_to(verbs: Any) -> None:
@@ -61,7 +62,15 @@ def add_to(verbs: Any) -> None:
         "--pretokenizer",
         help="llama.cpp's name for rules that split text; default: the tokenizer's",
     )
-    parser.add_argument("--tokenizer", metavar="MODEL", help="tokenizer of a folder without one")
+    tokenizers = parser.add_mutually_exclusive_group()
+    tokenizers.add_argument(
+        "--tokenizer", metavar="MODEL", help="tokenizer of a folder without one"
+    )
+    tokenizers.add_argument(
+        "--no-tokenizer",
+        action="store_true",
+        help="write a file that takes token ids only, for a tokenizer that llama.cpp has not",
+    )
 
 
 def prune(options: argparse.Namespace) -> int:
@@ -175,10 +184,15 @@ def export(options: argparse.Namespace) -> int:
 
     require_new(options.gguf)
     read_manifest(options.folder)  # otherwise a mistyped folder would be taken for a hub id
-    tokenizer = read_tokenizer(str(options.folder), options.tokenizer)
-    if tokenizer is None:
-        place = options.tokenizer or options.folder
-        raise InputError(f"{place} holds no tokenizer. Give the dense model as --tokenizer.")
+    tokenizer = None
+    if not options.no_tokenizer:
+        tokenizer = read_tokenizer(str(options.folder), options.tokenizer)
+        if tokenizer is None:
+            place = options.tokenizer or options.folder
+            raise InputError(
+                f"{place} holds no tokenizer. Give the dense model as --tokenizer, or "
+                "--no-tokenizer for a file that takes token ids only."
+            )
     pruned = load_pruned(options.folder, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -179,7 +180,7 @@ def _write(
     writer = GGUFWriter(path, "deci")
     try:
         _describe(writer, architecture, dtype)
-        _describe_origin(writer, architecture.model, notes)
+        _describe_origin(writer, architecture.model, vocabulary, notes)
         vocabulary.write(writer)
         for tensor in tensors:
             _announce(writer, tensor, dtype)
@@ -229,11 +230,25 @@ def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) 
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
-def _describe_origin(writer: GGUFWriter, model: PreTrainedModel, notes: tuple[str, ...]) -> None:
+def _safe_name(name: str, like_phi3: bool) -> str:
+    """A name that makes llama.cpp treat special tokens as the tokenizer does.
+
+    llama.cpp drops the spaces after special tokens where the name contains "phi-3" or "phi3", and
+    rejects the file if the tokenizer has not Phi-3's tokens.
+    """
+    named = re.search("phi-?3", name, re.IGNORECASE)
+    if like_phi3:
+        return name if named else f"{name} (Phi-3 tokenizer)"
+    return re.sub("(phi)-?(3)", r"\1 \2", name, flags=re.IGNORECASE)
+
+
+def _describe_origin(
+    writer: GGUFWriter, model: PreTrainedModel, vocabulary: Vocabulary, notes: tuple[str, ...]
+) -> None:
     """Add the keys on where the model comes from: its name, dense model, plan and notes."""
     manifest = getattr(model, "cocurve_manifest", None) or {}
     base = manifest.get("base_model") or model_name(model)
-    name = Path(base).name
+    name = _safe_name(Path(base).name, vocabulary.like_phi3)
     if "realized_ratio" in manifest:
         name += f" pruned by {manifest['realized_ratio']:.1%}"
         writer.add_base_model_count(1)

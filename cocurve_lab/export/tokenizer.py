@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NONE = "none"  # the model of a file that takes token ids only
+NO_TOKENIZER = "tokenizer=None (--no-tokenizer) to write a file for token ids only"
+_PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 _SPACE = "▁"  # U+2581, SentencePiece's space
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -51,6 +53,7 @@ class Vocabulary:
         special: token ids by role: bos, eos, unk, pad, eot.
         adds: whether (bos, eos) are added to a text.
         chat_template: Jinja, or None.
+        like_phi3: whether spaces after special tokens are dropped as Phi-3's tokenizer does.
         notes: sentences on differences from the tokenizer.
         exact: False if ordinary text may become other tokens than the tokenizer's.
     """
@@ -65,6 +68,7 @@ class Vocabulary:
     special: Mapping[str, int] | None = None
     adds: tuple[bool, bool] = (False, False)
     chat_template: str | None = None
+    like_phi3: bool = False
     notes: tuple[str, ...] = ()
     exact: bool = True
 
@@ -124,6 +128,7 @@ def read_vocabulary(
         special=special,
         adds=adds,
         chat_template=template if isinstance(template, str) else None,
+        like_phi3=_like_phi3(spec),
         notes=around + own.notes,
     )
 
@@ -134,13 +139,13 @@ def _specification(tokenizer: PreTrainedTokenizerBase, size: int) -> dict[str, A
     if backend is None:
         raise InputError(
             f"{type(tokenizer).__name__} is not a fast tokenizer, so its rules cannot be read. "
-            "Load it with AutoTokenizer, or give tokenizer=None to write token ids only."
+            f"Load it with AutoTokenizer, or give {NO_TOKENIZER}."
         )
     spec: dict[str, Any] = json.loads(backend.to_str())
     if spec["model"]["type"] != "BPE":
         raise InputError(
             f"the tokenizer is a {spec['model']['type']} model; only BPE (byte-level or with byte "
-            "fallback) can be written. Give tokenizer=None to write token ids only."
+            f"fallback) can be written. Give {NO_TOKENIZER}."
         )
     highest = max(tokenizer.get_vocab().values())
     if highest >= size or highest < size // 2:  # embeddings are padded, but not to twice the size
@@ -180,6 +185,13 @@ def _tokens(
     return tokens, types
 
 
+def _like_phi3(spec: dict[str, Any]) -> bool:
+    """Whether the special tokens are those that llama.cpp expects of Phi-3, and strip alike."""
+    strips = {token["content"]: token["rstrip"] for token in spec["added_tokens"]}
+    expected = {text: text not in _PHI3_KEEPS_SPACES for text in (*strips, *_PHI3_KEEPS_SPACES)}
+    return strips == expected and "</s>" in strips
+
+
 def _is_byte(text: str) -> bool:
     """Whether a token is a byte such as <0x0A>."""
     return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
@@ -197,7 +209,7 @@ def _special(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int], size: int
     if "eos" not in special and not stops:
         raise InputError(
             "neither tokenizer nor model names an end-of-text token, so llama.cpp would end texts "
-            "at a token of its own choice. Set tokenizer.eos_token."
+            f"at a token of its own choice. Set tokenizer.eos_token, or give {NO_TOKENIZER}."
         )
     special.setdefault("eos", next(iter(stops), 0))
     special.setdefault("bos", special["eos"])  # llama.cpp would take a fixed id
@@ -236,7 +248,7 @@ def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
     if normalizer not in (None, "NFC"):
         raise InputError(
             f"the tokenizer applies a {normalizer} normalizer to text; llama.cpp does not. Give "
-            "tokenizer=None to write token ids only."
+            f"{NO_TOKENIZER}."
         )
     name, difference = pretokenizer_for(spec, chosen)
     notes = [] if difference is None else [difference]
@@ -280,8 +292,7 @@ def pretokenizer_for(spec: dict[str, Any], chosen: str | None) -> tuple[str, str
     if nearest is None:
         raise InputError(
             f"llama.cpp cannot split text by this tokenizer's rules: {list(rules)}. Give one of "
-            "llama.cpp's names as pretokenizer= to use its rules instead, or tokenizer=None to "
-            "write token ids only."
+            f"llama.cpp's names as pretokenizer= to use its rules instead, or {NO_TOKENIZER}."
         )
     missing = [rule for rule in rules if rule not in known]
     return nearest, (
@@ -327,8 +338,7 @@ def _sentencepiece(spec: dict[str, Any], tokens: Sequence[str], chosen: str | No
     absent = next((f"<0x{b:02X}>" for b in range(256) if f"<0x{b:02X}>" not in tokens), None)
     if absent is not None:
         raise InputError(
-            f"the tokenizer falls back to bytes, but has no token {absent}. Give tokenizer=None to "
-            "write token ids only."
+            f"the tokenizer falls back to bytes, but has no token {absent}. Give {NO_TOKENIZER}."
         )
     scores, exact = scores_of(spec, tokens)
     prefix, notes = space_prefix(spec)
@@ -370,7 +380,7 @@ def space_prefix(spec: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
     raise InputError(
         f"the tokenizer prepares text with {json.dumps(normalizer, ensure_ascii=False)} and "
         f"{json.dumps(spec['pre_tokenizer'], ensure_ascii=False)}; llama.cpp only replaces spaces "
-        f"by {_SPACE!r}. Give tokenizer=None to write token ids only."
+        f"by {_SPACE!r}. Give {NO_TOKENIZER}."
     )
 
 

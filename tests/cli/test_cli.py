@@ -536,6 +536,13 @@ def test_a_folder_without_a_tokenizer_asks_for_one(
     assert main([*evaluate, "--device", "cpu"]) == FAILED
     assert "smaller holds no tokenizer. Give --tokenizer" in capsys.readouterr().err
     assert main([*evaluate, "--device", "cpu", "--tokenizer", str(place / "model")]) == DONE
+    export = ["export", str(tmp_path / "smaller"), "--gguf", str(tmp_path / "ids.gguf")]
+    assert main(export) == FAILED
+    assert "or --no-tokenizer for a file that takes token ids only" in capsys.readouterr().err
+    assert main([*export, "--tokenizer", str(place / "model")]) == FAILED
+    assert "WordLevel model; only BPE" in capsys.readouterr().err
+    assert main([*export, "--no-tokenizer"]) == DONE
+    assert "tokenizer none/default" in capsys.readouterr().out
 
 
 def test_a_folder_with_a_tokenizer_keeps_to_it(

@@ -15,7 +15,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
 from cocurve_lab.export.gguf import export_gguf
-from helpers.bpe import BYTE_LEVEL, HARD, SENTENCEPIECE, SIZE, byte_level, sentencepiece
+from helpers.bpe import (
+    BYTE_LEVEL,
+    HARD,
+    SENTENCEPIECE,
+    SIZE,
+    byte_level,
+    like_phi3,
+    sentencepiece,
+)
 from helpers.llama_cpp import Job, largest_difference, mean_kl, run_llama_cpp
 from helpers.tiny_models import LLAMA_3, tiny_model
 
@@ -224,3 +232,23 @@ def test_tokenizers_split_text_alike(name: str, tmp_path: Path) -> None:
         if name == "metaspace" and text.startswith(" "):  # said in a note
             expected = tokenizer(f" {text}")["input_ids"]
         assert found == expected, text
+
+
+@pytest.mark.parametrize("name", ["Phi-3-mini", "my-phi3", "other"])
+@pytest.mark.parametrize("kind", ["gpt-2", "prefix", "phi-3", "none"])
+def test_the_name_of_a_model_does_not_change_its_tokens(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """llama.cpp gives a model named "phi-3" other rules, and may reject its file."""
+    makers = {"gpt-2": byte_level, "prefix": sentencepiece, "phi-3": lambda _: like_phi3()}
+    tokenizer = makers[kind](kind) if kind in makers else None
+    model = tiny_model("phi3", vocab_size=SIZE + 13)
+    model.config._name_or_path = f"somewhere/{name}"
+    written = export_gguf(model, tokenizer, tmp_path / "tiny.gguf", dtype="f32")
+    if tokenizer is None:
+        assert_same(model, written.path, random_prompts(SIZE), 64)
+        return
+    stop = tokenizer.eos_token
+    texts = ["a phrase", f"one {stop} two{stop}  three", "<|user|>  who is it? <|end|>\n I am"]
+    answer = run_llama_cpp(written.path, Job(texts=texts, special=True))
+    assert answer.tokens == [tokenizer(text)["input_ids"] for text in texts]

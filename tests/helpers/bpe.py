@@ -134,6 +134,21 @@ def sentencepiece(style: str) -> PreTrainedTokenizerFast:
     )
 
 
+def like_phi3() -> PreTrainedTokenizerFast:
+    """A SentencePiece tokenizer with special tokens that drop the spaces after them as Phi-3's."""
+    spec = json.loads(sentencepiece("prefix").backend_tokenizer.to_str())
+    for index, text in enumerate(("<|endoftext|>", "<|user|>", "<|end|>"), start=SIZE):
+        spec["added_tokens"].append(spec["added_tokens"][0] | {"id": index, "content": text})
+    for token in spec["added_tokens"]:
+        token["rstrip"] = token["content"] in ("</s>", "<|user|>", "<|end|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+
+
 def _lines() -> list[str]:
     lines = TEXTS.read_text(encoding="utf-8").splitlines()[:300]
     return [json.loads(line)["text"] for line in lines]

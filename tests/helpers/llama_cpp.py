@@ -69,7 +69,7 @@ out = {}
 for index, ids in enumerate(job["prompts"]):
     out[f"logits{index}"] = logits_of(ids)
     out[f"greedy{index}"] = np.array(list(greedy(ids, out[f"logits{index}"][-1])), dtype=np.int64)
-tokens = [vocabulary.tokenize(text, True, False) for text in job["texts"]]
+tokens = [vocabulary.tokenize(text, True, job["special"]) for text in job["texts"]]
 texts = [continued(text) for text in job["continue"]]
 out["said"] = json.dumps({"tokens": tokens, "texts": texts})
 np.savez(job["out"], **out)
@@ -95,7 +95,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Job:
-    """What to ask: `cache` is the type of the KV cache, "f32" or llama.cpp's default "f16"."""
+    """What to ask.
+
+    Attributes:
+        prompts, texts, continued: see `Answer`.
+        greedy: ids to add.
+        context: of the model.
+        cache: type of the KV cache, "f32" or llama.cpp's default "f16".
+        special: read special tokens from `texts`.
+    """
 
     prompts: Sequence[Sequence[int]] = ()
     texts: Sequence[str] = ()
@@ -103,6 +111,7 @@ class Job:
     greedy: int = 0
     context: int = 64
     cache: str = "f32"
+    special: bool = False
 
 
 def run_llama_cpp(path: Path, job: Job) -> Answer:
@@ -117,6 +126,7 @@ def run_llama_cpp(path: Path, job: Job) -> Answer:
         "greedy": job.greedy,
         "context": job.context,
         "cache": job.cache,
+        "special": job.special,
     }
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
