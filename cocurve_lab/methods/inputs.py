@@ -8,7 +8,7 @@ a row counts, whichever positions the calibration scores. Where a norm follows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -24,7 +24,7 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
-from ..models.units import UnitSet
+from ..models.units import Unit
 from .filling import Block
 
 if TYPE_CHECKING:
@@ -167,14 +167,14 @@ def present_blocks(architecture: Architecture) -> list[Block]:
 
 
 def per_unit(
-    units: UnitSet,
+    units: Iterable[Unit],
     columns: Mapping[Block, np.ndarray],
     reduce: Literal["sum", "mean"] = "sum",
 ) -> np.ndarray:
     """Reduce scores of columns to scores of units [M] float64: a sum or mean over each unit's.
 
     Args:
-        units: the UnitSet.
+        units: a UnitSet, or some of its units.
         columns: [W] per (layer, kind).
         reduce: "sum", the lab's rule for scores that add up; "mean" for standardised ones.
     """

@@ -5,7 +5,9 @@ Attention, with o = sum_g o_g the output and o_g that of KV group g (the sum of 
     s_g = sum over output dimensions of (1 - |Pearson over tokens (o - o_g, o)|), lowest goes first.
 
 A layer that loses k groups starts from the k lowest. It then swaps one removed and one kept group
-as long as that raises sum |Pearson(kept sum, o)|, the best swap first (`swaps`).
+as long as that raises sum |Pearson(kept sum, o)|, the best swap first (`swaps`). The published code
+makes one pass (`one_pass`): each of the k, the lowest first, takes the best kept group's place if
+that raises the sum, and no group that goes in exchange comes back.
 
 FFN channel j, with n the root mean square of the FFN's input channels, (V, l) the eigenvectors and
 eigenvalues of the covariance of its output, w = sigmoid(|l| / mean |l|) and rms(X_j) that of input
@@ -39,6 +41,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -70,6 +73,7 @@ class SlimLlm(Scored):
 
     Attributes:
         swaps: improve each layer's set of groups by swaps; such a plan has no removal order.
+        one_pass: of the swaps, make only those of the published pass (default: until none helps).
         alpha: sharpness of the allocation, >= 0 (published: 10 at 20 %, 7 at 50 %).
         pruned_layers: how many layers are pruned, those of largest cosine; None: all.
         keep_lowest: share of FFN groups, lowest scores first, that go last (published: 0.01, which
@@ -80,6 +84,7 @@ class SlimLlm(Scored):
     """
 
     swaps: bool = True
+    one_pass: bool = False
     alpha: float = 10.0
     pruned_layers: int | None = None
     keep_lowest: float = 0.0
@@ -130,7 +135,7 @@ class SlimLlm(Scored):
                 mine = [units[u] for u in ids]
                 if kind == "attention":
                     products = group_products(architecture, layer, mine, inputs)
-                    _score_groups(arrays, ids, products)
+                    _score_groups(arrays, ids, products, self.one_pass)
                 else:
                     channels = ffn_scores(architecture, layer, sums[layer], inputs.tokens)
                     arrays["scores"][ids] = [channels[u.start : u.stop].sum() for u in mine]
@@ -197,11 +202,11 @@ def _swapped(plan: Selection, swapped: np.ndarray) -> Selection:
 _GAIN = 1e-9  # per output dimension; a swap must raise the similarity by more than rounding
 
 
-def _score_groups(arrays: Arrays, ids: np.ndarray, products: Tensor) -> None:
+def _score_groups(arrays: Arrays, ids: np.ndarray, products: Tensor, one_pass: bool) -> None:
     """Fill in the scores of one layer's attention units and its best set of every size."""
     scores = arrays["scores"][ids] = pearson_scores(products)
     for count, row in enumerate(arrays["swapped"]):
-        row[ids[swap_search(products, scores, min(count, len(ids)))]] = True
+        row[ids[swap_search(products, scores, min(count, len(ids)), one_pass)]] = True
 
 
 def group_products(
@@ -231,29 +236,36 @@ def pearson_scores(products: Tensor) -> np.ndarray:
     return (width - _similarity(products, without)).numpy()
 
 
-def swap_search(products: Tensor, scores: np.ndarray, count: int) -> np.ndarray:
+def swap_search(
+    products: Tensor, scores: np.ndarray, count: int, one_pass: bool = False
+) -> np.ndarray:
     """Choose the `count` groups of a layer that go: the lowest scores, improved by swaps.
 
     Args:
         products: [G, G, d] of `group_products`.
         scores: s_g [G].
         count: groups that go.
+        one_pass: let each of the lowest return at most once, in their order, instead of making the
+            best of all swaps until none helps.
 
     Returns:
         Indices [count], ascending.
     """
-    gone = set(np.argsort(scores, kind="stable")[:count].tolist())
-    kept = set(range(len(scores))) - gone
+    lowest = np.argsort(scores, kind="stable")[:count].tolist()
+    gone, kept = set(lowest), set(range(len(scores))) - set(lowest)
     best = float(_similarity(products, _indicator(kept, len(scores)))[0])
-    while gone and kept:
-        pairs = [(g, k) for g in sorted(gone) for k in sorted(kept)]
+    turns = [{g} for g in lowest] if one_pass else repeat(gone)  # who may return; `gone` changes
+    for returning in turns if gone and kept else ():
+        pairs = [(g, k) for g in sorted(returning) for k in sorted(kept)]
         tried = torch.cat([_indicator(kept - {k} | {g}, len(scores)) for g, k in pairs])
         found = _similarity(products, tried)
         winner = int(found.argmax())
-        if float(found[winner]) <= best + _GAIN * products.shape[-1]:
+        if float(found[winner]) > best + _GAIN * products.shape[-1]:
+            best, (g, k) = float(found[winner]), pairs[winner]
+            gone ^= {g, k}
+            kept ^= {g, k}
+        elif not one_pass:
             break
-        best, (g, k) = float(found[winner]), pairs[winner]
-        gone, kept = gone - {g} | {k}, kept - {k} | {g}
     return np.array(sorted(gone), dtype=np.int64)
 
 

@@ -484,6 +484,49 @@ def test_swaps_find_two_groups_that_cancel_each_other() -> None:
     assert swap_search(products, scores, 4).tolist() == [0, 1, 2, 3]
 
 
+def naive_pass(outputs: np.ndarray, scores: np.ndarray, count: int) -> list[int]:
+    """The published search over [G, tokens, d], place by place in the list of kept groups."""
+    order, whole = np.argsort(scores).tolist(), outputs.sum(axis=0)
+    leaving, staying = order[:count], order[count:]
+    best = naive_similarity(outputs[staying].sum(axis=0), whole)
+    for group in leaving:
+        chosen = staying
+        for place in range(len(staying)):
+            other = [*staying[:place], group, *staying[place + 1 :]]
+            quality = naive_similarity(outputs[other].sum(axis=0), whole)
+            if quality > best:
+                best, chosen = quality, other
+        staying = chosen
+    return sorted(set(order) - set(staying))
+
+
+def test_one_pass_of_swaps_is_the_published_search() -> None:
+    differs = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        outputs = np.einsum("gh,htd->gtd", rng.normal(size=(6, 3)), rng.normal(size=(3, 50, 4)))
+        outputs += 0.3 * rng.normal(size=outputs.shape)
+        products = outputs_to_products(outputs)
+        scores = pearson_scores(products)
+        for count in range(1, 6):
+            found = swap_search(products, scores, count, one_pass=True).tolist()
+            assert found == naive_pass(outputs, scores, count)
+            differs += found != swap_search(products, scores, count).tolist()
+    assert differs > 0
+
+
+def test_one_pass_is_an_option_of_slimllm() -> None:
+    model = model_of("llama", "mha")
+    evidence = measure(SlimLlm(one_pass=True), model)
+    for layer, kind, numbers, units in blocks_by_hand(model):
+        if kind == "attention":
+            outputs = group_outputs("llama", "mha", layer, units)
+            for count in range(1, 4):
+                gone = naive_pass(outputs, evidence.scores[numbers], count)
+                row = evidence.arrays["swapped"][count, numbers]
+                assert np.flatnonzero(row).tolist() == gone
+
+
 def slimllm_evidence(method: SlimLlm, cosine: list[float]) -> Evidence:
     """Three layers of 4 + 4 units of cost 10; the lowest index scores lowest, swaps reverse it."""
     units = make_units(3, attention=4, ffn=4, attention_cost=10, ffn_cost=10)

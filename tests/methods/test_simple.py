@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,37 @@ def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
 
     expected = naive_scores(model, column)
     np.testing.assert_allclose(scores_of(get_method("wanda-sp"), model), expected, rtol=1e-4)
+
+
+@every_model
+def test_wanda_can_measure_each_layer_behind_the_pruned_ones(family: str, heads: str) -> None:
+    model, ratio = tiny_model(family, heads), 0.5
+    everything, text = units_by_hand(model), tiny_text()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rest = copy.deepcopy(model)  # pruned layer by layer, by zeros in its output projections
+    scores, gone = np.zeros(len(everything)), []
+    for number, layer in enumerate(rest.model.layers):
+        seen = capture(rest, text)
+        for kind, module in (("attention", layer.self_attn.o_proj), ("ffn", layer.mlp.down_proj)):
+            mine = [u for u, x in enumerate(everything) if (x.layer, x.kind) == (number, kind)]
+            x, weight = seen[number, kind]
+            norms = np.sqrt((x**2).sum(axis=(0, 1)) / len(x)) * np.abs(weight).mean(axis=0)
+            for u in mine:
+                scores[u] = norms[everything[u].start : everything[u].stop].sum()
+            lowest = sorted(mine, key=lambda u: scores[u])[: int(ratio * len(mine))]
+            gone += lowest
+            with torch.no_grad():
+                for u in lowest:
+                    module.weight[:, everything[u].start : everything[u].stop] = 0
+    method = get_method("wanda-sp", sequential_at=ratio, as_published=True)
+    evidence = method.measure(model, cl.enumerate_units(model, GROUPS), text, progress=False)
+    np.testing.assert_allclose(evidence.scores, scores, rtol=1e-4)
+    assert set(method.select(evidence, evidence.units, ratio).pruned) == set(gone)
+    dense = scores_of(get_method("wanda-sp"), model)
+    first = evidence.units.layers == 0
+    np.testing.assert_array_equal(evidence.scores[first], dense[first])
+    assert (np.abs(evidence.scores / dense - 1)[~first] > 1e-3).any()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -326,6 +358,7 @@ def test_published_counts_keep_the_guards() -> None:
         ("cocurve", {"interaction_strength": -1.0}, "lambda"),
         ("cocurve", {"interaction_strength": "auto"}, "auto"),
         ("cocurve", {"top_r": 0}, "top_r"),
+        ("wanda-sp", {"sequential_at": 1.0}, r"ratio is 1\.0"),
         ("diagonal", {"interaction_strength": 1.0}, "diagonal"),
     ],
 )
