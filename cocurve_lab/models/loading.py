@@ -246,12 +246,10 @@ def _difference_from_file(
     from transformers.utils import cached_file
 
     where = {name: value for name, value in options.items() if name != "trust_remote_code"}
-    file = cached_file(
-        place, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **where
-    )
-    if file is None:
+    try:
+        own = Tokenizer.from_file(str(cached_file(place, "tokenizer.json", **where)))
+    except OSError:  # there is none, as beside a tokenizer.model
         return None
-    own = Tokenizer.from_file(file)
     own.no_truncation()
     own.no_padding()
     for text in _TRIAL:
