@@ -17,7 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.errors import ArchitectureError, InputError, NumericalError
 from cocurve_lab.export import tensors as gguf_tensors
 from cocurve_lab.export.gguf import export_gguf
-from helpers.bpe import SIZE, byte_level, sentencepiece
+from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
 from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
 
 GGUFReader = pytest.importorskip("gguf").GGUFReader
@@ -121,6 +121,20 @@ def test_what_is_said_of_the_model(tmp_path: Path) -> None:
     assert fields["cocurve.selection_fingerprint"] == manifest["selection_fingerprint"]
     assert f"{manifest['realized_ratio']:.1%}" in fields["general.name"]
     assert "rope_freqs.weight" not in tensors
+
+
+def test_the_name_says_phi3_exactly_if_the_tokenizer_is_like_it(tmp_path: Path) -> None:
+    model = tiny_model("phi3", vocab_size=SIZE + 3)
+    for name, tokenizer, expected in (
+        ("Phi-3-mini", byte_level("gpt-2"), "Phi 3-mini"),
+        ("myPHI3", None, "myPHI 3"),
+        ("Phi-3-mini", like_phi3(), "Phi-3-mini"),
+        ("other", like_phi3(), "other (Phi-3 tokenizer)"),
+    ):
+        model.config._name_or_path = f"somewhere/{name}"
+        options = {"tokenizer": tokenizer, "overwrite": True}
+        fields, _ = written(model, tmp_path / "m.gguf", **options)
+        assert fields["general.name"] == expected
 
 
 def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
