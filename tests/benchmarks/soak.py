@@ -53,10 +53,6 @@ MOST_GROWTH = 150e6  # bytes: a model or the activations of a build left behind 
 PATIENCE = 300.0  # seconds after which something hangs
 
 
-class Failed(Exception):
-    """Something that must hold did not."""
-
-
 class Bench:
     """What the trials share: a model, texts, and an uninterrupted build of its H."""
 
@@ -189,7 +185,7 @@ TRIALS: dict[str, Callable[[Bench], object]] = {
 
 def require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise Failed(otherwise)
+        raise AssertionError(otherwise)
 
 
 def wait_for(build: subprocess.Popen[str]) -> None:
