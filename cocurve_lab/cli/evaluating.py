@@ -55,6 +55,13 @@ def add_to(verbs: Any) -> None:
         help="task files for --suite local",
     )
     parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        type=as_path,
+        help="for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files "
+        "as on the hub; default: the hub",
+    )
+    parser.add_argument(
         "--allow-code-execution",
         action="store_true",
         help="run, in a sandbox, the programs that the model writes for a suite",
@@ -118,6 +125,8 @@ def _require_suite(options: argparse.Namespace) -> None:
     missing = next((file for file in options.tasks if not file.exists()), None)
     if missing is not None:
         raise InputError(f"there is no task file {missing}. Check the path.")
+    if options.data is not None and options.suite != "paper":
+        raise InputError("--data is for the datasets of --suite paper. Give both, or neither.")
     if options.allow_code_execution and options.suite is None:
         raise InputError(
             "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
@@ -187,7 +196,10 @@ def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> Evaluatio
 
     bars = progress() is True  # lm_eval has only bars, which would spoil a log file
     settings = TaskOptions(
-        files=tuple(options.tasks), confinement=options.confinement or "bwrap", progress=bars
+        files=tuple(options.tasks),
+        data=options.data,
+        confinement=options.confinement or "bwrap",
+        progress=bars,
     )
     return evaluate_tasks(
         model,

@@ -4,6 +4,7 @@ In reading order:
 
     tasks.py           `evaluate_tasks`: a suite of tasks on a model, dense, ablated or pruned
     suites.py          the demo and the paper suite: their tasks, and the metrics they average
+    sources.py         where their questions and texts are: the hub, or a folder of copies
     task_files.py      a task as the files the harness reads; tasks from local JSONL files
     harness.py         the call of lm_eval, and the scores read from its results
     report.py          `EvaluationReport`: task -> metric -> value

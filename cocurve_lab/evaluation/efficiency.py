@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_PROMPT = 2048  # tokens of the paper's prefill
+
+
 @dataclass(frozen=True)
 class EfficiencyOptions:
     """Options of `measure_efficiency`.
 
     Attributes:
         batch_sizes: numbers of prompts in one batch.
-        prompt_tokens: tokens of the prefill; None takes the context less `new_tokens`, at most 512.
+        prompt_tokens: tokens of the prefill; None takes the context less `new_tokens`, at most
+            2,048 as in the paper.
         new_tokens: tokens decoded one by one after the prefill.
         repeats: repeats of each timing, dense and pruned in turn (which goes first alternates).
         threads: torch's threads on a CPU; None keeps the present number.
@@ -156,8 +160,9 @@ def measure_efficiency(
 
 
 def _prompt_length(model: PreTrainedModel, options: EfficiencyOptions) -> int:
-    context = int(getattr(model.config, "max_position_embeddings", None) or 2048)
-    length = options.prompt_tokens or max(1, min(512, context - options.new_tokens))
+    own = getattr(model.config, "max_position_embeddings", None)
+    context = int(own or _PROMPT + options.new_tokens)
+    length = options.prompt_tokens or max(1, min(_PROMPT, context - options.new_tokens))
     if length + options.new_tokens > context:
         raise InputError(
             f"{length} prompt tokens and {options.new_tokens} new ones do not fit the context of "

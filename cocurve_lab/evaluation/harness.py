@@ -1,27 +1,30 @@
-"""The call of lm_eval on a model object and task files, and the scores read from its results."""
+"""The call of lm_eval on a model object and a task, and the scores read from its results."""
 
 from __future__ import annotations
 
 import copy
 import io
 import logging
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import InputError
 from ..models.runtime import measuring
-from .suites import unreachable
+from .sources import local_copy, unreadable
 from .task_files import TaskFile, write_task_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SEED = 1234  # of few-shot examples, the harness's own default
+_REPLY = 256  # tokens of a reply where a task does not say, the harness's own default
 
 
 @dataclass
@@ -42,34 +45,35 @@ class Scores:
 def run_harness(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    tasks: list[TaskFile],
+    task: TaskFile,
     *,
     length: int,
     limit: int | None,
     batch_size: int,
     progress: bool,
+    data: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Run tasks by lm_eval, greedily and in eval mode; the model comes out as it went in.
+    """Run a task by lm_eval, greedily and in eval mode; the model comes out as it went in.
 
     Args:
         model, tokenizer: the model object; a copy of the tokenizer is used.
-        tasks: written into a temporary folder for the harness.
+        task: written into a temporary folder for the harness, unless it is the harness's own.
         length: tokens of a prompt with its reply.
-        limit: only so many samples of each task, from its start; None runs all.
+        limit: only so many samples, from the start; None runs all.
         batch_size: prompts per forward.
         progress: show the harness's bars.
+        data: folder of local copies of datasets, as for `Source.rows`; None reads the hub.
 
     Returns:
-        The harness's own results, samples included.
+        The harness's own results, samples included, and shortened_from: the tokens of a reply that
+        the task asks for, where half the context is less.
 
     Raises:
-        InputError: a task of the harness needs the hub and cannot reach it.
+        InputError: a task of the harness cannot read its dataset.
     """
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
 
-    own = any(not task.config for task in tasks)
     with (
         tempfile.TemporaryDirectory(prefix="cocurve_tasks_") as folder,
         _calm_logging(),
@@ -77,18 +81,12 @@ def run_harness(
         measuring(model, torch.get_num_threads()),
         _plain_generation(model),
     ):
-        write_task_files([_fitting(task, length) for task in tasks], folder)
-        manager = TaskManager(include_path=folder, include_defaults=own)
-        try:
-            loaded: Any = manager.load([task.name for task in tasks])
-        except Exception as error:
-            if own:  # each hub client release raises its own network errors
-                raise unreachable("a task of the harness", error) from None
-            raise
-        for task in loaded["tasks"].values():
-            if task.get_config("num_fewshot") is None:
-                task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=_SEED)
+        loaded = _loaded(task, folder, data)
+        (known,) = loaded["tasks"].values()
+        if known.get_config("num_fewshot") is None:
+            known.set_config(key="num_fewshot", value=0)
+        known.set_fewshot_seed(seed=_SEED)
+        shortened_from = _shorten(known, length)
         wrapped: Any = HFLM(
             pretrained=model,
             tokenizer=copy.deepcopy(tokenizer),
@@ -97,21 +95,49 @@ def run_harness(
             max_length=length,
         )
         # evaluate, not simple_evaluate: that one seeds the caller's generators and asks git and pip
-        return evaluate(wrapped, loaded, limit=limit, log_samples=True)
+        found: Any = evaluate(wrapped, loaded, limit=limit, log_samples=True)
+    return found | {"shortened_from": shortened_from}
 
 
-def _fitting(task: TaskFile, length: int) -> TaskFile:
-    """Limit a task's replies to half the context, or nothing would be left for prompts."""
-    if not _is_shortened(task, length):
-        return task
-    asked = task.config["generation_kwargs"]
-    shorter = task.config | {"generation_kwargs": asked | {"max_gen_toks": length // 2}}
-    return replace(task, config=shorter)
+def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) -> Any:
+    """The task as the harness's manager loads it."""
+    import lm_eval.tasks
+
+    if task.own is None:
+        write_task_files([task], folder)
+        return lm_eval.tasks.TaskManager(None, folder, False).load(task.name)
+    changes: dict[str, Any] = {}
+    if data is not None:
+        place = str(local_copy(data, task.own.dataset))
+        # the cache lies in the temporary folder: another would only copy what is there already
+        changes = {"dataset_path": place, "dataset_kwargs": {"cache_dir": f"{folder}/cache"}}
+    # its own folder alone: to read all tasks of the harness takes half a minute
+    home = Path(lm_eval.tasks.__file__).parent / task.own.folder
+    member = {"task": task.own.task} | changes
+    try:
+        # a task is changed as a member of a group; the group itself is not wanted
+        found: Any = lm_eval.tasks.TaskManager(None, str(home), False).load(
+            {"group": "changed", "task": [member]}
+        )
+    except Exception as error:  # each hub client release raises its own network errors
+        raise unreadable(task.own.dataset, data, error) from None
+    return {"tasks": found["tasks"]}
 
 
-def _is_shortened(task: TaskFile, length: int) -> bool:
-    asked = task.config.get("generation_kwargs")
-    return asked is not None and asked["max_gen_toks"] > length // 2
+def _shorten(known: Any, length: int) -> int | None:
+    """Limit replies to half the context, or nothing would be left for prompts.
+
+    Returns:
+        The tokens that the task asks for; None if it is not shortened.
+    """
+    settings = known.get_config("generation_kwargs")
+    if known.OUTPUT_TYPE != "generate_until" or settings is None:
+        return None
+    asked = int(settings.get("max_gen_toks", _REPLY))
+    if asked <= length // 2:
+        return None
+    known.set_config(key="generation_kwargs", value=settings | {"max_gen_toks": length // 2})
+    return asked
 
 
 @contextmanager
@@ -155,54 +181,40 @@ def require_harness() -> None:
 
 def collect(
     results: Mapping[str, Any],
-    tasks: list[TaskFile],
+    task: TaskFile,
     tokenizer: PreTrainedTokenizerBase,
     length: int,
     found: Scores,
 ) -> None:
-    """Read metrics, errors and counts of the tasks into `found`; of a group (MMLU) the whole."""
-    shots, cut = {}, {}
-    for task in tasks:
-        scores = results["results"][task.name]
-        values: dict[str, float] = {}
-        errors: dict[str, float | None] = {}
-        for key, value in scores.items():
-            metric, _, how = key.partition(",")
-            if not how or metric.endswith("_stderr") or not isinstance(value, (int, float)):
-                continue
-            label = metric if how == "none" else f"{metric} ({how})"
-            error = scores.get(f"{metric}_stderr,{how}")
-            values[label] = float(value)
-            errors[label] = float(error) if isinstance(error, (int, float)) else None
-        found.add(task.name, values, errors)
-        parts = _parts(results, task.name)
-        found.samples[task.name] = sum(results["n-samples"][part]["effective"] for part in parts)
-        found.versions[f"task {task.name}"] = str(results["versions"].get(task.name, "unstated"))
-        shots[task.name] = results["n-shot"].get(task.name, results["n-shot"].get(parts[0]))
-        rows = [row for part in parts for row in results["samples"].get(part, ())]
-        cut[task.name] = sum(_is_cut(row, tokenizer, length) for row in rows)
-    found.settings |= {"num_fewshot": shots, "truncated": cut}
-    for task in tasks:
-        if _is_shortened(task, length):
-            asked = task.config["generation_kwargs"]["max_gen_toks"]
-            found.notes.append(
-                f"{task.name}: replies have at most {length // 2} tokens, half the context, where "
-                f"{asked} are usual"
-            )
-    lost = {name: count for name, count in cut.items() if count}
-    if lost:
-        each = ", ".join(f"{count} of {name}" for name, count in lost.items())
+    """Read a task's metrics, errors and counts into `found`."""
+    name = task.name if task.own is None else task.own.task
+    scores = results["results"][name]
+    values: dict[str, float] = {}
+    errors: dict[str, float | None] = {}
+    for key, value in scores.items():
+        metric, _, how = key.partition(",")
+        if not how or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        label = metric if how == "none" else f"{metric} ({how})"
+        error = scores.get(f"{metric}_stderr,{how}")
+        values[label] = float(value)
+        errors[label] = float(error) if isinstance(error, (int, float)) else None
+    found.add(task.name, values, errors)
+    found.samples[task.name] = results["n-samples"][name]["effective"]
+    found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
+    found.settings.setdefault("num_fewshot", {})[task.name] = results["n-shot"].get(name)
+    cut = sum(_is_cut(row, tokenizer, length) for row in results["samples"].get(name, ()))
+    found.settings.setdefault("truncated", {})[task.name] = cut
+    if results["shortened_from"]:
         found.notes.append(
-            f"prompts longer than the context of {length} tokens lost their start: {each}"
+            f"{task.name}: replies have at most {length // 2} tokens, half the context, where "
+            f"{results['shortened_from']} are usual"
         )
-
-
-def _parts(results: Mapping[str, Any], name: str) -> list[str]:
-    """The tasks of a group, to the leaves; of a task itself."""
-    children = results.get("group_subtasks", {}).get(name)
-    if not children:
-        return [name]
-    return [leaf for child in children for leaf in _parts(results, child)]
+    if cut:
+        found.notes.append(
+            f"prompts longer than the context of {length} tokens lost their start: {cut} of "
+            f"{task.name}"
+        )
 
 
 def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:
@@ -215,7 +227,7 @@ def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: 
         if isinstance(arguments[1], str):
             text += arguments[1]
         else:
-            room -= arguments[1].get("max_gen_toks", 256)
+            room -= arguments[1].get("max_gen_toks", _REPLY)
         if len(text) > room and len(tokenizer(text, verbose=False)["input_ids"]) > room:
             return True
     return False

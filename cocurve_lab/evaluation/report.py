@@ -65,6 +65,7 @@ class EvaluationReport:
         settings: limit, batch size, context, few-shot counts, protocols, truncated prompts, and
             the isolation of executed code.
         versions: of lm_eval, torch, transformers, and of each task where the harness states one.
+        failed: task -> why it could not be run; `average` is None if one of them enters it.
     """
 
     suite: str
@@ -74,6 +75,7 @@ class EvaluationReport:
     averaged: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, task: str) -> Mapping[str, float]:
         """metric -> value of one task.
@@ -159,5 +161,6 @@ class EvaluationReport:
             error = self.average_error
             spread = "" if error is None else f" ± {error:.4f}"
             lines.append(f"  average of {len(self.averaged)}: {self.average:.4f}{spread}")
+        lines += [f"  {task} failed: {why}" for task, why in self.failed.items()]
         lines += [f"  {note}" for note in self.settings.get("notes", ())]
         return "\n".join(lines)

@@ -1,27 +1,35 @@
 """The suites demo and paper: their tasks, and the metric of each that enters the average.
 
-Averaged metrics are fixed here, before any run. For the paper's fourteen they follow its appendix
-"Evaluation Protocol", paragraph "Per-task metric": acc_norm for HellaSwag, ARC-challenge,
-OpenBookQA and PIQA, acc for WinoGrande and BoolQ. Its table of datasets lists PIQA under acc
-instead; the paragraph wins. ARC-easy is in the table only, as acc (norm), so acc_norm. acc and
-acc_norm are both in the report wherever the harness has both.
+Averaged metrics are fixed here, before any run. For the paper's seven commonsense tasks they follow
+its appendix "Evaluation Protocol", paragraph "Per-task metric": acc_norm for HellaSwag,
+ARC-challenge, OpenBookQA and PIQA, acc for WinoGrande and BoolQ. Its table of datasets lists PIQA
+under acc instead; the paragraph wins. ARC-easy is in the table only, as acc (norm), so acc_norm.
+acc and acc_norm are both in the report wherever the harness has both.
+
+Where the paper leaves the protocol open, the authors' release decides: MMLU scores the texts of the
+options, which the prompt does not show, and GSM8K has no examples. The harness asks both otherwise;
+its versions are mmlu_letters and gsm8k_5shot. `DIFFERENCES` says what still differs from the
+release.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
 
-from ..calibration import read_documents, stream_hub
+from ..calibration import read_documents
 from ..errors import InputError
 from ..models.loading import demo_folder
+from .sources import Source
 from .task_files import (
+    HarnessTask,
     TaskFile,
     generation,
+    gsm8k,
     humaneval,
     mbpp,
+    mmlu,
+    mmlu_letters,
     multiple_choice,
     read_records,
     rolling_text,
@@ -31,57 +39,99 @@ DEMO_ENDS = (".", "\n")  # a reply of the embedded model ends at its first full 
 _DEMO_TOKENS = 16  # more than any of its answers needs
 
 
+# Where the paper's texts and questions are --------------------------------------------------------
 @dataclass(frozen=True)
-class HubText:
-    """A split of text for perplexity, read from the hub.
+class PaperText:
+    """A text for perplexity.
 
     Attributes:
-        name: its name in the report.
-        dataset, subset, split, field: its place on the hub.
+        source: the split it is in.
+        field: the field that holds a document.
         documents: only so many from the start; None takes all.
     """
 
-    name: str
-    dataset: str
-    subset: str | None
-    split: str
+    source: Source
     field: str
     documents: int | None = None
 
-    def read(self) -> list[str]:
-        """Read the documents.
+    def read(
+        self, data: str | os.PathLike[str] | None = None, limit: int | None = None
+    ) -> list[str]:
+        """Read the documents that are not blank, at most `limit`; `data` is as for `Source.rows`.
 
         Raises:
-            InputError: the hub cannot be reached, or the dataset is not there.
+            InputError: as `Source.rows`.
         """
-        stream: Iterator[str] = stream_hub(
-            self.dataset, name=self.subset, split=self.split, field_name=self.field
-        )
-        return list(islice(stream, self.documents))
+        rows = self.source.rows(data, self.documents)
+        return [row[self.field] for row in rows if row[self.field].strip()][:limit]
 
 
-# C4's validation split has 364,868 documents; the first 1,100 are what SparseGPT and Wanda read.
-PAPER_TEXTS = (
-    HubText("wikitext2", "Salesforce/wikitext", "wikitext-2-raw-v1", "test", "text"),
-    HubText("ptb", "ptb-text-only/ptb_text_only", None, "test", "sentence"),
-    HubText("c4", "allenai/c4", "en", "validation", "text", 1100),
-)
-
-# The harness's own tasks with its own prompts, splits and shots: all zero-shot except GSM8K, for
-# which the paper gives no number of examples (the harness's 5).
+# PTB has a loading script; its parquet files are on a branch. The release takes 500 C4 documents.
+PAPER_TEXTS = {
+    "wikitext2": PaperText(Source("Salesforce/wikitext", "wikitext-2-raw-v1", "test"), "text"),
+    "ptb": PaperText(
+        Source(
+            "ptb-text-only/ptb_text_only",
+            None,
+            "test",
+            "refs/convert/parquet",
+            "penn_treebank/test/*.parquet",
+        ),
+        "sentence",
+    ),
+    "c4": PaperText(Source("allenai/c4", "en", "validation"), "text", 500),
+}
+# The harness's own prompts, splits and examples: all zero-shot except gsm8k_5shot.
 PAPER_HARNESS = {
-    "arc_easy": "acc_norm",
-    "arc_challenge": "acc_norm",
-    "hellaswag": "acc_norm",
-    "winogrande": "acc",
-    "piqa": "acc_norm",
-    "openbookqa": "acc_norm",
-    "boolq": "acc",
-    "mmlu": None,
-    "gsm8k": None,
+    name: TaskFile(name, {}, average=average, own=HarnessTask(task, folder, dataset))
+    for name, task, folder, dataset, average in (
+        ("arc_easy", "arc_easy", "arc", "allenai/ai2_arc", "acc_norm"),
+        ("arc_challenge", "arc_challenge", "arc", "allenai/ai2_arc", "acc_norm"),
+        ("hellaswag", "hellaswag", "hellaswag", "Rowan/hellaswag", "acc_norm"),
+        ("winogrande", "winogrande", "winogrande", "allenai/winogrande", "acc"),
+        ("piqa", "piqa", "piqa", "baber/piqa", "acc_norm"),
+        ("openbookqa", "openbookqa", "openbookqa", "allenai/openbookqa", "acc_norm"),
+        ("boolq", "boolq", "super_glue/boolq", "aps/super_glue", "acc"),
+        ("gsm8k_5shot", "gsm8k", "gsm8k", "openai/gsm8k", None),
+    )
+}
+_MMLU = Source("cais/mmlu", "all", "test")
+# Tasks that are made here of questions on the hub. None is averaged: the paper's average is over
+# the seven commonsense tasks.
+PAPER_OWN = {
+    "mmlu": (mmlu, (_MMLU,)),
+    "mmlu_letters": (mmlu_letters, (_MMLU,)),
+    "gsm8k": (gsm8k, (Source("openai/gsm8k", "main", "test"),)),
+    "humaneval": (humaneval, (Source("openai/openai_humaneval", None, "test"),)),
+    "mbpp": (
+        mbpp,
+        tuple(
+            Source("google-research-datasets/mbpp", "full", split) for split in ("prompt", "test")
+        ),
+    ),
 }
 PAPER_CODE = ("humaneval", "mbpp")
-PAPER_NAMES = (*(text.name for text in PAPER_TEXTS), *PAPER_HARNESS, *PAPER_CODE)
+PAPER_NAMES = (*PAPER_TEXTS, *PAPER_HARNESS, *PAPER_OWN)
+
+_PER_BYTE = "acc_norm divides by the bytes of a choice, the release by its tokens"
+# task -> how it still differs from the authors' release
+DIFFERENCES = {
+    "arc_easy": _PER_BYTE,
+    "arc_challenge": _PER_BYTE,
+    "hellaswag": f"the prompt names the activity and is cleaned of markup; {_PER_BYTE}",
+    "winogrande": "the end of the sentence is scored after each option; the release scores the "
+    "option with the end",
+    "piqa": _PER_BYTE,
+    "openbookqa": f'the prompt is the question alone, without "Question:" and "Answer:"; '
+    f"{_PER_BYTE}",
+    "boolq": "all 3,270 questions; the release prepares 2,000 unless told otherwise",
+    "mmlu": _PER_BYTE,
+    "mmlu_letters": "the harness's prompt; the release has none like it",
+    "gsm8k_5shot": "the harness's own task, with five examples; the release has none like it",
+    "humaneval": "replies have up to 1,024 tokens and end at the harness's stops; the release "
+    "writes 256",
+    "mbpp": "each example shows three assertions; the release shows one",
+}
 
 
 def demo_tasks() -> list[TaskFile]:
@@ -121,44 +171,18 @@ def demo_tasks() -> list[TaskFile]:
     return [*tasks, *choices, rolling_text("texts", texts)]
 
 
-def paper_tasks(names: tuple[str, ...]) -> list[TaskFile]:
-    """Make the paper's tasks among `names`, except perplexity; code is read from the hub.
+def paper_task(name: str, data: str | os.PathLike[str] | None = None) -> TaskFile:
+    """Make one of the paper's tasks other than perplexity.
+
+    Args:
+        name: a name in `PAPER_HARNESS` or `PAPER_OWN`.
+        data: folder of local copies, as for `Source.rows`; None reads the hub.
 
     Raises:
-        InputError: `datasets` is not installed, or the hub cannot be reached.
+        InputError: as `Source.rows`.
     """
-    tasks = [
-        TaskFile(name, {}, average=metric)
-        for name, metric in PAPER_HARNESS.items()
-        if name in names
-    ]
-    # the paper's average is over the seven commonsense tasks, so code does not enter it
-    if "humaneval" in names:
-        rows = _hub_rows("openai/openai_humaneval", None, "test")
-        tasks.append(replace(humaneval(rows), average=None))
-    if "mbpp" in names:
-        source = "google-research-datasets/mbpp"
-        rows = [row for part in ("prompt", "test") for row in _hub_rows(source, "full", part)]
-        tasks.append(replace(mbpp(rows), average=None))
-    return tasks
-
-
-def _hub_rows(dataset: str, subset: str | None, split: str) -> list[dict[str, Any]]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise InputError(
-            f"{dataset} needs the `datasets` package. Run `pip install 'cocurve-lab[eval]'`."
-        ) from None
-    try:
-        return [dict(row) for row in load_dataset(dataset, subset, split=split)]
-    except Exception as error:  # each hub client release raises its own network errors
-        raise unreachable(dataset, error) from None
-
-
-def unreachable(what: str, error: Exception) -> InputError:
-    """Make the error of a suite that needs the hub and cannot reach it."""
-    return InputError(
-        f"{what} cannot be read from the hub ({type(error).__name__}: {error!s:.200}). The paper "
-        'suite needs it: go online once, or evaluate files you have with suite="local".'
-    )
+    if name in PAPER_HARNESS:
+        return PAPER_HARNESS[name]
+    make, sources = PAPER_OWN[name]
+    rows = [row for source in sources for row in source.rows(data)]
+    return replace(make(rows, name), average=None)

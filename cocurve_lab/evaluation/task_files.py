@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..atomic import write_atomically
 from ..errors import InputError
@@ -22,17 +22,26 @@ Record = dict[str, Any]
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source
 
 
+class HarnessTask(NamedTuple):
+    """One of the harness's own tasks: its name, its folder among the tasks, its hub dataset."""
+
+    task: str
+    folder: str
+    dataset: str
+
+
 @dataclass(frozen=True)
 class TaskFile:
     """One task for the harness.
 
     Attributes:
-        name: the task's name in the report and for the harness.
+        name: the task's name in the report and, unless `own` has another, for the harness.
         config: the harness's settings for it; empty for one of the harness's own tasks.
         records: the samples, written beside the settings; empty for one of the harness's own tasks.
         average: the metric that enters the suite's average; None where it does not.
         program: for code, makes the program to execute from a record and a reply; pass@1 then
             replaces the harness's metric.
+        own: the harness's own task that this stands for; None for one with a config.
 
     Raises:
         InputError: the name has characters other than letters, digits, _, - and dots.
@@ -43,6 +52,7 @@ class TaskFile:
     records: tuple[Record, ...] = ()
     average: str | None = None
     program: Program | None = None
+    own: HarnessTask | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -200,6 +210,86 @@ def _ask_mbpp(row: Record) -> str:
         f"You are an expert Python programmer, and here is your task: {row['text']} Your code "
         f"should pass these tests:\n\n{tests}\n[BEGIN]\n"
     )
+
+
+# Tasks asked as the authors' release asks them ----------------------------------------------------
+def mmlu(rows: Iterable[Record], name: str = "mmlu") -> TaskFile:
+    """Make MMLU, zero-shot: the likeliest text of an option, which the prompt does not show.
+
+    Args:
+        rows: records with subject, question, choices and answer (the number of the right choice).
+        name: of the task.
+    """
+    asked = (
+        {
+            "query": f"Subject: {row['subject']}\nQuestion: {row['question']}\nAnswer:",
+            "choices": row["choices"],
+            "gold": row["answer"],
+        }
+        for row in rows
+    )
+    return multiple_choice(name, asked)
+
+
+def mmlu_letters(rows: Iterable[Record], name: str = "mmlu_letters") -> TaskFile:
+    """Make MMLU as the harness asks it, zero-shot: options in the prompt, their letters scored.
+
+    The prompt is that of the harness's 57 tasks `mmlu_SUBJECT`. Their mean by size is the mean
+    over all questions, so one task serves for all.
+
+    Args: as `mmlu`.
+    """
+    asked = (
+        {
+            "query": "The following are multiple choice questions (with answers) about "
+            f"{row['subject'].replace('_', ' ')}.\n\n"
+            + "\n".join(
+                (
+                    row["question"].strip(),
+                    *(f"{a}. {b}" for a, b in zip("ABCD", row["choices"], strict=True)),
+                    "Answer:",
+                )
+            ),
+            "choices": list("ABCD"),
+            "gold": row["answer"],
+        }
+        for row in rows
+    )
+    return multiple_choice(name, asked)
+
+
+# commas separate thousands; they are ignored where numbers are compared
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+
+
+def gsm8k(rows: Iterable[Record], name: str = "gsm8k") -> TaskFile:
+    """Make GSM8K, zero-shot: the last number of a reply of 256 tokens is the answer's.
+
+    Args:
+        rows: records with question and answer, whose last number is the solution.
+        name: of the task.
+    """
+    asked = (
+        {
+            "prompt": f"Question: {row['question']}\nLet's solve this step by step.\n",
+            "answer": re.findall(_NUMBER, row["answer"].split("####")[-1])[-1],
+        }
+        for row in rows
+    )
+    config = _generate((), 256) | {
+        "doc_to_target": "answer",
+        "metric_list": [{**_means("exact_match")[0], "regexes_to_ignore": [","]}],
+        "filter_list": [
+            {
+                "name": "none",
+                "filter": [
+                    {"function": "regex", "regex_pattern": f"({_NUMBER})", "group_select": -1},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+    }
+    return TaskFile(name, config, tuple(asked), "exact_match")
 
 
 def _generate(until: Sequence[str], max_new_tokens: int) -> Record:

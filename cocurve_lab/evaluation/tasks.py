@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +17,13 @@ from .code_execution import LIMITATION, Limits, Outcome, require_permission, run
 from .confinement import Confinement, require_confinement
 from .harness import Scores, collect, require_harness, run_harness
 from .report import EvaluationReport
-from .suites import PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_tasks
+from .suites import DIFFERENCES, PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_task
 from .task_files import LocalTask, TaskFile, local_tasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
 
 SUITES = ("demo", "paper", "local")
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
@@ -32,6 +36,8 @@ class TaskOptions:
     Attributes:
         tasks: names of the suite's tasks to run; None runs all.
         files: for suite "local": JSONL files, folders of them, or `LocalTask`s.
+        data: for suite "paper": a folder with copies of its datasets, DATA/ORGANIZATION/NAME with
+            the files as on the hub; None reads the hub.
         batch_size: prompts per forward.
         max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
         limits: time, memory, files and processes of each executed program.
@@ -45,6 +51,7 @@ class TaskOptions:
 
     tasks: Sequence[str] | None = None
     files: Sequence[LocalTask | str | os.PathLike[str]] = ()
+    data: str | os.PathLike[str] | None = None
     batch_size: int = 16
     max_length: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -72,19 +79,21 @@ def evaluate_tasks(
         model: the object itself; a pruned model too.
         tokenizer: its tokenizer (a copy is used: the harness changes padding).
         suite: "demo", the five families of the embedded model; "paper", the paper's fourteen
-            benchmarks, from the hub; "local", the files in `options.files`.
+            benchmarks and two more of the harness, from the hub or from copies in `options.data`;
+            "local", the files in `options.files`.
         limit: only so many samples of each task (documents of each text), from its start; None
             takes all.
         allow_code_execution: True lets generated programs run, confined, for pass@1.
         options: a choice of tasks, files, batch size, limits, progress.
 
     Returns:
-        Every metric the harness gives, which of them are averaged, and the settings of the run.
+        Every metric the harness gives, which of them are averaged, the settings of the run, and
+        the tasks that failed, with the reason. They do not end the others.
 
     Raises:
         InputError: an unknown suite or task; lm_eval is not installed; code tasks without
-            `allow_code_execution`, or where bwrap does not start; the hub cannot be reached; a
-            file that cannot be used.
+            `allow_code_execution`, or where bwrap does not start; a file that cannot be used; no
+            task could be run, for example because the hub cannot be reached.
     """
     options = options or TaskOptions()
     if suite not in SUITES:
@@ -92,63 +101,112 @@ def evaluate_tasks(
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}. Evaluate at least one sample of each task.")
     require_harness()
-    names = _names(suite, options)
-    if suite == "paper" and set(names) & set(PAPER_CODE):
-        require_permission(allow_code_execution)  # before anything is read
+    work = _work(suite, options)
+    code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
+    if code:
+        require_permission(allow_code_execution)  # before anything is read from the hub
         require_confinement(options.confinement)
-    tasks = _tasks(suite, names, options)
-    if any(task.program for task in tasks):
-        require_permission(allow_code_execution)
-        require_confinement(options.confinement)
-    found = Scores()
-    length = _max_length(model, options)
-    if suite == "paper":  # first, so that an unreachable hub is known before hours of tasks
-        _measure_texts(model, tokenizer, names, limit, options, found)
-    if tasks:
-        results = run_harness(
-            model,
-            tokenizer,
-            tasks,
-            length=length,
-            limit=limit,
-            batch_size=options.batch_size,
-            progress=options.progress,
-        )
-        collect(results, tasks, tokenizer, length, found)
-        execute_code(results, tasks, allow_code_execution, options, found)
+    bench = _Bench(model, tokenizer, options, limit, _max_length(model, options))
+    found, failed = bench.found, {}
+    for name, made in work.items():
+        try:
+            bench.run(name, made)
+        except Exception as error:  # hours of other tasks must not be lost
+            log.warning("%s failed: %s", name, error)
+            failed[name] = error
+            found.values.pop(name, None)  # replies whose programs could not be run are no score
+    if failed and not found.values:
+        raise next(iter(failed.values()))
     return EvaluationReport(
         suite=suite,
         values=found.values,
         errors=found.errors,
         samples=found.samples,
-        averaged={task.name: task.average for task in tasks if task.average is not None},
+        averaged=bench.averaged,
         settings=found.settings
-        | {"limit": limit, "batch_size": options.batch_size, "max_length": length}
+        | {"limit": limit, "batch_size": options.batch_size, "max_length": bench.length}
         | {"notes": found.notes},
         versions=_versions() | found.versions,
+        failed={name: f"{type(error).__name__}: {error}" for name, error in failed.items()},
     )
 
 
-def _names(suite: str, options: TaskOptions) -> tuple[str, ...]:
-    """Names asked for: the paper's are known at once, those of other suites once tasks are read."""
-    return PAPER_NAMES if suite == "paper" and options.tasks is None else tuple(options.tasks or ())
-
-
-def _tasks(suite: str, names: tuple[str, ...], options: TaskOptions) -> list[TaskFile]:
+def _work(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
+    """The tasks to run by name; the paper's are made only when their turn comes (None)."""
+    if options.data is not None and (suite != "paper" or not Path(options.data).is_dir()):
+        raise InputError(
+            f"data is {str(options.data)!r}, for suite {suite!r}. Give an existing folder, and "
+            'suite="paper".'
+        )
     if suite == "paper":
-        _require_known(names, PAPER_NAMES)
-        return paper_tasks(names)
-    if suite == "local" and not options.files:
+        work: dict[str, TaskFile | None] = dict.fromkeys(PAPER_NAMES)
+    elif suite == "local" and not options.files:
         raise InputError('suite "local" needs files. Give options=TaskOptions(files=[...]).')
-    tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
-    _require_known(names, [task.name for task in tasks])
-    return [task for task in tasks if options.tasks is None or task.name in names]
-
-
-def _require_known(names: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in known]
+    else:
+        tasks = demo_tasks() if suite == "demo" else local_tasks(options.files)
+        work = {task.name: task for task in tasks}
+    if options.tasks is None:
+        return work
+    unknown = [name for name in options.tasks if name not in work]
     if unknown:
-        raise InputError(f"there is no task {unknown[0]!r}; there are {', '.join(known)}.")
+        raise InputError(f"there is no task {unknown[0]!r}; there are {', '.join(work)}.")
+    return {name: made for name, made in work.items() if name in options.tasks}
+
+
+@dataclass
+class _Bench:
+    """A model under test, and what was found so far."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    options: TaskOptions
+    limit: int | None
+    length: int
+    found: Scores = field(default_factory=Scores)
+    averaged: dict[str, str] = field(default_factory=dict)
+
+    def run(self, name: str, made: TaskFile | None) -> None:
+        """Run one task; one of the paper's is made first (`made` is None)."""
+        if made is not None:
+            self._task(made)
+            return
+        if name in PAPER_TEXTS:
+            self._text(name)
+        else:
+            self._task(paper_task(name, self.options.data))
+        if name in DIFFERENCES:
+            self.found.notes.append(
+                f"{name}, where the authors' release differs: {DIFFERENCES[name]}"
+            )
+
+    def _task(self, task: TaskFile) -> None:
+        if task.average is not None:
+            self.averaged[task.name] = task.average
+        results = run_harness(
+            self.model,
+            self.tokenizer,
+            task,
+            length=self.length,
+            limit=self.limit,
+            batch_size=self.options.batch_size,
+            progress=self.options.progress,
+            data=self.options.data,
+        )
+        collect(results, task, self.tokenizer, self.length, self.found)
+        if task.program is not None:
+            execute_code(results, task, self.options, self.found)
+
+    def _text(self, name: str) -> None:
+        """Measure one of the paper's three perplexities: context 2048, stride 512."""
+        text = PAPER_TEXTS[name].read(self.options.data, self.limit)
+        settings = PerplexityOptions(progress=self.options.progress)
+        result = perplexity(self.model, self.tokenizer, text, options=settings)
+        error = result.standard_error
+        # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
+        spread = None if error is None else error * result.value
+        self.found.add(name, {"perplexity": result.value}, {"perplexity": spread})
+        self.found.samples[name] = result.tokens
+        self.found.notes.append(f"{name}: {len(text)} documents, none blank. {result.protocol}")
 
 
 def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
@@ -165,70 +223,44 @@ def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
 
 def execute_code(
     results: Mapping[str, Any],
-    tasks: list[TaskFile],
-    allow_code_execution: bool,
+    task: TaskFile,
     options: TaskOptions,
     found: Scores,
 ) -> None:
-    """Replace the harness's metric of the code tasks in `found` by pass@1.
+    """Replace the harness's metric of a code task in `found` by pass@1.
+
+    The caller has checked that code may be executed.
 
     Args:
         results: of `run_harness`; replies are read from its samples.
-        tasks: those without `program` are passed over.
-        allow_code_execution: must be True where there is a code task.
-        options: limits and progress.
-        found: gets the scores, their errors over programs, and a note on the confinement and on
-            what passing does not prove.
+        task: one with a `program`.
+        options: limits, confinement and progress.
+        found: gets the score, its error over programs, and a note on the confinement and on what
+            passing does not prove.
 
     Raises:
         InputError, CocurveError: as for `run_programs`.
     """
-    for task in tasks:
-        if task.program is None:
-            continue
-        rows = sorted(results["samples"][task.name], key=lambda row: row["doc_id"])
-        programs = [task.program(task.records[row["doc_id"]], row["resps"][0][0]) for row in rows]
-        outcomes = run_programs(
-            programs,
-            allow_code_execution=allow_code_execution,
-            limits=options.limits,
-            progress=options.progress,
-            confinement=options.confinement,
-        )
-        passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
-        error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
-        found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
-        found.notes.append(f"{task.name}: {_isolation(outcomes)}; {LIMITATION}")
+    assert task.program is not None
+    rows = sorted(results["samples"][task.name], key=lambda row: row["doc_id"])
+    programs = [task.program(task.records[row["doc_id"]], row["resps"][0][0]) for row in rows]
+    outcomes = run_programs(
+        programs,
+        allow_code_execution=True,
+        limits=options.limits,
+        progress=options.progress,
+        confinement=options.confinement,
+    )
+    passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
+    error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
+    found.add(task.name, {"pass@1": float(passed.mean())}, {"pass@1": error})
+    found.notes.append(f"{task.name}: {_isolation(outcomes)}; {LIMITATION}")
 
 
 def _isolation(outcomes: list[Outcome]) -> str:
     kinds = {", ".join(f"{k}: {v}" for k, v in sorted(o.isolation.items())) for o in outcomes}
     means = " or ".join(sorted(kind for kind in kinds if kind))
     return f'programs ran with confinement "{outcomes[0].confinement}" ({means})'
-
-
-def _measure_texts(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    names: tuple[str, ...],
-    limit: int | None,
-    options: TaskOptions,
-    found: Scores,
-) -> None:
-    """Measure the paper's three perplexities: context 2048, stride 512."""
-    for source in PAPER_TEXTS:
-        if source.name not in names:
-            continue
-        text = source.read()[:limit]
-        result = perplexity(
-            model, tokenizer, text, options=PerplexityOptions(progress=options.progress)
-        )
-        error = result.standard_error
-        # perplexity is exp(nll), so its error is perplexity x that of the nll, to first order
-        spread = None if error is None else error * result.value
-        found.add(source.name, {"perplexity": result.value}, {"perplexity": spread})
-        found.samples[source.name] = result.tokens
-        found.notes.append(f"{source.name}: {result.protocol}")
 
 
 def _versions() -> dict[str, str]:

@@ -336,6 +336,7 @@ def test_what_exists_is_never_overwritten(
         ),
         (["export", "nowhere", "--gguf", "g"], FAILED, "there is no folder nowhere"),
         (["merge", "~no-such-user/x"], FAILED, "there is no ~no-such-user/x"),
+        (["evaluate", "demo", "--data", "hub"], FAILED, "is for the datasets of --suite paper"),
         (["evaluate", "demo", "--allow-code-execution"], FAILED, "is for programs of a --suite"),
         (
             ["evaluate", "demo", "--suite", "demo", "--confinement", "weak"],

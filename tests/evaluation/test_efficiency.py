@@ -48,6 +48,12 @@ def test_sizes_are_those_counted_by_hand() -> None:
         found.ratio("decode", 3)
 
 
+def test_the_prefill_has_the_papers_length_where_the_context_allows() -> None:
+    model = tiny_model(layers=1, max_position_embeddings=4096)
+    options = EfficiencyOptions(batch_sizes=(1,), new_tokens=1, repeats=1, progress=False)
+    assert "2048 prompt tokens" in measure_efficiency(model, model, options).protocol
+
+
 def test_half_precision_takes_half_the_bytes() -> None:
     model = tiny_model(layers=1, dtype=torch.bfloat16)
     rows = measure_efficiency(model, model, SHORT).rows

@@ -205,7 +205,7 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
         {"samples": {"humaneval": samples}},
         TaskOptions(progress=False, confinement=CONFINED),
     )
-    tasks.execute_code(results, [task], True, options, scores)
+    tasks.execute_code(results, task, options, scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
     assert "network" in scores.notes[0]
@@ -321,19 +321,19 @@ def test_the_harness_is_imported_only_when_tasks_are_run() -> None:
 
 
 def test_the_paper_suite_offline(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(suites.PAPER_NAMES) == 14
-    assert sum(metric is not None for metric in suites.PAPER_HARNESS.values()) == 7
+    assert len(set(suites.PAPER_NAMES) - {"mmlu_letters", "gsm8k_5shot"}) == 14
+    assert sum(task.average is not None for task in suites.PAPER_HARNESS.values()) == 7
     import lm_eval.tasks
 
     class Gone:
-        def __init__(self, **_: Any) -> None: ...
+        def __init__(self, *_: Any) -> None: ...
 
-        def load(self, names: list[str]) -> None:
+        def load(self, names: Any) -> None:
             raise ConnectionError("no route")
 
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", Gone)
     options = TaskOptions(tasks=("piqa",), progress=False)
-    with pytest.raises(cl.InputError, match="needs it: go online once"):
+    with pytest.raises(cl.InputError, match=r"baber/piqa cannot be read from the hub .*Go online"):
         evaluate_tasks(tiny_model(), word_tokenizer(), "paper", options=options)
 
 

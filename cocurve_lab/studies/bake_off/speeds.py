@@ -26,6 +26,7 @@ def speed_table(
     plans: Mapping[str, Selection],
     options: EfficiencyOptions | None = None,
     cache: str | os.PathLike[str] | None = None,
+    prune_seconds: Mapping[str, float] | None = None,
 ) -> Table:
     """Measure size and speed of each plan's pruned model, timed in turn with the dense one.
 
@@ -35,10 +36,13 @@ def speed_table(
         options: batch sizes, lengths, repeats.
         cache: folder that keeps the table; None keeps nothing. Times belong to the machine and its
             load on that day: delete the table to take them again.
+        prune_seconds: label -> seconds that a plan took to make, as far as they are known. For
+            CoCurve this is the build of H, `curvature.provenance["seconds"]` (the paper's "Prune
+            time").
 
     Returns:
-        The rows of `Efficiency` with method, requested_ratio, realized_ratio and the pair's
-        verdict.
+        The rows of `Efficiency` with method, requested_ratio, realized_ratio, the pair's verdict
+        and prune_seconds (None where they are not known).
     """
     options = options or EfficiencyOptions()
 
@@ -63,7 +67,9 @@ def speed_table(
         "plans": [[label, plan.fingerprint] for label, plan in plans.items()],
         "options": asdict(options) | {"progress": None, "batch_sizes": list(options.batch_sizes)},
     }
-    return cached_table(cache, "speed", settings, compute)
+    known = prune_seconds or {}
+    table = cached_table(cache, "speed", settings, compute)
+    return [row | {"prune_seconds": known.get(row["method"])} for row in table]
 
 
 def speed_summary(table: Table) -> Table:

@@ -224,8 +224,11 @@ def test_speeds_are_kept(setting: Setting, tmp_path: Path, monkeypatch: pytest.M
     (row,) = pick(table, quantity="parameters")
     assert row["pruned"] == pruned.num_parameters()
     assert row["requested_ratio"] == 0.5
+    assert row["prune_seconds"] is None
     monkeypatch.setattr(speeds, "cut", None)
     assert speeds.speed_table(setting.model, plans, options, tmp_path) == table
+    timed = speeds.speed_table(setting.model, plans, options, tmp_path, {"CoCurve": 7.5})
+    assert {row["prune_seconds"] for row in timed} == {7.5}
 
 
 def test_leaders_and_the_guards_table() -> None:

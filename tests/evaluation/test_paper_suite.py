@@ -1,0 +1,195 @@
+"""The paper's suite, read by the real loader from copies laid out as on the hub."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.evaluation import suites
+from cocurve_lab.evaluation.sources import Source
+from cocurve_lab.evaluation.task_files import gsm8k, mmlu, mmlu_letters
+from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
+from helpers.hub_copies import write_copies
+from helpers.tiny_models import tiny_model, word_tokenizer
+
+pytest.importorskip("lm_eval")
+NO_CODE = tuple(name for name in suites.PAPER_NAMES if name not in suites.PAPER_CODE)
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_copies(tmp_path_factory.mktemp("hub"))
+
+
+def evaluate(data: Path, *names: str, **options: Any) -> Any:
+    settings = TaskOptions(tasks=names, data=data, progress=False, **options)
+    return evaluate_tasks(tiny_model(), word_tokenizer(), "paper", options=settings)
+
+
+def test_the_whole_suite_runs_on_local_copies(copies: Path) -> None:
+    report = evaluate(copies, *NO_CODE)
+    assert report.failed == {}
+    assert tuple(report.values) == NO_CODE
+    assert len(report.averaged) == 7
+    assert report.average == np.mean([report[name][how] for name, how in report.averaged.items()])
+    shots = report.settings["num_fewshot"]
+    assert {name for name, count in shots.items() if count} == {"gsm8k_5shot"}
+    assert shots["gsm8k_5shot"] == 5
+    assert report.samples["mmlu"] == report.samples["mmlu_letters"] == 4
+    notes = " ".join(report.settings["notes"])
+    assert "per byte" not in notes
+    for told in ("bytes of a choice", "2,000", "2 documents", "3 documents", "500 documents"):
+        assert told in notes
+
+
+def test_texts_are_what_the_release_reads(copies: Path) -> None:
+    read = {name: text.read(copies) for name, text in suites.PAPER_TEXTS.items()}
+    assert read["wikitext2"] == [" = w1 = \n", "w2 w3 w4\n", "w5 w6\n"]  # no empty lines
+    assert read["ptb"] == ["w1 w2 w3", "w4 w5"]
+    assert len(read["c4"]) == 500
+    assert read["c4"][-1] == "w49 w1"
+
+
+def test_perplexity_is_of_these_texts(copies: Path) -> None:
+    report = evaluate(copies, "ptb")
+    by_hand = cl.perplexity(tiny_model(), word_tokenizer(), "w1 w2 w3\n\nw4 w5")
+    assert report["ptb"]["perplexity"] == pytest.approx(by_hand.value)
+
+
+def test_one_text_that_fails_does_not_end_the_others(
+    copies: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = shutil.copytree(copies, tmp_path / "hub")
+    ptb = data / "ptb-text-only" / "ptb_text_only"
+    (ptb / "ptb_text_only.py").write_text("# the loading script of the main branch\n")
+    shutil.rmtree(data / "allenai" / "ai2_arc")
+    report = evaluate(data, "wikitext2", "ptb", "c4", "arc_easy", "piqa")
+    assert set(report.values) == {"wikitext2", "c4", "piqa"}
+    assert set(report.failed) == {"ptb", "arc_easy"}
+    assert "scripts are no longer supported" in report.failed["ptb"]
+    assert "there is no" in report.failed["arc_easy"]
+    assert report.average is None  # one of the averaged tasks is missing
+    assert "ptb failed" in repr(report)
+    assert "ptb failed" in caplog.text
+    assert cl.EvaluationReport.from_json(report.to_json()) == report
+    with pytest.raises(cl.InputError, match="scripts are no longer supported"):
+        evaluate(data, "ptb")
+
+
+def test_code_is_read_and_run(copies: Path) -> None:
+    task = suites.paper_task("humaneval", copies)
+    assert task.records[0]["entry_point"] == "f"
+    assert task.average is None
+    asked = suites.paper_task("mbpp", copies).records
+    assert len(asked) == 2  # 1 to 10 are the split of examples
+    assert asked[0]["prompt"].count("[BEGIN]") == 4
+
+
+# Questions --------------------------------------------------------------------------------------
+
+
+def test_mmlu_scores_texts_that_the_prompt_does_not_show(copies: Path) -> None:
+    rows = Source("cais/mmlu", "all", "test").rows(copies)
+    (record, *_) = mmlu(rows).records
+    assert record["query"] == "Subject: high_school_physics\nQuestion:  w1 w2? \nAnswer:"
+    assert record["choices"] == ["w3", "w4", "w5", "w6"]
+    assert record["gold"] == 1
+
+
+def test_mmlu_letters_asks_as_the_harness(copies: Path) -> None:
+    import lm_eval.tasks
+    import yaml
+    from jinja2 import Template
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    home = Path(lm_eval.tasks.__file__).parent / "mmlu" / "default"
+    template = yaml.load((home / "_default_template_yaml").read_text(), Loader)
+    own = yaml.load((home / "mmlu_high_school_physics.yaml").read_text(), Loader)
+    (row, *_) = Source("cais/mmlu", "all", "test").rows(copies)
+    (record, *_) = mmlu_letters([row]).records
+    assert record["query"] == own["description"] + Template(template["doc_to_text"]).render(row)
+    assert record["choices"] == template["doc_to_choice"]
+    assert record["gold"] == row[template["doc_to_target"]]
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("6 * 7 = 42, so it is 1,042 in all.", True),
+        ("It is 1042.", True),
+        ("1042 at first, and 7 in the end", False),
+        ("no number", False),
+        ("-1042", False),
+    ],
+)
+def test_gsm8k_takes_the_last_number(reply: str, right: bool) -> None:
+    """By the harness's own filters and metric."""
+    from lm_eval.api.metrics import exact_match_fn
+    from lm_eval.filters import build_filter_ensemble
+
+    task = gsm8k([{"question": "w1?", "answer": "w2 <<6*7=42>>\n#### 1,042"}])
+    assert task.records == (
+        {"prompt": "Question: w1?\nLet's solve this step by step.\n", "answer": "1,042"},
+    )
+    assert task.config["generation_kwargs"]["max_gen_toks"] == 256
+    (chain,) = task.config["filter_list"]
+    found = [reply]
+    for step in chain["filter"]:
+        options = {key: value for key, value in step.items() if key != "function"}
+        (_filter,) = build_filter_ensemble("none", [(step["function"], options)]).filters
+        found = _filter().apply([found] if step is chain["filter"][0] else found, [{}])
+    (metric,) = task.config["metric_list"]
+    score = exact_match_fn(
+        predictions=list(found),
+        references=["1,042"],
+        regexes_to_ignore=metric["regexes_to_ignore"],
+    )
+    assert bool(score["exact_match"]) == right
+
+
+def test_the_tables_name_the_harness_s_own_datasets() -> None:
+    import lm_eval.tasks
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: node.value)
+    home = Path(lm_eval.tasks.__file__).parent
+    for made in suites.PAPER_HARNESS.values():
+        assert made.own is not None
+        known = {}
+        for file in (home / made.own.folder).glob("*.yaml"):
+            content = yaml.load(file.read_text(), Loader)
+            known[content.get("task")] = content
+        # a task may include another, and the dataset with it
+        own = known[made.own.task]
+        while "dataset_path" not in own:
+            own = yaml.load((home / made.own.folder / own["include"]).read_text(), Loader)
+        assert own["dataset_path"] == made.own.dataset
+    assert set(suites.DIFFERENCES) <= set(suites.PAPER_NAMES)
+
+
+# Bad input --------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_copies_is_for_the_paper_suite_and_exists(copies: Path) -> None:
+    model, tokenizer = tiny_model(), word_tokenizer()
+    for suite, data in (("demo", copies), ("paper", copies / "absent")):
+        with pytest.raises(cl.InputError, match="Give an existing folder"):
+            evaluate_tasks(model, tokenizer, suite, options=TaskOptions(data=data))
+
+
+def test_a_damaged_copy_is_named(copies: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(copies, tmp_path / "hub")
+    file = data / "baber" / "piqa" / "data" / "validation-00000-of-00001.parquet"
+    file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(cl.InputError, match="baber/piqa cannot be read from its copy in"):
+        evaluate(data, "piqa")
