@@ -7,6 +7,7 @@ In the order of the flow:
     planning.py    `solve`: a plan
     pruning.py     `prune` and `export`: a smaller model
     evaluating.py  `evaluate`: perplexity, KL and tasks
+    paper.py       `paper`: all of it for the paper's tables
     common.py      options and checks that several verbs share
     demo.py        the whole flow in one command (`make demo`)
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from . import building, evaluating, inventory, planning, pruning
+    from . import building, evaluating, inventory, paper, planning, pruning
 
     parser = argparse.ArgumentParser(
         prog="cocurve",
@@ -89,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (inventory, building, planning, pruning, evaluating):
+    for module in (inventory, building, planning, pruning, evaluating, paper):
         module.add_to(verbs)
     return parser
 

@@ -123,6 +123,21 @@ def read_curvature(place: str) -> Curvature:
     return Curvature.load(files.whole[0])
 
 
+def add_confinement(parser: argparse.ArgumentParser) -> None:
+    """Add --allow-code-execution and --confinement."""
+    parser.add_argument(
+        "--allow-code-execution",
+        action="store_true",
+        help="run, in a sandbox, the programs that the model writes for a suite",
+    )
+    parser.add_argument(
+        "--confinement",
+        choices=("bwrap", "weak"),
+        help="what confines them: bwrap (default; Debian: apt-get install bubblewrap) or, without "
+        "it, weak",
+    )
+
+
 # New files ----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from ..calibration import read_documents
 from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
 from .common import (
+    add_confinement,
     add_model,
     add_text,
     add_verb,
@@ -61,17 +62,7 @@ def add_to(verbs: Any) -> None:
         help="for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files "
         "as on the hub; default: the hub",
     )
-    parser.add_argument(
-        "--allow-code-execution",
-        action="store_true",
-        help="run, in a sandbox, the programs that the model writes for a suite",
-    )
-    parser.add_argument(
-        "--confinement",
-        choices=("bwrap", "weak"),
-        help="what confines them: bwrap (default; Debian: apt-get install bubblewrap) or, without "
-        "it, weak",
-    )
+    add_confinement(parser)
     parser.add_argument("--limit", type=int, help="questions per task; default: all")
     parser.add_argument(
         "--report", metavar="FILE", type=as_path, help="file for the suite's report"

@@ -111,6 +111,15 @@ PAPER_OWN = {
     ),
 }
 PAPER_CODE = ("humaneval", "mbpp")
+# The metric of each task that the paper's tables show. Its MMLU is acc_norm: "multiple-choice tasks
+# use length-normalized log-likelihood".
+PAPER_METRICS = {
+    **dict.fromkeys(PAPER_TEXTS, "perplexity"),
+    **{name: task.average for name, task in PAPER_HARNESS.items() if task.average is not None},
+    "mmlu": "acc_norm",
+    "gsm8k": "exact_match",
+    **dict.fromkeys(PAPER_CODE, "pass@1"),
+}
 PAPER_NAMES = (*PAPER_TEXTS, *PAPER_HARNESS, *PAPER_OWN)
 
 _PER_BYTE = "acc_norm divides by the bytes of a choice, the release by its tokens"

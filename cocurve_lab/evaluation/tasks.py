@@ -96,12 +96,10 @@ def evaluate_tasks(
             task could be run, for example because the hub cannot be reached.
     """
     options = options or TaskOptions()
-    if suite not in SUITES:
-        raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
     if limit is not None and limit < 1:
         raise InputError(f"limit is {limit}. Evaluate at least one sample of each task.")
     require_harness()
-    work = _work(suite, options)
+    work = suite_tasks(suite, options)
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
@@ -131,8 +129,21 @@ def evaluate_tasks(
     )
 
 
-def _work(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
-    """The tasks to run by name; the paper's are made only when their turn comes (None)."""
+def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
+    """Find the tasks of a suite that are to run: name -> task.
+
+    Args:
+        suite: "demo", "paper" or "local".
+        options: tasks, files and data.
+
+    Returns:
+        None for a task of the paper, which is made only when its turn comes.
+
+    Raises:
+        InputError: an unknown suite or task, or a file that cannot be used.
+    """
+    if suite not in SUITES:
+        raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
     if options.data is not None and (suite != "paper" or not Path(options.data).is_dir()):
         raise InputError(
             f"data is {str(options.data)!r}, for suite {suite!r}. Give an existing folder, and "

@@ -364,7 +364,7 @@ def test_bad_command_lines_say_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "inventory", "build", "merge", "solve", "prune", "evaluate", "export"]
+    "verb", ["", "inventory", "build", "merge", "solve", "prune", "evaluate", "export", "paper"]
 )
 def test_help_explains_every_verb_with_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,219 @@
+"""`cocurve paper`: one offline run, resumed, interrupted, and with a dataset missing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
+from cocurve_lab.evaluation import reproduction
+from cocurve_lab.tables import pick
+from helpers.hub_copies import write_copies
+from helpers.release import Shape, write_json, write_release
+from helpers.tiny_models import CONTEXT, HIDDEN, tiny_model, word_tokenizer
+
+pytest.importorskip("lm_eval")
+NAME = "Mistral-7B-v0.1"  # a checkpoint of the paper, so that its numbers stand beside
+SIXTEEN = {"layers": 16, "intermediate_size": 64}  # its guards leave 20 % within reach
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model of the paper's name, a text, and copies of the datasets."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_model(**SIXTEEN).save_pretrained(folder / NAME)
+    word_tokenizer(CONTEXT).save_pretrained(folder / NAME)
+    words = np.random.default_rng(0).integers(90, size=(40, 15))
+    lines = (json.dumps({"text": " ".join(f"w{n}" for n in row)}) for row in words)
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    write_copies(folder / "hub")
+    return folder
+
+
+def command(place: Path, out: Path, *more: str) -> list[str]:
+    text = ["--calibration", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
+    plans = [
+        "--lambdas",
+        "1",
+        "--ffn-groups",
+        "8",
+        "--top-r",
+        "32",
+        "--device",
+        "cpu",
+        "--repeats",
+        "1",
+    ]
+    suite = ["--data", str(place / "hub"), "--limit", "2"]
+    return ["paper", str(place / NAME), "--out", str(out), *text, *plans, *suite, *more]
+
+
+@pytest.fixture(scope="module")
+def done(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    out = tmp_path_factory.mktemp("out")
+    assert main(command(place, out)) == DONE
+    return out
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    with (folder / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_papers_numbers_stand_beside_the_measured_ones(done: Path, place: Path) -> None:
+    page = (done / "results.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    heads, values = (next(line for line in lines if name in line) for name in ("task", "wikitext2"))
+    beside = dict(zip(heads, values, strict=True))
+    assert beside["paper: dense"] == "4.78"
+    assert beside["paper: CoCurve, lambda 1"] == "8.1"
+    assert beside["paper: CoCurve, lambda 0"] == "13.26"
+    assert float(beside["dense"]) > 90  # random weights
+    rows = results(done)
+    (stated,) = pick(rows, source="paper", plan="CoCurve, lambda 1", task="mmlu")
+    assert (stated["value"], stated["table"]) == ("0.374", "tab:full-mistral-7b")
+    (hours,) = pick(rows, source="paper", task="prune hours")
+    assert hours["value"] == "12.6"
+    assert pick(rows, source="measured", task="prune hours")
+
+
+def test_measured_numbers_are_those_of_the_pruned_model(done: Path, place: Path) -> None:
+    plan = cl.Selection.from_json((done / "plans" / "lambda_1_20.json").read_text())
+    assert plan.guards == cl.Guards(layer_cap=0.25, protect_first=1, protect_last=1)
+    model, tokenizer = cl.load_model(place / NAME, device="cpu")
+    with cl.ablate(model, plan):
+        masked = cl.perplexity(model, tokenizer, "w1 w2 w3\n\nw4 w5")
+    (row,) = pick(results(done), source="measured", plan="lambda 1", task="ptb")
+    assert float(row["value"]) == pytest.approx(masked.value, rel=1e-4)
+    assert float(row["realized_ratio"]) == pytest.approx(plan.realized_ratio)
+    (size,) = pick(results(done), source="measured", task="parameters")
+    smaller = cl.prune(model, plan).num_parameters() / model.num_parameters()
+    assert float(size["value"]) == pytest.approx(smaller)
+
+
+def test_the_average_is_of_seven_tasks(done: Path) -> None:
+    for plan in ("dense", "lambda 1"):
+        mine = pick(results(done), source="measured", plan=plan, shown="True")
+        found = {row["task"]: float(row["value"]) for row in mine}
+        seven = [found[name] for name in reproduction.PAPER_HARNESS if name != "gsm8k_5shot"]
+        assert found["average"] == pytest.approx(np.mean(seven))
+
+
+def test_a_second_run_measures_nothing(
+    done: Path,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = shutil.copytree(done, tmp_path / "out")
+    for name in ("evaluate_tasks", "measure_efficiency", "cut"):
+        monkeypatch.setattr(reproduction, name, None)
+    assert main(command(place, out)) == DONE
+    said = capsys.readouterr().out
+    assert "lambda 1 at 20%: mmlu acc_norm" in said
+    assert "humaneval, mbpp left out: they need --allow-code-execution" in said
+    assert results(out) == results(done)
+    # another limit is another result
+    monkeypatch.undo()
+    asked: list[Any] = []
+    monkeypatch.setattr(reproduction, "evaluate_tasks", lambda *a, **_: asked.append(a) or 1 / 0)
+    assert main([*command(place, out), "--limit", "1"]) == FAILED
+    assert asked
+
+
+def test_ctrl_c_keeps_finished_tasks(
+    done: Path,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real, asked = reproduction.evaluate_tasks, []
+
+    def stopped(*arguments: Any, options: Any, **more: Any) -> Any:
+        asked.extend(options.tasks)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, options=options, **more)
+
+    out = shutil.copytree(done, tmp_path / "out")
+    for file in (out / "measured").glob("study_suite_*"):
+        file.unlink()
+    monkeypatch.setattr(reproduction, "evaluate_tasks", stopped)
+    assert main(command(place, out)) == INTERRUPTED
+    said = capsys.readouterr().err
+    assert f"finished work is kept in {out}. To resume:\n  cocurve paper" in said
+    assert main(command(place, out)) == DONE
+    assert asked[:3] == ["wikitext2", "ptb", "c4"]
+    assert asked[3:5] == ["c4", "arc_easy"]  # the two finished ones are not asked again
+    assert results(out) == results(done)
+
+
+def test_a_missing_dataset_costs_its_task_alone(
+    done: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = shutil.copytree(place / "hub", tmp_path / "hub")
+    shutil.rmtree(data / "baber")
+    more = ["--data", str(data), "--release", str(tmp_path / "release")]
+    (tmp_path / "release" / "r20").mkdir(parents=True)
+    metrics = tmp_path / "release" / "r20" / "reference_metrics.json"
+    metrics.write_text(json.dumps({"mmlu": {"accuracy_norm": 0.123}}))
+    assert main([*command(place, tmp_path / "out"), *more]) == FAILED
+    said = capsys.readouterr().out
+    assert "dense piqa failed: InputError: there is no" in said
+    assert "the release's plan  failed: FileNotFoundError" in said  # there is no mask
+    rows = results(tmp_path / "out")
+    assert pick(rows, source="measured", plan="lambda 1", task="boolq")
+    assert not pick(rows, source="measured", task="average")
+    (row,) = pick(rows, source="release")
+    assert (row["task"], row["value"]) == ("mmlu", "0.123")
+
+
+def test_the_releases_plan_and_numbers_are_added(done: Path, place: Path, tmp_path: Path) -> None:
+    shape = Shape("mistral-7b", 16, HIDDEN, HIDDEN // 4, 4, 2, 64, 8)
+    write_release(tmp_path / "release", shape, (20,))
+    write_json(tmp_path / "release" / "r20" / "reference_metrics.json", {"mmlu": 0.123, "ptb": 9})
+    out = shutil.copytree(done, tmp_path / "out")
+    tasks = ["--release", str(tmp_path / "release")]
+    assert main([*command(place, out), *tasks]) == DONE
+    rows = results(out)
+    (mine,) = pick(rows, source="measured", plan=reproduction.RELEASED, task="ptb")
+    (theirs,) = pick(rows, source="release", task="ptb")
+    assert theirs["value"] == "9.0"
+    plan = cl.Selection.from_release(tmp_path / "release", 0.2)
+    assert float(mine["realized_ratio"]) == pytest.approx(plan.realized_ratio)
+    (own,) = pick(rows, source="measured", plan="lambda 1", task="ptb")
+    assert mine["value"] != own["value"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--ratios", "1.5"], "ratio"),
+        (["--methods", "wandasp"], "no method is named"),
+        (["--suite", "local"], "--tasks names the files"),
+        (["--data", "absent"], "Give an existing folder"),
+        (["--release", "absent"], "there is no absent/r20/reference_metrics.json"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    more: list[str],
+    message: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command(place, tmp_path / "out"), *more]) == FAILED
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
