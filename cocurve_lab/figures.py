@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .curvature.graph import Bridges, bridge_units
-from .curvature.matrix import Curvature, preview_note
+from .curvature.matrix import Curvature
 from .errors import CocurveError
 from .models.families import KINDS
 from .solver.selection import Selection
@@ -74,7 +74,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     figure.update_xaxes(title_text="attention units | FFN groups", **axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
     title = f"Curvature correlation; mean |ρ|: {text}"
-    return finish(figure, title, 680, 620, note=preview_note(curvature, "picture"))
+    return finish(figure, title, 680, 620, note=curvature.note("picture"))
 
 
 def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figure:
@@ -121,7 +121,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
-    return finish(figure, title, note=preview_note(curvature, "picture"))
+    return finish(figure, title, note=curvature.note("picture"))
 
 
 def plot_budget(selection: Selection) -> Figure:

@@ -6,26 +6,34 @@ last section is about previews, the H of random probes.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..atomic import write_atomically
-from ..errors import InputError, NumericalError
+from ..errors import CocurveError, InputError, NumericalError
 from ..models.units import UnitSet
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from .merging import FULL_VOCABULARY, RISK_SUPPORT, join_shards, sum_builds
+from .pair_kl import PAIR_KL, pair_kl_sums
 from .release import read_release
 from .saturation import Saturation
+from .shifts import Part, Shifts, shifts_path
 from .stored import require_own_grams, require_stored
 
+if TYPE_CHECKING:
+    from ..solver.additive import AdditiveKL
+
+log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-curvature", 1
 GROUPED = (  # the fields that hold one value per group of sequences
     "group_grams",
@@ -54,6 +62,8 @@ class Curvature:
         group_sure_positions: [G] int64, those of the scored positions where the teacher's first
             choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
         group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
+        shift_source: the sketch of the shifts (`shifts`), or the file it is read from when it is
+            first asked for; None where the build kept none.
 
     Raises:
         NumericalError: H is not finite, not symmetric, or has a negative diagonal.
@@ -68,6 +78,7 @@ class Curvature:
     group_risks: np.ndarray | None = None
     group_sure_positions: np.ndarray | None = None
     group_sure_risks: np.ndarray | None = None
+    shift_source: Shifts | Path | None = None
 
     def __post_init__(self) -> None:
         if np.asarray(self.matrix).dtype.kind not in "fiu":  # complex would lose its other half
@@ -102,8 +113,32 @@ class Curvature:
         """Whether H is a preview from random probes: infinitesimal and noisy."""
         return self.provenance.get("method") == "probe"
 
+    @property
+    def surrogate(self) -> str:
+        """What the matrix is: "H", the paper's, or "pair KL" (pair_kl.py)."""
+        return str(self.provenance.get("surrogate", "H"))
+
+    def require_gram(self, what: str) -> None:
+        """Raise InputError if this is a pair KL, which need not be a Gram matrix.
+
+        Args:
+            what: the result that holds for Gram matrices alone, such as "the gate".
+        """
+        if self.surrogate != "H":
+            raise InputError(
+                f"{what} rests on H being a Gram matrix (Proposition gram), and this is a "
+                f"{self.surrogate} with its smallest eigenvalue at "
+                f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H that it was made of."
+            )
+
     def note(self, view: str = "instrument") -> str:
-        """A warning to show beside a preview of H; empty for any other H (see `preview_note`)."""
+        """A note to show beside anything but an H of ablations: a preview, or a pair KL."""
+        if self.surrogate == PAIR_KL:
+            return (
+                "Pair KL, not the paper's H: edges are the KL of pairs, from the shifts of their "
+                "units at some positions. Correlations may exceed 1. A predicted risk below 0 is "
+                "not a price."
+            )
         return preview_note(self, view)
 
     # Statistics ---------------------------------------------------------------------------------
@@ -158,12 +193,14 @@ class Curvature:
         """Return the signed curvature correlation rho_uv = H_uv / sqrt(H_uu H_vv) [M, M].
 
         The diagonal is 1. Units whose removal changes nothing (H_uu = 0) correlate 0 with others.
+        Those of a pair KL may lie beyond 1 and are shown as they are.
         """
         return self._correlation.copy()
 
     @cached_property
     def _correlation(self) -> np.ndarray:
-        return _correlate(self.matrix)
+        bound = 1.0 if self.surrogate == "H" else math.inf
+        return _correlate(self.matrix, bound)
 
     def block_means(self) -> dict[str, float]:
         """Return the mean |rho_uv| of each block: within attention, across kinds, within FFN.
@@ -238,7 +275,11 @@ class Curvature:
         """Return the eigenvalues of H [M], largest first, nats per token.
 
         A Gram matrix has none below 0.
+
+        Raises:
+            InputError: the matrix is a pair KL.
         """
+        self.require_gram("the spectrum")
         return np.linalg.eigvalsh(self.matrix)[::-1]
 
     def risk(self, pruned: Sequence[int]) -> float:
@@ -255,18 +296,101 @@ class Curvature:
         """SHA-256 of matrix and units."""
         return fingerprint(self.matrix, self.units.fingerprint)
 
+    # Shifts -------------------------------------------------------------------------------------
+
+    @cached_property
+    def shifts(self) -> Shifts | None:
+        """The sketch of the shifts that the build kept (shifts.py); None where there is none.
+
+        Raises:
+            FileFormatError, MismatchError: its file is damaged, or of another H.
+        """
+        source = self.shift_source
+        return Shifts.load(source, self.fingerprint) if isinstance(source, Path) else source
+
+    def require_shifts(self) -> Shifts:
+        """Return `shifts`.
+
+        Raises:
+            InputError: there are none.
+        """
+        if self.shifts is None:
+            raise InputError(
+                "this H has no sketch of shifts: it was built without one or by an earlier "
+                "version, or its .shifts.npz is not beside it. Build it again in another folder, "
+                "with BuildOptions(sketch_positions=1024)."
+            )
+        return self.shifts
+
+    def pair_kl(self, part: Part = "all") -> Curvature:
+        """Return the pair KL Q [M, M], a drop-in for H, from the sketch of shifts (pair_kl.py).
+
+        Q_uu / 2 is the KL of removing u alone, and Q_uv what the pair costs beyond its units, both
+        on the sketch's tokens. It goes wherever H goes: solver, slider, graph, error bars. What
+        rests on a Gram matrix refuses it: gains, spectrum, the gate.
+
+        Args:
+            part: the positions of the sketch to take, "all", "fit" or "price" (`shifts.Part`).
+
+        Raises:
+            InputError: there is no sketch, or it has no position of that part.
+        """
+        shifts = self.require_shifts().of(part)
+        groups = int(shifts.groups.max()) + 1
+        grams, positions, risks = pair_kl_sums(shifts, groups)
+        facts = {
+            "surrogate": PAIR_KL,
+            "surrogate_of": self.fingerprint,
+            "sketch": list(shifts.probabilities.shape),
+            "sketch_part": part,
+        }
+        made = Curvature.from_groups(self.units, grams, positions, risks, self.provenance | facts)
+        return replace(made, shift_source=self.shifts)
+
+    def additive(self) -> AdditiveKL:
+        """Return the additive KL of sets of units, from the sketch of shifts (solver/additive.py).
+
+        Raises:
+            InputError: there is no sketch.
+        """
+        # the one call upwards: its `solve` is Algorithm 2, which stands above this room
+        made: AdditiveKL = import_module("cocurve_lab.solver.additive").AdditiveKL(self)
+        return made
+
+    def with_shifts(self, shifts: Shifts) -> Curvature:
+        """Return the same curvature with a sketch of shifts.
+
+        Raises:
+            InputError: the sketch has another number of units.
+        """
+        if len(shifts.values) != len(self.units):
+            raise InputError(f"there are {len(self.units)} units, but {shifts}.")
+        return replace(self, shift_source=shifts)
+
     # Files --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write to `path`: an `.npz` archive if it has that suffix, otherwise a plain pickle.
 
         An interrupted write leaves no partial file. The pickle contains only containers and bytes,
-        and a checksum at its end (see storage.py); `load` reads it without executing anything.
+        and a checksum at its end (see storage.py); `load` reads it without executing anything. The
+        sketch of the shifts, if there is one, goes to `<name>.shifts.npz` beside it.
         """
         path = Path(path)
         dump = dump_npz if path.suffix == ".npz" else dump_plain
+        self._save_shifts(shifts_path(path))  # first: where H is, its shifts are
         write_atomically(path, dump(self._to_plain()))
         return path
+
+    def _save_shifts(self, path: Path) -> None:
+        """Write the sketch of the shifts; those of an H that is replaced go with it."""
+        try:
+            if self.shifts is None:
+                path.unlink(missing_ok=True)
+            else:
+                self.shifts.save(path, self.fingerprint)
+        except (CocurveError, OSError) as error:  # H itself is worth more
+            log.warning("%s is not written (%s). H is saved without its shifts.", path, error)
 
     @classmethod
     def load(
@@ -296,6 +420,7 @@ class Curvature:
                 UnitSet.from_plain(content["units"]),
                 content["provenance"],
                 **{name: content.get(name) for name in GROUPED},
+                shift_source=beside if (beside := shifts_path(path)).exists() else None,
             )
             require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
@@ -362,7 +487,7 @@ class Curvature:
         """
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        return cls.from_groups(*sum_builds(parts))
+        return _with_all_shifts(cls.from_groups(*sum_builds(parts)), parts)
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
@@ -390,6 +515,7 @@ class Curvature:
         sure = self.saturation
         saturated = sure is not None and sure.saturated
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
+        kind = "Pair KL" if self.surrogate == PAIR_KL else kind
         return (
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
@@ -411,7 +537,18 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
         InputError: a part is not a shard or is not finished, or shards are missing (which ones).
         MismatchError: a setting differs (which one), or a shard is given twice.
     """
-    return Curvature.from_groups(*join_shards(parts))
+    return _with_all_shifts(Curvature.from_groups(*join_shards(parts)), parts, in_order=True)
+
+
+def _with_all_shifts(
+    merged: Curvature, parts: Sequence[Curvature], *, in_order: bool = False
+) -> Curvature:
+    """The merged H with the shifts of its parts, if all of them have some."""
+    found = [part.shifts for part in parts]
+    there = [shifts for shifts in found if shifts is not None]
+    if len(there) < len(found):
+        return merged
+    return merged.with_shifts(Shifts.joined(there, in_order=in_order))
 
 
 def _require_curvature(matrix: np.ndarray, size: int) -> None:
@@ -442,11 +579,12 @@ def _require_curvature(matrix: np.ndarray, size: int) -> None:
         )
 
 
-def _correlate(matrix: np.ndarray) -> np.ndarray:
+def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:
     """Correlations [M, M] of a Gram matrix; 0 off the diagonal where a unit's diagonal is 0."""
     scale = np.sqrt(np.clip(np.diagonal(matrix), 0.0, None))
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
-    correlation = np.clip(matrix * inverse[:, None] * inverse[None, :], -1.0, 1.0)
+    # those of a Gram matrix are beyond 1 by rounding only
+    correlation = np.clip(matrix * inverse[:, None] * inverse[None, :], -bound, bound)
     np.fill_diagonal(correlation, 1.0)
     return correlation
 

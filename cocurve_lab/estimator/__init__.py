@@ -7,6 +7,7 @@ In reading order:
     replay.py    an ablation runs only what follows the unit
     batches.py   how many ablations run together
     vocabulary.py  the KL of ablations over the full vocabulary, where it is asked for
+    sketch.py    the shifts of a sequence that are kept for other surrogates
     sums.py      the sum over sequences, by group
     worker.py    measures sequences; the interface for running workers elsewhere
     build.py     the loop over sequences, with checkpoints

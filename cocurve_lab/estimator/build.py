@@ -20,6 +20,7 @@ from ..atomic import is_full, previous, write_atomically
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..curvature.merging import RISK_SUPPORT, Shard, shard_sequences
+from ..curvature.shifts import SHIFTS, Shifts
 from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
@@ -59,6 +60,8 @@ _CHECKPOINT: Schema = {
     "seconds": Field("seconds of each sequence", list_of(SECONDS.fits)),
     "events": TEXTS,
     **SUMS,
+    "sketch": Field("positions and tokens", list_of(POSITIVE.fits), optional=True),
+    "shifts": OBJECT._replace(optional=True),
 }
 
 
@@ -83,6 +86,9 @@ class BuildOptions:
             over the full vocabulary, not on the top-r support. H keeps its bits. The head then
             runs on all tokens for every ablation: little of a large model, much of a small one
             (tests/benchmarks/bench_estimator.py measures it).
+        sketch_positions, sketch_top: size of the sketch of shifts that is kept beside H, for
+            `Curvature.pair_kl` and `Curvature.additive`: scored positions, spread over all
+            sequences, and tokens per position. 0 positions keep none.
 
     Raises:
         InputError: a value out of range.
@@ -95,9 +101,20 @@ class BuildOptions:
     on_sequence: Callable[[Build], None] | None = None
     shard: Shard | None = None
     full_vocabulary: bool = False
+    sketch_positions: int = 1024
+    sketch_top: int = 64
+
+    @property
+    def sketch(self) -> tuple[int, int] | None:
+        """(positions, tokens) of the sketch of shifts; None if none is kept."""
+        return (self.sketch_positions, self.sketch_top) if self.sketch_positions else None
 
     def __post_init__(self) -> None:
-        for name in ("units_per_batch", "groups", "num_threads"):
+        if self.sketch_positions < 0:
+            raise InputError(
+                f"sketch_positions is {self.sketch_positions}. Give 0 to keep no shifts, or more."
+            )
+        for name in ("units_per_batch", "groups", "num_threads", "sketch_top"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
@@ -170,6 +187,7 @@ class Build:
             executor,
             shard_sequences(options.shard, groups, len(calibration)),
         )
+        build.sums.shifts = None if options.sketch is None else []
         if build.checkpoint is not None:
             build.resume()
         return build
@@ -272,6 +290,7 @@ class Build:
             seconds,
             measured.risks,
             measured.sure,
+            measured.shifts,
         )
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
@@ -297,6 +316,8 @@ class Build:
             self.runtime["units_per_batch"],
             self.total - self.done,
             self.options.full_vocabulary,
+            None if self.sums.shifts is None else self.options.sketch,
+            self.settings["groups"],
         )
 
     def _settle_runtime(self, crew: Crew) -> None:
@@ -354,6 +375,9 @@ class Build:
             "sure_positions": self.sums.sure_positions,
             "sure_risks": self.sums.sure_risks,
         }
+        if self.sums.shifts is not None:
+            kept = Shifts.joined(self.sums.shifts)
+            content |= {"sketch": list(self.options.sketch or ()), "shifts": vars(kept)}
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
         except OSError as error:  # a full disk must not cost the hours that are done
@@ -394,12 +418,25 @@ class Build:
         for name in ("sure_positions", "sure_risks"):  # a checkpoint of an earlier version: unknown
             setattr(self.sums, name, content.get(name))
         self.events = content["events"]
+        if self.sums.shifts is not None:
+            self._resume_shifts(content)
         asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
         self.runtime = content["runtime"]
         for name, value in self.runtime.items():
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
+
+    def _resume_shifts(self, content: dict[str, Any]) -> None:
+        """Take over the sketch of a checkpoint; go on without one if it is another."""
+        if content.get("sketch") == list(self.options.sketch or ()):
+            self.sums.shifts = [Shifts(**content["shifts"])]
+            return
+        self.sums.shifts = None
+        self._note(
+            f"no sketch of shifts: the checkpoint has {content.get('sketch') or 'none'}, and "
+            f"{self.options.sketch} (positions, tokens) was asked for"
+        )
 
     def _stored(self, path: Path) -> dict[str, Any]:
         """Read a checkpoint and check its fields, which may still be those of another build."""
@@ -408,6 +445,8 @@ class Build:
             require_fields(content, _CHECKPOINT)
             require_fields(content["settings"], SETTINGS, inside="settings", others=True)
             require_fields(content["runtime"], RUNTIME, inside="runtime")
+            if "shifts" in content:
+                require_fields(content["shifts"], SHIFTS, inside="shifts")
         return content
 
     def _require_consistent(self, content: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from ..models.units import UnitSet
 from .batches import Batches
 from .fisher import center, centered_kl
 from .replay import Replay, SupportHead, top_support
+from .sketch import SequenceSketch
 
 _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, then in float64
 
@@ -36,6 +37,7 @@ def sequence_gram(
     top_r: int,
     batches: Batches,
     full_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
+    sketch: SequenceSketch | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
@@ -47,6 +49,7 @@ def sequence_gram(
         top_r: r, the size of the teacher's support V_r(x, t).
         batches: how many units of one layer run together.
         full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
+        sketch: keeps some of the shifts, which are not part of the algorithm.
 
     Returns:
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
@@ -65,6 +68,8 @@ def sequence_gram(
     D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
     sure_risk = torch.zeros_like(risk)
+    if sketch is not None:
+        sketch.begin(p_0, len(units))
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
             hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
@@ -72,6 +77,8 @@ def sequence_gram(
             # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
+            if sketch is not None:
+                sketch.take(rows, shift)
             kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p_0, shift)
             kl = kl.double()  # [B, P]
             risk[rows] = kl.sum(dim=-1).cpu()

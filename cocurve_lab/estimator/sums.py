@@ -16,6 +16,7 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
+from ..curvature.shifts import Shifts
 from ..errors import InputError
 from ..models.identity import model_device, model_name
 from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
@@ -39,6 +40,7 @@ class GroupSums:
             where units are not removed, or where a resumed checkpoint did not count them.
         sure_risks: [G, M] float64, the part of `risks` there; None alike.
         seconds: what each sequence done took.
+        shifts: the sketch of each sequence done; None where none is kept.
     """
 
     def __init__(self, groups: int, size: int, *, with_risks: bool) -> None:
@@ -48,6 +50,7 @@ class GroupSums:
         self.sure_positions = np.zeros(groups, np.int64) if with_risks else None
         self.sure_risks = np.zeros((groups, size)) if with_risks else None
         self.seconds: list[float] = []
+        self.shifts: list[Shifts] | None = None
 
     @property
     def done(self) -> int:
@@ -62,6 +65,7 @@ class GroupSums:
         seconds: float,
         risks: np.ndarray | None = None,
         sure: tuple[int, np.ndarray] | None = None,
+        shifts: Shifts | None = None,
     ) -> None:
         """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions.
 
@@ -76,6 +80,8 @@ class GroupSums:
             if sure is not None and self.sure_positions is not None and self.sure_risks is not None:
                 self.sure_positions[group] += sure[0]
                 self.sure_risks[group] += sure[1]
+            if self.shifts is not None and shifts is not None:
+                self.shifts.append(shifts)
             self.positions[group] += positions
             self.seconds.append(seconds)
 
@@ -92,7 +98,10 @@ class GroupSums:
             for array in (self.risks, self.sure_positions, self.sure_risks)
         )
         parts = (self.grams[groups], self.positions[groups], risks)
-        return Curvature.from_groups(units, *parts, provenance, *sure)
+        found = Curvature.from_groups(units, *parts, provenance, *sure)
+        if not self.shifts or groups != slice(None):
+            return found
+        return found.with_shifts(Shifts.joined(self.shifts))
 
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
         """What the provenance says of the sequences done, which are the first of `numbers`."""

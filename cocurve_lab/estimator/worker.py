@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..calibration import CalibrationSet
+from ..curvature.shifts import Shifts
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
@@ -24,6 +25,7 @@ from .batches import Batches, Tick, by_layer, choose_batch
 from .features import Teacher, row, sequence_gram
 from .fisher import kl_divergence
 from .replay import Replay
+from .sketch import SequenceSketch
 from .vocabulary import FullVocabulary
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class Job:
         units_per_batch: ablations per forward pass; None chooses by free memory.
         sequences: number of sequences left to do, for the estimate of the time.
         full_vocabulary: measure the KL of single units over the full vocabulary.
+        sketch: (positions, tokens) of the sketch of shifts to keep; None keeps none.
+        groups: number of groups of sequences.
     """
 
     units: UnitSet
@@ -51,6 +55,8 @@ class Job:
     units_per_batch: int | None
     sequences: int
     full_vocabulary: bool = False
+    sketch: tuple[int, int] | None = None
+    groups: int = 1
 
 
 class Measured(NamedTuple):
@@ -65,6 +71,7 @@ class Measured(NamedTuple):
         notes: events that belong in the provenance.
         sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
             `risks` there [M] float64, nats; None if unknown.
+        shifts: this sequence's part of the sketch; None if none is kept.
     """
 
     number: int
@@ -74,6 +81,7 @@ class Measured(NamedTuple):
     units_per_batch: int
     notes: tuple[str, ...] = ()
     sure: tuple[int, np.ndarray] | None = None
+    shifts: Shifts | None = None
 
 
 class Crew(Protocol):
@@ -136,11 +144,15 @@ class Worker:
         """
         job, batches = self.job, Batches(self.units_per_batch, tick)
         inputs = (self.architecture, job.units, job.calibration, number, job.top_r)
-        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl)
+        sketch = None
+        if job.sketch is not None:
+            sketch = SequenceSketch(number, len(job.calibration), *job.sketch, job.groups)
+        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl, sketch)
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
         notes = tuple(batches.notes)
-        return Measured(number, gram, risks, positions, batches.size, notes, sure)
+        shifts = None if sketch is None else sketch.kept()
+        return Measured(number, gram, risks, positions, batches.size, notes, sure, shifts)
 
     def seconds(self) -> float | None:
         """Estimate the duration of the job in seconds from a few ablations.

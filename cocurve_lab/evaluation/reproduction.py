@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..atomic import write_atomically
 from ..errors import InfeasibleError
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.runtime import device_name
 from ..pruner.cutting import cut
 from ..solver.selection import Selection
-from ..storage import fingerprint, write_atomically
+from ..storage import fingerprint
 from ..tables import Row, Table, cached_table, is_kept, pick, plus_minus
 from .efficiency import EfficiencyOptions, measure_efficiency
 from .harness import require_harness

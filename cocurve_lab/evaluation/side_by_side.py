@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from ..storage import write_atomically
+from ..atomic import write_atomically
 from ..tables import Row, Table, pick, plus_minus
 
 DENSE = "dense"  # the dense model's label in place of a plan's

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
 from ..errors import FileFormatError, InfeasibleError, InputError
@@ -180,7 +178,7 @@ def curvature_of(evidence: Evidence) -> Curvature:
             f"the evidence of {evidence.method!r} holds no curvature matrix. Measure with one of "
             "cocurve, diagonal, head-only, ffn-only."
         )
-    grouped: dict[str, np.ndarray | None] = {name: evidence.arrays.get(name) for name in GROUPED}
+    grouped: dict[str, Any] = {name: evidence.arrays.get(name) for name in GROUPED}
     provenance = dict(evidence.provenance.get("curvature", {}))
     return Curvature(matrix, evidence.units, provenance, **grouped)
 

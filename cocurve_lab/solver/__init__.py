@@ -8,6 +8,7 @@ In reading order:
     plan_json.py    the fields of a plan in JSON
     greedy.py       Algorithm 2
     solve.py        `solve_greedy`
+    additive.py     Algorithm 2 on the additive KL instead of H
     uniform.py      plans with the same counts in every layer
     interaction.py  how much weight the edges get: the gate, and every plan lambda makes
     refinement.py   better plans by local search

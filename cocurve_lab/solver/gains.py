@@ -43,7 +43,7 @@ def solve_gains(
         FFN group is kept. Pass it to `selection.with_gains`.
 
     Raises:
-        InputError: ridge or clip out of range.
+        InputError: ridge or clip out of range, or the matrix is a pair KL.
         MismatchError: the curvature is of other units.
         NumericalError: H_KK + gamma I is not positive semidefinite, so there is no minimum.
     """
@@ -57,6 +57,7 @@ def solve_gains(
             f"clip is {clip}, but tau is above 0. Give 1 or 2, as the paper does, or inf for no "
             "clipping."
         )
+    curvature.require_gram("the gains of eq. (comp)")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     kept = np.flatnonzero((selection.units.kinds == "ffn") & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]

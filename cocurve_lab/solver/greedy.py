@@ -76,7 +76,7 @@ class Greedy:
         Returns:
             The step from which on the last run was kept.
         """
-        H, S, c, forced = self.curvature.matrix, self.order, self.costs, self.rules.forced
+        S, c, forced = self.order, self.costs, self.rules.forced
         former = self._rewind(start)
         # A: neither pruned, protected (L_p) nor excluded, and within the layer cap kappa
         half = np.where(self.until > start, self.half, np.inf)  # 1/2 H_uu, +inf outside of A
@@ -96,11 +96,15 @@ class Greedy:
                     break
             S.append(u)
             self.edges.append(float(g[u]))
-            g = np.add(g, H[u], out=self._row(len(S), g))  # g <- g + H_:u
+            g = self.interactions(g, u, out=self._row(len(S), g))  # g <- g + H_:u
             self._remove(u, half)  # C_S <- C_S + c_u, and what no longer fits leaves A
             if start and former.rejoined(u, len(S) - 1):
                 return self._keep(former, len(S))
         return len(S)
+
+    def interactions(self, g: np.ndarray, unit: int, out: np.ndarray) -> np.ndarray:
+        """Write to `out` what g [M] becomes once `unit` has joined S: g + H_:u."""
+        return np.add(g, self.curvature.matrix[unit], out=out)
 
     def _row(self, step: int, g: np.ndarray) -> np.ndarray:
         """Where g before a step is kept: in the history where there is one, else in place."""
@@ -169,6 +173,7 @@ class Greedy:
             curvature_fingerprint=self.curvature.fingerprint,
             forced=len(self.rules.forced),
             target=target,
+            surrogate=self.curvature.surrogate,
         )
 
     def infeasible(self) -> InfeasibleError:

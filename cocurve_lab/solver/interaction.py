@@ -107,8 +107,10 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         ratio: share of removable cost of S, [0, 1).
 
     Raises:
-        InputError: the ratio is out of range.
+        InputError: the ratio is out of range, or the matrix is a pair KL, which the thresholds are
+            not made for.
     """
+    curvature.require_gram("the redundancy gate")
     redundancy = curvature.ffn_redundancy
     band, strength = ("unknown", None) if curvature.is_preview else _band(redundancy)
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)

@@ -50,7 +50,7 @@ _FIELDS: Schema = {
     ),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
-    **optional({"target": OBJECT, "uniform": FLAG}),
+    **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT}),
 }
 _GUARDS: Schema = optional(
     {

@@ -50,6 +50,7 @@ class Selection:
             of parameters the target implies. Targets in other costs imply none; it is then the
             realised share.
         uniform: whether every layer was required to lose the same number of units.
+        surrogate: what the plan was solved on: "H", "pair KL" or "additive KL".
     """
 
     units: UnitSet
@@ -65,6 +66,7 @@ class Selection:
     forced: int = 0
     target: Target | None = None
     uniform: bool = False
+    surrogate: str = "H"
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
@@ -294,6 +296,8 @@ class Selection:
             content["target"] = self.target.to_plain()
         if self.uniform:
             content["uniform"] = True
+        if self.surrogate != "H":
+            content["surrogate"] = self.surrogate
         return json.dumps(content)
 
     @classmethod
@@ -350,9 +354,12 @@ class Selection:
             if self.predicted_risk is None
             else f", predicted risk {self.predicted_risk:.4g} nats"
         )
+        if self.predicted_risk is not None and self.predicted_risk < 0:
+            risk += " (below 0: not a price)"
         strength = self.interaction_strength
         made = "" if strength is None else f" at lambda {strength:g}"
         made += ", the same counts in every layer" if self.uniform else ""
+        made += "" if self.surrogate == "H" else f" on the {self.surrogate}"
         asked = f"{self.requested_ratio:.2%} asked"
         if self.target is not None and self.realized_target is not None:
             asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realised"
