@@ -126,7 +126,7 @@ _ALSO = {
     "reachable_ratio": "solver.guards",
     "Gate": "solver.interaction",
     "LambdaPath": "solver.interaction",
-    "longest": "solver.greedy",
+    "longest": "solver.solve",
     "require_strength": "solver.targets",
     "require_ratio": "solver.targets",
     "plain_greedy": "solver.variants",

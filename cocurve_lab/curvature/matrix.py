@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -353,9 +352,10 @@ class Curvature:
         Raises:
             InputError: there is no sketch.
         """
-        # the one call upwards: its `solve` is Algorithm 2, which stands above this room
-        made: AdditiveKL = import_module("cocurve_lab.solver.additive").AdditiveKL(self)
-        return made
+        # the one import upwards: its `solve` is Algorithm 2, which stands above this room
+        from ..solver.additive import AdditiveKL
+
+        return AdditiveKL(self)
 
     def with_shifts(self, shifts: Shifts) -> Curvature:
         """Return the same curvature with a sketch of shifts.

@@ -68,8 +68,6 @@ def sequence_gram(
     D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
     sure_risk = torch.zeros_like(risk)
-    if sketch is not None:
-        sketch.begin(p_0, len(units))
     for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
         with batches.halved_when_too_large():
             hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
@@ -78,7 +76,7 @@ def sequence_gram(
             # for all units alike, so no product of two of them sees it
             shift = center(p_0, z_u.sub_(z_0))
             if sketch is not None:
-                sketch.take(rows, shift)
+                sketch.take(rows, p_0, shift)
             kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p_0, shift)
             kl = kl.double()  # [B, P]
             risk[rows] = kl.sum(dim=-1).cpu()

@@ -22,36 +22,42 @@ class SequenceSketch:
     Args:
         number: of the sequence.
         sequences: how many the calibration has.
-        positions: of the whole sketch; each sequence has its share, spread over its positions.
-        tokens: K, at most the support.
+        units: M.
+        size: (positions, tokens) of the whole sketch. Each sequence has its share of the positions,
+            spread over its own, and K tokens are at most its support.
         groups: G, of the build.
     """
 
     def __init__(
-        self, number: int, sequences: int, positions: int, tokens: int, groups: int
+        self, number: int, sequences: int, units: int, size: tuple[int, int], groups: int
     ) -> None:
-        self.number, self.group = number, number % groups
-        self.share, self.tokens = share_of(number, sequences, positions), tokens
+        self.number, self.group, self.units = number, number % groups, units
+        self.share, self.tokens = share_of(number, sequences, size[0]), size[1]
+        self.chosen: Tensor | None = None
 
-    def begin(self, probabilities: Tensor, units: int) -> None:
-        """Choose positions and tokens by the teacher p_0 [P, r]."""
-        scored, support = probabilities.shape
-        count, device = min(self.share, scored), probabilities.device
-        spread = torch.linspace(0, scored - 1, count + 2, device=device)[1:-1].round().long()
-        self.chosen = spread if count < scored else torch.arange(scored, device=device)
-        top = probabilities[self.chosen].topk(min(self.tokens, support), dim=-1)
-        self.ids = top.indices  # [S, K]
-        self.probabilities = top.values / top.values.sum(dim=-1, keepdim=True)
-        self.values = torch.empty(units, *self.ids.shape, dtype=torch.float16, device=device)
-
-    def take(self, rows: slice, shift: Tensor) -> None:
-        """Keep the part of the shifts [B, P, r] of the units `rows`, centred or not."""
+    def take(self, rows: slice, probabilities: Tensor, shift: Tensor) -> None:
+        """Keep the part of the shifts [B, P, r] of the units `rows`; the teacher is p_0 [P, r]."""
+        if self.chosen is None:
+            self.chosen = self._begin(probabilities)
         here = shift[:, self.chosen].gather(-1, self.ids.expand(len(shift), -1, -1))
         self.values[rows] = here.clamp_(-_LARGEST, _LARGEST).half()
 
+    def _begin(self, probabilities: Tensor) -> Tensor:
+        """Choose the tokens, and return the positions chosen."""
+        (scored, support), device = probabilities.shape, probabilities.device
+        count = min(self.share, scored)
+        chosen = torch.linspace(0, scored - 1, count + 2, device=device)[1:-1].round().long()
+        if count == scored:
+            chosen = torch.arange(scored, device=device)
+        top = probabilities[chosen].topk(min(self.tokens, support), dim=-1)
+        self.ids = top.indices  # [S, K]
+        self.probabilities = top.values / top.values.sum(dim=-1, keepdim=True)
+        self.values = torch.empty(self.units, *self.ids.shape, dtype=torch.float16, device=device)
+        return chosen
+
     def kept(self) -> Shifts:
         """The shifts taken, on the CPU."""
-        count = len(self.chosen)
+        count = len(self.values[0])
         return Shifts(
             self.values.cpu().numpy(),
             self.probabilities.float().cpu().numpy(),

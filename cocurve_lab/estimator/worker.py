@@ -146,7 +146,9 @@ class Worker:
         inputs = (self.architecture, job.units, job.calibration, number, job.top_r)
         sketch = None
         if job.sketch is not None:
-            sketch = SequenceSketch(number, len(job.calibration), *job.sketch, job.groups)
+            sketch = SequenceSketch(
+                number, len(job.calibration), len(job.units), job.sketch, job.groups
+            )
         gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl, sketch)
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])

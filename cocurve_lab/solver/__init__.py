@@ -7,7 +7,7 @@ In reading order:
     selection.py    a plan: which units go, in which order, at what predicted cost
     plan_json.py    the fields of a plan in JSON
     greedy.py       Algorithm 2
-    solve.py        `solve_greedy`
+    solve.py        `solve_greedy`, and the longest plan that greedy reaches
     additive.py     Algorithm 2 on the additive KL instead of H
     uniform.py      plans with the same counts in every layer
     interaction.py  how much weight the edges get: the gate, and every plan lambda makes

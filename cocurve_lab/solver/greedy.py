@@ -7,7 +7,7 @@ why sliders re-solve instead of caching. `Greedy.run` is the algorithm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError
 from .guards import Guards, Rules, UnitsLike
 from .selection import Selection
-from .targets import Budget, require_strength
+from .targets import Budget
 
 
 class Greedy:
@@ -193,31 +193,6 @@ class Greedy:
             less = "a smaller ratio" if self.budget.target is None else "a milder target"
             remedy = f"Try another interaction_strength, {less}, or looser guards."
         return self.rules.out_of_reach(f"{fact}. {remedy}", most, stalled)
-
-
-def longest(
-    curvature: Curvature, guards: Guards, upto: float, interaction_strength: float = 1.0
-) -> Selection:
-    """The longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
-
-    Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
-    result is the plan of its own ratio (`Selection.prefix`). Unlike `solve_greedy`, this does not
-    raise InfeasibleError: where it stalls, `requested_ratio` is what it came to.
-
-    Args:
-        curvature: H [M, M].
-        guards: where units may go; a `layer_cap_factor` counts from `upto`.
-        upto: share of removable cost at which to stop, [0, 1).
-        interaction_strength: lambda, at least 0.
-
-    Raises:
-        InputError: ratio or lambda out of range.
-    """
-    strength = require_strength(interaction_strength)
-    greedy = Greedy(curvature, upto, guards)
-    greedy.run(strength)
-    plan = greedy.selection(strength)
-    return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""`solve_greedy`: from a curvature and a budget to a plan, by Algorithm 2."""
+"""From a curvature and a budget to a plan, by Algorithm 2: `solve_greedy`, and `longest`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError
@@ -74,3 +75,28 @@ def solve_greedy(
     if greedy.stalled:
         raise greedy.infeasible()
     return greedy.selection(strength)
+
+
+def longest(
+    curvature: Curvature, guards: Guards, upto: float, interaction_strength: float = 1.0
+) -> Selection:
+    """The longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
+
+    Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
+    result is the plan of its own ratio (`Selection.prefix`). Unlike `solve_greedy`, this does not
+    raise InfeasibleError: where it stalls, `requested_ratio` is what it came to.
+
+    Args:
+        curvature: H [M, M].
+        guards: where units may go; a `layer_cap_factor` counts from `upto`.
+        upto: share of removable cost at which to stop, [0, 1).
+        interaction_strength: lambda, at least 0.
+
+    Raises:
+        InputError: ratio or lambda out of range.
+    """
+    strength = require_strength(interaction_strength)
+    greedy = Greedy(curvature, upto, guards)
+    greedy.run(strength)
+    plan = greedy.selection(strength)
+    return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.models.units import Unit, UnitSet
-from cocurve_lab.solver.greedy import longest
 from cocurve_lab.solver.guards import Guards, reachable_ratio
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.solve import longest, solve_greedy
 from helpers.problems import allowed, llama_8b_units, make_units, naive_greedy, random_curvature
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129

@@ -19,11 +19,11 @@ import cocurve_lab as cl
 from cocurve_lab.errors import CocurveError, FileFormatError, InputError, NumericalError
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.numeric import as_float, as_int
-from cocurve_lab.solver.greedy import Greedy, longest
+from cocurve_lab.solver.greedy import Greedy
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.interaction import lambda_path
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Budget, Target, read_count
 from cocurve_lab.solver.uniform import solve_uniform
 from cocurve_lab.storage import dump_plain
