@@ -59,3 +59,9 @@ class InfeasibleError(CocurveError):
         self.requested_ratio = requested_ratio
         self.reachable_ratio = reachable_ratio
         self.stalled_ratio = stalled_ratio
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of another package's error as one line, cut after 300 characters."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."

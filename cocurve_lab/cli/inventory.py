@@ -62,7 +62,7 @@ def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
         ArchitectureError: the family is not supported.
         InputError: there is no such model or configuration.
     """
-    from ..models.hub import explain, require_place
+    from ..models.hub import require_place
     from ..models.identity import MANIFEST
     from ..models.loading import place_of, shapes_only
     from ..pruner.saving import empty_pruned
@@ -76,10 +76,7 @@ def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
         return empty_pruned(folder)
     if not options.config:
         require_place(source)
-    try:
-        model: PreTrainedModel = shapes_only(source)
-    except (OSError, ValueError) as error:
-        raise explain(source, error) from error
+    model: PreTrainedModel = shapes_only(source)
     return model
 
 

@@ -9,7 +9,9 @@ In reading order:
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
     hub.py            why a model cannot be loaded, and the next step
+    configuration.py  checks of a model's JSON files before they are followed
     loading.py        loading a model and its tokenizer
 
-This room imports only `errors` and `storage`. README.md lists the families and how to add one.
+This room imports only `errors`, `numeric` and `storage`. README.md lists the families and how to
+add one.
 """

@@ -206,8 +206,8 @@ def describe(model: Any) -> Architecture:
 
     Raises:
         ArchitectureError: the family is unknown, the model is a mixture of experts or has a vision
-            or audio tower, a layer lacks a projection, or weights are quantised in a way that
-            cannot be measured.
+            or audio tower, it has no layers, a layer lacks a projection, or weights are quantised
+            in a way that cannot be measured.
     """
     architecture = Architecture(model, find_family(model))
     family = architecture.family
@@ -222,6 +222,10 @@ def describe(model: Any) -> Architecture:
             f"{type(model).__name__} has no layers at model.{family.decoder}.{family.layers}; it "
             "may be wrapped, by an adapter or a trainer. Merge adapters, unwrap the model, and try "
             "again."
+        )
+    if not len(architecture.layers):
+        raise ArchitectureError(
+            f"{type(model).__name__} has no layers, so nothing to prune. Check config.json."
         )
     for layer in range(len(architecture.layers)):
         for kind in KINDS:

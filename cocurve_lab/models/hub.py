@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..atomic import is_full
-from ..errors import InputError
+from ..errors import InputError, one_line
 
 _PATH_SIGNS = (".", "~", os.sep)
 # The last two are of the hub's HTTP client, so causes are compared by class name, not imported.
@@ -98,9 +98,19 @@ def explain(
             f"{part}{name} comes with its own code, which is not run. Read that code, then load "
             "the model in Python with trust_remote_code=True; or give a model that needs none."
         )
+    if "UnpicklingError" in kinds:  # not torch's own words, which advise to run the file
+        return InputError(
+            f"the weights of {name} are a pickle that holds more than tensors. Loading it could "
+            "run code, so nothing of it was run. Give a folder with .safetensors files."
+        )
+    if "ImportError" in kinds:
+        return InputError(
+            f"{part}{name} needs a Python package that is missing ({one_line(error)}). Give a "
+            "model without such needs, for example one that is not quantised; or install it."
+        )
     return InputError(
-        f"{part}{name} cannot be loaded: {type(error).__name__}: {error}\nGive a folder with a "
-        "Hugging Face model, or the hub id of one."
+        f"{part}{name} cannot be loaded ({type(error).__name__}: {one_line(error)}). Give a folder "
+        "with a Hugging Face model, or the hub id of one."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 from ..errors import ArchitectureError, CocurveError, InputError
 from .architectures import describe
+from .configuration import require_own_files, require_usable
 from .hub import explain, require_place
 from .identity import MANIFEST
 
@@ -27,7 +29,8 @@ _TRIAL = (
     "naïve 北京 Москва",
 )
 # the options of from_pretrained that a configuration or a tokenizer takes too
-_HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "trust_remote_code")
+_PLACE_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
+_HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 
 # Places -------------------------------------------------------------------------------------------
@@ -153,17 +156,18 @@ def load_model(
         device: by default CUDA if torch can use it, else the CPU.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
         **options: passed to `from_pretrained` (revision, token, attn_implementation, ...).
-            `trust_remote_code` is False unless given.
+            `trust_remote_code` is False unless given. An attention kernel of the hub is used only
+            if it is given here, never because config.json names it.
 
     Returns:
         The model, in eval mode and without gradients, and its tokenizer.
 
     Raises:
         ArchitectureError: the family is not supported.
-        InputError: the model is gated, missing, misspelt, unreachable or already pruned, the disk
-            filled up, or the device or dtype cannot be used. Each message gives the next step.
+        InputError: the model is gated, missing, misspelt, unreachable or already pruned, its files
+            are damaged or reach beyond its folder, the disk filled up, or the device or dtype
+            cannot be used. Each message gives the next step.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     target, place = pick_device(device), place_of(model_id)
@@ -178,14 +182,13 @@ def load_model(
     default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     require_place(place)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
+    # an unsupported family is rejected before gigabytes are downloaded
+    shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
+    tokenizer = load_tokenizer(model_id, **options)
+    require_own_files(source, **_picked(options, _PLACE_OPTIONS))
     try:
-        # an unsupported family is rejected before gigabytes are downloaded
-        shapes_only(source, **_hub_options(options))
-        tokenizer = load_tokenizer(model_id, **options)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
-    except CocurveError:  # its message is already an explanation
-        raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
     describe(model)
     keep_score_cap(model)
@@ -226,7 +229,7 @@ def load_tokenizer(
     place = place_of(model_id)
     if not Path(place).is_dir():  # a folder may hold a tokenizer alone, without config.json
         require_place(place)
-    options = {"trust_remote_code": False} | _hub_options(options)
+    options = {"trust_remote_code": False} | _picked(options, _HUB_OPTIONS)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **options)
         difference = _difference_from_file(tokenizer, str(place), options)
@@ -273,26 +276,38 @@ def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: An
 
     Raises:
         ArchitectureError: the family is not supported.
-        OSError, ValueError: the configuration cannot be read; `hub.explain` finds the reason.
+        InputError: the configuration cannot be found, read or built; as `load_model`.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+    from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-    if isinstance(source, PreTrainedConfig):
-        config = source
-    else:
-        config = AutoConfig.from_pretrained(source, **{"trust_remote_code": False} | options)
     try:
+        config = source if isinstance(source, PreTrainedConfig) else _read_config(source, options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-    except ValueError as error:
-        raise ArchitectureError(
-            f"{str(config._name_or_path or config.model_type)!r} is a {config.model_type!r} model, "
-            f"which is not a causal language model ({str(error).splitlines()[0]}). Give a model "
-            "that continues text."
-        ) from None
+    except CocurveError:  # its message is already an explanation
+        raise
+    except Exception as error:  # each class has its own checks and errors
+        name = source if not isinstance(source, PreTrainedConfig) else config.model_type
+        if "Unrecognized configuration class" in str(error):
+            raise ArchitectureError(
+                f"{str(name)!r} is a {config.model_type!r} model, which is not a causal language "
+                "model. Give a model that continues text."
+            ) from None
+        cache = options.get("cache_dir")
+        raise explain(name, error, cache=cache, part="the configuration of ") from error
     describe(model)
     return model
 
 
-def _hub_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in _HUB_OPTIONS if name in options}
+def _read_config(source: str | os.PathLike[str], options: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration of a model, checked before anything in it is followed."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    options = {"trust_remote_code": False} | options
+    content, _ = PreTrainedConfig.get_config_dict(source, **options)
+    require_usable(content, source, attention="attn_implementation" not in options)
+    return AutoConfig.from_pretrained(source, **options)
+
+
+def _picked(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}

@@ -272,14 +272,15 @@ def _layers(manifest: Mapping[str, Any]) -> str:
 
 def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
     """Code that repeats the pruning from the manifest, and where the plan came from."""
+    # whatever a manifest holds goes into code as a literal, because it may be anybody's
     strength, groups = manifest.get("interaction_strength"), manifest.get("ffn_groups") or 16
     solved = "The plan was not solved from H: its units were given, or chosen by another method."
     if strength is not None:
         guards, target = manifest.get("guards"), manifest.get("target")
         given = "" if not guards else f", cl.Guards({_arguments(guards)})"
         given += ", uniform=True" if manifest.get("uniform") else ""
-        asked = "target" if target else manifest["requested_ratio"]
-        solved = f"The plan came from `cl.solve_greedy(curvature, {asked}, {strength}{given})`"
+        asked = "target" if target else repr(manifest["requested_ratio"])
+        solved = f"The plan came from `cl.solve_greedy(curvature, {asked}, {strength!r}{given})`"
         solved += f" with the target {target}" if target else ""
         solved += ". Units forced in or out, and refinement, are not recorded here."
     mark = manifest.get("curvature_fingerprint")
@@ -300,10 +301,10 @@ import cocurve_lab as cl
 
 plan = json.loads(Path("cocurve_manifest.json").read_text())
 {load}
-units = cl.enumerate_units(model, ffn_groups={groups})
+units = cl.enumerate_units(model, ffn_groups={groups!r})
 selection = cl.Selection.from_pruned(units, plan["pruned_units"])
 selection = selection.with_gains({{units.index(u): g for u, g in plan["gains"].items()}})
-assert selection.fingerprint == "{manifest["selection_fingerprint"]}"
+assert selection.fingerprint == {manifest["selection_fingerprint"]!r}
 pruned = cl.prune(model, selection)
 ```
 
@@ -311,5 +312,5 @@ pruned = cl.prune(model, selection)
 
 
 def _arguments(values: Mapping[str, Any]) -> str:
-    """Values as the keyword arguments of a call."""
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    """Values as the keyword arguments of a call; a key that is no name is omitted."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items() if name.isidentifier())

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..errors import FileFormatError
+from ..errors import FileFormatError, InputError, one_line
+from ..models.configuration import require_usable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -67,19 +68,24 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
     """Read the configuration of a saved folder without its layers' widths; run no code of it.
 
     Raises:
-        FileFormatError: config.json is missing, damaged, or of an unknown model type.
+        FileFormatError: config.json is missing, damaged, of an unknown model type, or it asks for
+            more than is followed (`require_usable`).
     """
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        require_usable(content, folder)
         for name in _OWN_KEYS:
             content.pop(name, None)
         config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
+    except InputError as error:
+        raise FileFormatError(str(error)) from None
     except Exception as error:  # transformers' own checks raise many kinds
         raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}). Save the model again."
+            f"{path} cannot be read ({type(error).__name__}: {one_line(error)}). Save the model "
+            "again."
         ) from None
     config._name_or_path = str(folder)
     return config

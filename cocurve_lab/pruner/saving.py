@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..atomic import replacing_folder
-from ..errors import FileFormatError, InputError
+from ..errors import FileFormatError, InputError, one_line
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
@@ -138,7 +138,13 @@ def load_pruned(
     _rebuild_buffers(model)
     settle_heads(describe(model))
     if (folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+        try:
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # its checks raise many kinds
+            raise FileFormatError(
+                f"{folder / 'generation_config.json'} cannot be read ({type(error).__name__}: "
+                f"{one_line(error)}). Save the model again."
+            ) from None
     model.cocurve_manifest = manifest
     model.to(device=pick_device(device))
     return model.eval().requires_grad_(False)
@@ -154,11 +160,17 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     folder = Path(os.path.expanduser(folder))
-    manifest = read_manifest(folder)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            dense_configuration(folder), dtype=getattr(torch, manifest["dtype"])
-        )
+    manifest, config = read_manifest(folder), dense_configuration(folder)
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, manifest["dtype"])
+            )
+    except Exception as error:  # each class has its own checks and errors
+        raise FileFormatError(
+            f"{folder / 'config.json'} describes no model that can be built "
+            f"({type(error).__name__}: {one_line(error)}). Save the model again."
+        ) from None
     _narrow(describe(model), manifest["layers"])
     return model
 

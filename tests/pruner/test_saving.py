@@ -21,7 +21,7 @@ from cocurve_lab import atomic
 from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner import modeling_cocurve
-from cocurve_lab.pruner.card import CardFacts
+from cocurve_lab.pruner.card import CardFacts, model_card
 from cocurve_lab.pruner.folder import MODELLING_FILE
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
@@ -307,6 +307,18 @@ def test_odd_names_do_not_break_the_front_matter(tmp_path: Path, base: str) -> N
     assert f"# {' '.join(base.split())}, pruned\n" in text
 
 
+def test_what_a_manifest_holds_stays_a_literal_in_the_code(tmp_path: Path) -> None:
+    card_of(tmp_path / "small")
+    manifest = json.loads((tmp_path / "small" / MANIFEST).read_text())
+    evil = '"; __import__("os").abort(); "\n```\n'
+    changed: dict[str, Any] = {"selection_fingerprint": evil, "ffn_groups": evil}
+    changed["guards"] = {evil: evil}
+    card = model_card(manifest | changed | {"target": None}, CardFacts(), has_tokenizer=False)
+    code = re.findall(r"^```python\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)[-1]
+    calls = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    assert "__import__" not in calls
+
+
 def test_facts_that_cannot_be_true_are_refused() -> None:
     for wrong in (-0.1, float("nan"), float("inf")):
         with pytest.raises(cl.InputError, match="nats per token"):
@@ -515,6 +527,22 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "impossible configuration": (
         edited("config.json", lambda c: c.update(hidden_size="many")),
         "config.json cannot be read",
+    ),
+    "configuration that cannot be built": (
+        edited("config.json", lambda c: c.update(hidden_act="nope")),
+        "config.json describes no model",
+    ),
+    "endless configuration": (
+        edited("config.json", lambda c: c.update(num_hidden_layers=10**7)),
+        "at most 1,000 layers",
+    ),
+    "attention kernel of the hub": (
+        edited("config.json", lambda c: c.update(_attn_implementation="org/kernel")),
+        "'org/kernel', which may be code from the hub",
+    ),
+    "generation settings of a wrong type": (
+        lambda f: (f / "generation_config.json").write_text("[1]"),
+        "generation_config.json cannot be read",
     ),
 }
 
