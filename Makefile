@@ -1,5 +1,5 @@
-# Every command first sets up .venv, once, and again when pyproject.toml or constraints.txt changes.
-# Otherwise no network is needed.
+# Every command first sets up .venv, once, and again when a dependency changes. Otherwise no network
+# is needed.
 #
 #   PYTHON=python3.12         the interpreter to build .venv with (default: see .ci/setup)
 #   TORCH_INDEX=URL           an additional package index to take torch from (see .ci/README.md)
@@ -18,13 +18,13 @@ RUN := $(VENV)/bin/python -m
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test check format clean
+.PHONY: help lab demo test check format lock clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1|\2/p' Makefile | \
 	    while IFS='|' read -r target text; do printf '%-12s %s\n' "$$target" "$$text"; done
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt .ci/requirements.txt .ci/build.txt
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/setup $(VENV)
 	@touch $@
 
@@ -49,6 +49,13 @@ format: $(INSTALLED) ## format the code, apply safe fixes, strip notebook output
 	@$(RUN) ruff check --fix .
 	@find notebooks -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' \
 	    -exec $(RUN) nbstripout --extra-keys metadata.widgets {} +
+
+# from Python 3.11.5 on: some of the versions in constraints.txt support none before it
+LOCK := uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
+    --custom-compile-command "make lock" -c constraints.txt
+lock: ## write the hashes of the versions in constraints.txt (needs uv)
+	@$(LOCK) --all-extras pyproject.toml -o .ci/requirements.txt
+	@printf 'hatchling>=1.27\nsetuptools\nwheel\n' | $(LOCK) - -o .ci/build.txt
 
 clean: ## remove .venv and caches; your results in notebooks/ stay
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

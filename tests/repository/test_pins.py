@@ -1,7 +1,8 @@
-"""Dependencies: each is pinned once, exactly, and conda installs the same."""
+"""Dependencies: each is pinned once, exactly, with hashes, and conda installs the same."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -47,6 +48,53 @@ def test_each_dependency_is_pinned_once(python: str) -> None:
 def test_constraints_pin_exactly() -> None:
     loose = [str(pin) for pin in pins() if [s.operator for s in pin.specifier] != ["=="]]
     assert not loose
+
+
+def locked(name: str) -> dict[str, tuple[Requirement, list[str]]]:
+    """The requirements of a file with hashes, by name."""
+    text = (ROOT / ".ci" / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    found = {}
+    for line in lines:
+        requirement, *hashes = line.split(" --hash=")
+        parsed = Requirement(requirement.strip())
+        found[canonicalize_name(parsed.name)] = parsed, [mark.strip() for mark in hashes]
+    assert len(found) == len(lines)
+    return found
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "build.txt"])
+def test_every_requirement_has_hashes_and_no_address(name: str) -> None:
+    for requirement, hashes in locked(name).values():
+        assert requirement.url is None
+        assert [pin.operator for pin in requirement.specifier] == ["=="]
+        assert hashes
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", mark) for mark in hashes), requirement
+
+
+def test_hashes_are_those_of_the_constraints() -> None:
+    """With the pins for Python 3.11 and newer; run `make lock` after a change."""
+    environment = {"python_version": "3.11", "python_full_version": "3.11.7"}
+    pinned = {
+        canonicalize_name(pin.name): pin.specifier
+        for pin in pins()
+        if pin.marker is None or pin.marker.evaluate(environment)
+    }
+    found = locked("requirements.txt")
+    assert {name: found[name][0].specifier for name in pinned if name in found} == pinned
+    built = {name: pin.specifier for name, (pin, _) in locked("build.txt").items()}
+    assert {name: built[name] for name in built if name in pinned} == {
+        name: pinned[name] for name in built if name in pinned
+    }
+    # the rest is for other systems, or what .ci/setup omits together with torch
+    setup = (ROOT / ".ci" / "setup").read_text(encoding="utf-8")
+    omitted = re.search(r"own = !/(.*?)/", setup)
+    assert omitted
+    for name in found.keys() - pinned.keys():
+        marker = found[name][0].marker
+        foreign = marker and not marker.evaluate({"sys_platform": "linux"})
+        assert foreign or re.match(omitted[1], name), f"{name} is in no list of pins"
+    assert {name for name in pinned if re.match(omitted[1], name)} == {"torch"}
 
 
 def test_conda_environment_adds_nothing() -> None:
