@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 import math
@@ -33,6 +35,7 @@ from .storage import fingerprint
 log = logging.getLogger(__name__)
 
 FORMAT, VERSION = "cocurve-study", 1
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a text begins like a formula
 
 Row = dict[str, Any]
 Table = list[Row]  # one flat dict per observation; `pandas.DataFrame(table)` shows it
@@ -228,3 +231,24 @@ def plus_minus(value: float | None, error: float | None = None) -> str:
         return f"{value:.3g} ± {error:.2g}"
     places = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:.{places}f} ± {error:.{places}f}"
+
+
+# Files for spreadsheets ---------------------------------------------------------------------------
+
+
+def as_csv(table: Table) -> str:
+    """Write a table as CSV text; "" if it is empty.
+
+    A spreadsheet would run a text that begins like a formula, so such a text gets an apostrophe in
+    front, which spreadsheets do not show.
+    """
+    columns = list(dict.fromkeys(name for row in table for name in row))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    for cells in [columns, *([row.get(name, "") for name in columns] for row in table)]:
+        writer.writerow([_no_formula(cell) for cell in cells])
+    return text.getvalue() if columns else ""
+
+
+def _no_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.studies.trust.choices import FITTING_COLUMNS
-from cocurve_lab.tables import Table, cached_table, column, pick, plus_minus, shown
+from cocurve_lab.tables import Table, as_csv, cached_table, column, pick, plus_minus, shown
 
 ROWS = [
     {"ratio": np.float64(0.2), "units": np.int64(3), "name": "a", "left": None, "best": np.True_},
@@ -170,3 +172,13 @@ def test_one_sequence_has_no_error() -> None:
 )
 def test_a_value_has_the_places_of_its_error(value: float, error: float, expected: str) -> None:
     assert plus_minus(value, error) == expected
+
+
+def test_no_cell_of_a_csv_begins_a_formula() -> None:
+    texts = ["=1+1", "+1", "-a", "@x", "\tx", "\rx", "a=b", 'a,"b"']
+    table: Table = [{"=name": text, "value": -2.5} for text in texts] + [{"more": None}]
+    heads, *rows = csv.reader(io.StringIO(as_csv(table), newline=""))
+    assert heads == ["'=name", "value", "more"]
+    assert [row[0] for row in rows] == [f"'{t}" for t in texts[:6]] + texts[6:] + [""]
+    assert {row[1] for row in rows[:-1]} == {"-2.5"}
+    assert as_csv([]) == ""

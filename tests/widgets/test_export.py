@@ -55,6 +55,18 @@ def test_titles_and_measured_plans_are_escaped_and_kept(tmp_path: Path) -> None:
     assert (mark["risk"], mark["strength"]) == (0.25, 0.5)
 
 
+@pytest.mark.parametrize("name", ["<!--<script>", "</script>", "<!--", "a < b \u2028"])
+def test_no_name_changes_where_the_data_ends(tmp_path: Path, name: str) -> None:
+    session = Session(SMALL)
+    export_html(SMALL, tmp_path / "a.html", session=session)  # leaves the plan that it shows
+    session.add_measured(Measured(session.selection, 0.25, 0.1, name))
+    path = export_html(SMALL, tmp_path / "a.html", session=session)
+    assert f"on {name}" in data_of(path)["lambda"]["status"]
+    # "<!--<script>" makes </script> a part of the data, so the page would end with it
+    _, _, rest = path.read_text(encoding="utf-8").partition('id="cocurve-data">')
+    assert "<" not in rest[: rest.index("</script>")]
+
+
 def test_exporting_leaves_no_widget_behind(tmp_path: Path) -> None:
     from ipywidgets.widgets.widget import _instances
 

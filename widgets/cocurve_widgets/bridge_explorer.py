@@ -13,7 +13,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded, plan_code
-from .session import Session
+from .session import Session, require_unit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -134,20 +134,8 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     @validate("brushed")
     def _known_units(self, proposal: Any) -> list[int]:
         for unit in proposal.value:
-            self._require_unit(unit, "brushed holds")
+            require_unit(self.session.curvature, unit, "brushed holds")
         return sorted({int(unit) for unit in proposal.value})
-
-    @validate("selected_unit")
-    def _known_unit(self, proposal: Any) -> int | None:
-        if proposal.value is not None:
-            self._require_unit(proposal.value, "selected_unit is")
-        value: int | None = proposal.value
-        return value
-
-    def _require_unit(self, unit: Any, where: str) -> None:
-        size = len(self.session.curvature.units)
-        if not isinstance(unit, (int, np.integer)) or not 0 <= unit < size:
-            raise TraitError(f"{where} {unit!r}. Use an index from 0 to {size - 1}.")
 
     # Bridges and plans --------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ def export_html(
         title=html.escape(heading + (" (preview)" if curvature.is_preview else "")),
         about=html.escape(_about(curvature)),
         css=front("instrument.css"),
-        data=json.dumps(_plain(states), separators=(",", ":")).replace("</", "<\\/"),
+        # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
+        data=json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c"),
         script=front(*MODULES),
     )
     cl.write_atomically(path := Path(path), text.encode())

@@ -15,9 +15,10 @@ import ipywidgets as W
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
+from cocurve_lab.tables import as_csv
 
 from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, Rows
-from .instrument import Instrument, front, to_csv
+from .instrument import Instrument, front
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
 BUTTONS = {  # label -> tooltip
@@ -320,7 +321,7 @@ def _number(value: float) -> str:
 
 def _points_table(rows: Rows, plan: str | None) -> str:
     """The points, with links to save them and the plan (JSON text; None: no plan)."""
-    files = _download("CSV", "fidelity.csv", "text/csv", to_csv(rows))
+    files = _download("CSV", "fidelity.csv", "text/csv", as_csv(rows))
     files += "" if plan is None else _download("JSON", "plan.json", "application/json", plan)
     shown = [[_cell(row[key]) for key in COLUMNS.values()] for row in rows[:MOST_ROWS]]
     more = len(rows) - len(shown)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import difflib
 import functools
-import io
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -14,11 +12,12 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from ipywidgets import DOMWidget
-from traitlets import Int, Unicode, default
+from traitlets import Int, Unicode, default, validate
 
 import cocurve_lab as cl
+from cocurve_lab.tables import as_csv
 
-from .session import Session
+from .session import Session, require_unit
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -104,6 +103,12 @@ class Instrument(DOMWidget):
     def _preview_note(self) -> str:
         return self.session.curvature.note()
 
+    @validate("selected_unit")
+    def _known_unit(self, proposal: Any) -> int | None:
+        value: int | None = proposal.value
+        require_unit(self.session.curvature, value, "selected_unit is")
+        return value
+
     # Linking ------------------------------------------------------------------------------------
 
     def follow(self, handler: Callable[..., None], trait: str) -> None:
@@ -159,7 +164,7 @@ class Instrument(DOMWidget):
 
     def _file(self, suffix: str) -> bytes:
         if suffix == ".csv":
-            return to_csv(self.table()).encode()
+            return as_csv(self.table()).encode()
         if suffix == ".json":
             if self.session.selection is None:
                 raise cl.InputError("there is no plan yet. Choose one, then save again.")
@@ -202,16 +207,6 @@ def _solves_to(plan: cl.Selection, curvature: cl.Curvature, strength: float) -> 
     except cl.CocurveError:
         return False
     return again.pruned == plan.pruned
-
-
-def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows with the same keys as CSV text."""
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def to_gexf(graph: Any) -> bytes:

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from traitlets import HasTraits, Instance, Int, Tuple
+import numpy as np
+from traitlets import HasTraits, Instance, Int, TraitError, Tuple, validate
 
 import cocurve_lab as cl
 
@@ -172,14 +173,20 @@ class Session(HasTraits):
     selected_unit = Int(None, allow_none=True)
     measured = Tuple()
 
+    @validate("selected_unit")
+    def _known_unit(self, proposal: Any) -> int | None:
+        value: int | None = proposal.value
+        require_unit(self.curvature, value, "selected_unit is")
+        return value
+
     def __init__(
         self,
         curvature: cl.Curvature,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        super().__init__()
         self.curvature, self.tokenizer = curvature, tokenizer
+        super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()
         # one for all its instruments: with one each, two that follow each other could deadlock
@@ -275,6 +282,13 @@ class Session(HasTraits):
     def __repr__(self) -> str:
         model = "no model" if self.model is None else type(self.model).__name__
         return f"Session on {self.curvature!r}, {model}, {len(self.measured)} plans measured"
+
+
+def require_unit(curvature: cl.Curvature, unit: Any, where: str) -> None:
+    """Raise TraitError unless `unit` is None or the index of a unit of H."""
+    size = len(curvature.units)
+    if unit is not None and not (isinstance(unit, (int, np.integer)) and 0 <= unit < size):
+        raise TraitError(f"{where} {unit!r}. Use an index from 0 to {size - 1}.")
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ import numpy as np
 
 from ...atomic import write_atomically
 from ...errors import InputError
-from ...tables import Row, Table, pick
+from ...tables import Row, Table, as_csv, pick
 
 OURS = "CoCurve"  # its label in the table
 COMPARABLE = 0.012  # largest distance of realised from requested ratio at which rows are ranked
@@ -97,12 +95,7 @@ class Comparison:
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write every cell as CSV, and return the path."""
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns, restval="")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_atomically(path, text.getvalue().encode())
+        write_atomically(path, as_csv(self.rows).encode())
         return Path(path)
 
     def to_html(self, ratio: float, search: str = "none") -> str:

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { named, stemOf, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { named, stemOf, toCsv, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
 import { untrusted } from "../../../widgets/cocurve_widgets/front/plan_pictures.js";
 
 const model = (preview) => ({ get: (name) => (name === "preview" ? preview : undefined) });
@@ -33,4 +33,10 @@ test("a note for a picture is wrapped without losing a word", () => {
   assert.deepEqual(lines.filter((line) => line.length > 12), ["unreasonablylongword"]);
   assert.ok(lines.every((line, k) => !k || `${lines[k - 1]} ${line.split(" ")[0]}`.length > 12));
   assert.deepEqual(wrapped("", 12, (line) => line.length), []);
+});
+
+test("no cell of a CSV begins a formula, and numbers stay numbers", () => {
+  const rows = [["=1+1", -2.5], ['@a","b', 3], ["\rx", null], ["a-b", "-"]];
+  assert.equal(toCsv({ columns: ["=name", "value"], rows }),
+    "'=name,value\n'=1+1,-2.5\n\"'@a\"\",\"\"b\",3\n\"'\rx\",\na-b,'-\n");
 });

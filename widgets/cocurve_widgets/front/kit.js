@@ -208,8 +208,10 @@ export function offer(name, content, type) {
 
 /** {columns, rows} as CSV text. */
 export function toCsv({ columns, rows }) {
-  const quote = (v) => (/[",\n]/.test(String(v)) ? `"${String(v).replaceAll('"', '""')}"` : v);
-  return [columns, ...rows].map((row) => row.map(quote).join(",")).join("\n") + "\n";
+  // a spreadsheet would run a text that begins like a formula; it does not show the apostrophe
+  const safe = (v) => (typeof v === "string" && /^[=+\-@\t\r]/.test(v) ? `'${v}` : v);
+  const quote = (v) => (/[",\n\r]/.test(String(v)) ? `"${String(v).replaceAll('"', '""')}"` : v);
+  return [columns, ...rows].map((row) => row.map(safe).map(quote).join(",")).join("\n") + "\n";
 }
 
 function tableElement({ columns, rows }) {
