@@ -19,6 +19,7 @@ resume. README.md explains the verbs.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import sys
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import CocurveError
+from ..errors import CocurveError, one_line
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _DESCRIPTION = """\
@@ -51,7 +52,7 @@ a complete run on the model that comes with the lab:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    Errors of the library and of files become a line on stderr, not a traceback.
+    Every error becomes a line on stderr, not a traceback; with COCURVE_DEBUG=1 it is raised.
 
     Args:
         argv: the arguments; None means those of the process.
@@ -71,9 +72,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = str(stop) or "interrupted before anything was done; nothing is left behind."
         print(f"cocurve: {kept}", file=sys.stderr)
         return INTERRUPTED
-    except (CocurveError, OSError) as error:
-        print(f"cocurve {options.verb}: {error}", file=sys.stderr)
+    except Exception as error:
+        if os.environ.get("COCURVE_DEBUG"):
+            raise
+        print(f"cocurve {options.verb}: {_told(error)}", file=sys.stderr)
         return FAILED
+
+
+def _told(error: Exception) -> str:
+    """An error in words; one that nobody foresaw with its type, and how to see where it arose."""
+    if isinstance(error, (CocurveError, OSError)):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {one_line(error)}. This is an error that cocurve did not expect; "
+        "to see where it arose, run the same command with COCURVE_DEBUG=1 set."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,10 +221,10 @@ def _shards_in(places: list[Path]) -> list[Path]:
                 f"{place} holds no finished shards. Build them: cocurve build ... --shard 1/2."
             )
         files += found
-    marks = sorted({file.name.split(".shard-")[0] for file in files})
+    marks = sorted({file.name.rsplit(".shard-", 1)[0] for file in files})
     if len(marks) > 1 and any(place.is_dir() for place in places):
         raise InputError(
             f"there are shards of {len(marks)} builds: {', '.join(marks)}. Name the files of one: "
-            f"cocurve merge {files[0].parent / marks[0]}.shard-*"
+            f"cocurve merge {shlex.quote(str(files[0].parent / marks[0]))}.shard-*"
         )
     return files

@@ -48,6 +48,8 @@ def add_verb(
 
 def as_path(text: str) -> Path:
     """Make a path of an argument; the shell does not expand the ~ in --out=~/H."""
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no path on any system")
     return Path(os.path.expanduser(text))
 
 

@@ -156,5 +156,5 @@ def _parser() -> argparse.ArgumentParser:
 if __name__ == "__main__":
     try:
         main()
-    except CocurveError as error:
+    except (CocurveError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..curvature.matrix import Curvature
 from ..curvature.merging import Shard, settings_of
+from ..models.identity import short_name
 from ..storage import fingerprint
 
-_NAME = re.compile(r"_(?P<mark>[^_]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
+_NAME = re.compile(r"_(?P<mark>[^_.]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 
 
 def build_path(folder: str | os.PathLike[str], name: str, settings: dict[str, Any]) -> Path:
@@ -23,12 +24,13 @@ def build_path(folder: str | os.PathLike[str], name: str, settings: dict[str, An
 
     Args:
         folder: where files of H are kept.
-        name: name of the model, for the reader.
+        name: name of the model, for the reader; a `short_name` is made of it.
         settings: from `estimate.build_settings`; their fingerprint ends the name.
     """
     # only the fingerprint counts: the same weights may have been loaded under another name
     mark = fingerprint(settings)[:10]
-    return next(Path(folder).glob(f"H_*_{mark}.pkl"), Path(folder) / f"H_{name}_{mark}.pkl")
+    path = Path(folder) / f"H_{short_name(name)}_{mark}.pkl"
+    return next(Path(folder).glob(f"H_*_{mark}.pkl"), path)
 
 
 def shard_path(path: Path, shard: Shard) -> Path:
@@ -59,7 +61,8 @@ def files_in(folder: str | os.PathLike[str]) -> Files:
     """List the files of H in a folder, by their names alone."""
     results = sorted(Path(folder).glob("H_*.pkl"))
     return Files(
-        whole=[file for file in results if ".shard-" not in file.name],
+        # by the end of the name: a model may be called x.shard-1-of-2
+        whole=[file for file in results if not _NAME.search(file.name)],
         shards=[file for file in results if _NAME.search(file.name)],
         checkpoints=sorted(Path(folder).glob("H_*.ckpt")),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +41,14 @@ def model_dtype(model: PreTrainedModel) -> str:
 def model_name(model: PreTrainedModel) -> str:
     """A short name for files and titles: the last part of the path or hub id it came from."""
     source = str(getattr(model.config, "_name_or_path", "") or model.config.model_type)
-    return Path(source.rstrip("/")).name or "model"
+    return short_name(source)
+
+
+def short_name(source: str) -> str:
+    """Return the last part of a path or hub id, cut to 100 bytes so that file names can hold it."""
+    # what ends a path on any system; file systems take 255 bytes, and shards and checkpoints add
+    name = re.split(r"[/\\\0]", source.rstrip("/"))[-1].encode("utf-8", "replace")
+    return name[:100].decode("utf-8", "ignore") or "model"
 
 
 def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = None) -> str:

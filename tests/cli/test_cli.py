@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from cocurve_lab import progress
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import features
+from cocurve_lab.estimator.files import build_path
 from cocurve_lab.models.identity import MANIFEST
 from helpers.problems import interrupt_at
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
@@ -498,8 +500,8 @@ REMOTE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", No
             json.dumps(REMOTE),
             "comes with its own code, which is not run",
         ),
-        ("tokenizer.json", "{broken", "cannot be loaded: "),
-        ("tokenizer.json", "{}", "cannot be loaded: "),
+        ("tokenizer.json", "{broken", "cannot be loaded ("),
+        ("tokenizer.json", "{}", "cannot be loaded ("),
     ],
     ids=["code", "broken", "empty"],
 )
@@ -621,6 +623,106 @@ def test_what_is_no_plan_is_refused_by_name(
     said = capsys.readouterr().err
     assert message in said
     assert str(path) in said
+
+
+# Hostile input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "verb", [["inventory"], ["prune", "plan", "--out", "out"]], ids=["inventory", "prune"]
+)
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_size": "64"}, {"num_hidden_layers": 10**7}, {"hidden_act": "nope"}, {"dtype": 7}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_hostile_model_is_a_sentence(
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: list[str],
+    changes: dict[str, Any],
+) -> None:
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+    units = cl.enumerate_units(tiny_model(), GROUPS)
+    (tmp_path / "plan").write_text(cl.Selection.from_pruned(units, [0]).to_json())
+    rest = [str(tmp_path / word) if word in ("plan", "out") else word for word in verb[1:]]
+    assert main([verb[0], str(model), *rest]) == FAILED
+    said = capsys.readouterr().err
+    assert f"cocurve {verb[0]}: the configuration of " in said
+    assert "did not expect" not in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"text": ' + "[" * 100_000, "line 1 of"),
+        (json.dumps({"text": "w1 " * 4_000_000}), "a text of 12,000,000 characters"),
+        ('{"text": "\\ud800"}', "cannot be written as UTF-8"),
+    ],
+    ids=["deep", "long", "surrogate"],
+)
+def test_a_hostile_text_is_a_sentence(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, said: str
+) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text(line)
+    command = build_command(place, tmp_path / "H")
+    command[command.index("--calibration") + 1] = str(text)
+    assert main(command) == FAILED
+    assert re.match(f"cocurve build: .*{said}", capsys.readouterr().err)
+
+
+def test_a_million_threads_are_refused_before_torch_ends_the_process(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = build_command(place, tmp_path)
+    command[command.index("--threads") + 1] = "1000000"
+    assert main(command) == FAILED
+    assert "num_threads is 1,000,000; torch ends the process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["m.shard-1-of-2", "m_x.shard-1-of-2", "m" * 250, "ä" * 120])
+def test_h_of_a_model_of_any_name_is_found_again(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model, out = shutil.copytree(place / "model", tmp_path / name), tmp_path / "H"
+    command = build_command(place, out)
+    command[1] = str(model)
+    for number in (1, 2):
+        assert main([*command, "--shard", f"{number}/2"]) == DONE
+    for file in out.glob("H_*"):
+        if "-of-2.pkl" not in file.name:
+            file.unlink()  # what the second shard has merged
+    assert main(["merge", str(out)]) == DONE
+    assert main(["solve", str(out), "--ratio", "0.2", "--out", str(tmp_path / "plan")]) == DONE
+    assert main(command) == DONE
+    assert "nothing was rebuilt" in capsys.readouterr().out
+
+
+def test_the_file_of_h_stays_in_its_folder_whatever_the_model_is_called(tmp_path: Path) -> None:
+    for name in ("../../elsewhere", "C:\\elsewhere", "", "/"):
+        assert build_path(tmp_path, name, {}).resolve().parent == tmp_path.resolve()
+
+
+def test_an_error_that_nobody_foresaw_is_a_sentence_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise LookupError("first line\nsecond line")
+
+    monkeypatch.setattr("cocurve_lab.models.loading.shapes_only", fail)
+    monkeypatch.delenv("COCURVE_DEBUG", raising=False)
+    assert main(["inventory", "demo"]) == FAILED
+    said = capsys.readouterr().err
+    assert said.startswith("cocurve inventory: LookupError: first line second line. This is an ")
+    assert said.count("\n") == 1
+    monkeypatch.setenv("COCURVE_DEBUG", "1")
+    with pytest.raises(LookupError):
+        main(["inventory", "demo"])
 
 
 # Interruption -----------------------------------------------------------------------------------
