@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from .errors import InputError, MismatchError
+from .errors import InputError, MismatchError, one_line
 from .models.loading import demo_folder, is_demo
+from .numeric import as_int, shown
 from .storage import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# 10 million characters cost the demo model's tokenizer 15 s and about 2 GB
+LONGEST_TEXT = 10_000_000
 LONGEST_ROW = 2048  # the paper's row length; a row of 128k tokens would only waste memory
 
 
@@ -61,8 +64,9 @@ class CalibrationSet:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ids = torch.as_tensor(self.input_ids)
-        if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or ids.is_floating_point():
+        ids = _as_tensor(self.input_ids, "input_ids")
+        integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or not integers:
             raise InputError(
                 f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}. Give integer ids [N, T] "
                 "with at least one row of two tokens."
@@ -73,7 +77,9 @@ class CalibrationSet:
             if positions != "all":
                 raise InputError(f'positions is {positions!r}. Give a tensor [N, P] or "all".')
             positions = torch.arange(length - 1).expand(rows, -1)
-        positions = torch.as_tensor(positions).cpu()
+        positions = _as_tensor(positions, "positions").cpu()
+        if positions.is_complex() or positions.dtype == torch.bool:
+            raise InputError(f"positions is {positions.dtype}. Give an integer tensor [N, P].")
         if positions.is_floating_point() and bool((positions != positions.floor()).any()):
             raise InputError("positions are not whole numbers. Give an integer tensor [N, P].")
         positions = positions.long().contiguous()
@@ -135,9 +141,10 @@ class CalibrationSet:
                 token, `eos` is not one token of the tokenizer, or P > T - 1.
         """
         length = _row_length(tokenizer, seq_len)
-        if num_sequences < 1:
-            raise InputError(f"num_sequences is {num_sequences}; at least one row is needed.")
+        num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
+        if not isinstance(documents, Iterable):
+            raise InputError(f"texts is {shown(texts)}. Give a list or stream of strings.")
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
         end = _end_token(tokenizer, eos)
@@ -230,8 +237,9 @@ class CalibrationSet:
             InputError: no row would remain for calibration.
             MismatchError: two parts share a row, because the text repeats itself.
         """
+        held_out, test = as_int(held_out, "held_out"), as_int(test, "test")
         remain = len(self) - held_out - test
-        if remain < 1 or min(held_out, test) < 0:
+        if remain < 1:
             raise InputError(
                 f"splitting {len(self)} rows into {held_out} held out and {test} test leaves "
                 f"{remain} for calibration. Ask for more sequences, or smaller parts."
@@ -395,6 +403,7 @@ def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: 
     """
     if per_row == "all":
         return torch.arange(length - 1).repeat(rows, 1)
+    per_row = as_int(per_row, "positions_per_sequence")
     if not 1 <= per_row <= length - 1:
         raise InputError(
             f"positions_per_sequence is {per_row}, but a row of {length} tokens has {length - 1} "
@@ -413,6 +422,7 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
     """T: the given length, else the tokenizer's context up to `LONGEST_ROW`."""
     if seq_len is None:
         return int(min(LONGEST_ROW, tokenizer.model_max_length))
+    seq_len = as_int(seq_len, "seq_len")
     if seq_len < 2:
         raise InputError(f"seq_len is {seq_len}. Give at least 2: position t scores token t + 1.")
     return seq_len
@@ -452,9 +462,7 @@ def _pack(
                 f"the text has {len(tokens)} tokens, but {rows} rows of {length} need {needed}. "
                 "Give more text, fewer rows, or shorter ones."
             )
-        if not isinstance(text, str):
-            raise InputError(f"a document is {type(text).__name__} {text!r:.40}. Give strings.")
-        if not text.strip():
+        if not require_tokenizable(text).strip():
             continue
         if tokens and end is None:
             raise InputError(
@@ -466,6 +474,39 @@ def _pack(
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         tokens += ids if end is None else [*ids, end]
     return torch.tensor(tokens[:needed]).view(rows, length)
+
+
+def require_tokenizable(text: Any) -> str:
+    """Return a text that a tokenizer can take.
+
+    Raises:
+        InputError: it is no string, holds half of a surrogate pair, or is longer than
+            `LONGEST_TEXT`.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a document is {type(text).__name__} {text!r:.40}. Give strings.")
+    if len(text) > LONGEST_TEXT:
+        raise InputError(
+            f"a text of {len(text):,} characters begins with {text[:40]!r}; a tokenizer takes it "
+            "whole, and its memory may end the process. Split it into documents of at most "
+            f"{LONGEST_TEXT:,} characters."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text {text[:40]!r} cannot be written as UTF-8 ({error.reason} at character "
+            f"{error.start}). Remove that character."
+        ) from None
+    return text
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    """A tensor of whatever torch can make one of."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} is no tensor ({one_line(error)}). Give one.") from None
 
 
 # Documents ----------------------------------------------------------------------------------------
@@ -492,7 +533,7 @@ def read_documents(path: str | os.PathLike[str]) -> list[str]:
             continue
         try:
             document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):  # the last if nested deeply
             document = None
         if not isinstance(document, str):
             raise InputError(

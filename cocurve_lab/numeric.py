@@ -1,4 +1,4 @@
-"""The one way in for numbers: whatever type they come in, they leave as Python int or float.
+"""The one way in for arguments: whatever type a number comes in, it leaves as Python int or float.
 
 numpy keeps the type of what it is given: one half-precision ratio makes sums stop at 65,504, and
 int64 wraps at 2^63 without a word. Python ints have no end, and Python floats are float64.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from .errors import InputError
 
+T = TypeVar("T")
 EXACT = 2**53  # below this every whole number, and every sum of them, is exact in float64
 
 
@@ -36,8 +38,8 @@ def as_float(value: Any, name: str) -> float:
     )
 
 
-def as_int(value: Any, name: str) -> int:
-    """Return a whole number from 0 up to 2^53 of any integer type as a Python int.
+def as_int(value: Any, name: str, least: int = 0) -> int:
+    """Return a whole number from `least` up to 2^53 of any integer type as a Python int.
 
     Raises:
         InputError: not an integer, or not in that range; names `name`.
@@ -50,14 +52,36 @@ def as_int(value: Any, name: str) -> int:
         ) from None
     if number < 0:
         raise InputError(
-            f"{name} is {shown(number)}, but a count cannot be negative. Give 0 or more."
+            f"{name} is {shown(number)}, but a count cannot be negative. Give {least} or more."
         )
+    if number < least:
+        raise InputError(f"{name} is {number}; it must be at least {least}.")
     if number >= EXACT:
         raise InputError(
             f"{name} is {shown(number)}; from 2^53 on float64 and the browser round such numbers. "
             "Give a smaller one."
         )
     return number
+
+
+def as_list(values: Iterable[T], name: str) -> list[T]:
+    """Return a list of the values of any iterable.
+
+    Raises:
+        InputError: not iterable; names `name`.
+    """
+    try:
+        return list(values)
+    except TypeError:
+        raise InputError(
+            f"{name} is {shown(values)}, not a list or another iterable. Give a list, if of one."
+        ) from None
+
+
+def require_type(value: Any, wanted: type, name: str) -> None:
+    """Raise InputError, naming `name` and both types, unless a value is an instance of a class."""
+    if not isinstance(value, wanted):
+        raise InputError(f"{name} is a {type(value).__name__}. Give a {wanted.__name__}.")
 
 
 def shown(value: Any) -> str:

@@ -168,7 +168,7 @@ def test_split_parts_are_disjoint_and_complete() -> None:
     assert [len(part) for part in rows.split(test=4)] == [5, 4]
     with pytest.raises(cl.InputError, match="leaves 0"):
         rows.split(held_out=5, test=4)
-    with pytest.raises(cl.InputError, match="leaves 10"):
+    with pytest.raises(cl.InputError, match="held_out is -1"):
         rows.split(held_out=-1)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from ..errors import InputError
+from ..numeric import as_float, as_int
 from .matrix import Curvature
 
 FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead
@@ -38,12 +39,12 @@ def edge_graph(
     Raises:
         InputError: threshold outside [0, 1] or top_k negative.
     """
+    threshold = None if threshold is None else as_float(threshold, "threshold")
+    top_k = None if top_k is None else as_int(top_k, "top_k")
     if threshold is not None and not 0 <= threshold <= 1:
         raise InputError(
             f"threshold is {threshold}, but it bounds |correlation|. Give one in [0, 1]."
         )
-    if top_k is not None and top_k < 0:
-        raise InputError(f"top_k is {top_k}, but it counts edges. Give 0 or more.")
     first, second = np.triu_indices(len(curvature.units), k=1)
     edges, correlations = curvature.matrix[first, second], curvature.correlation()[first, second]
     strength = np.abs(correlations)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from ..atomic import write_atomically
 from ..errors import CocurveError, InputError, NumericalError
-from ..models.units import UnitSet
+from ..models.units import Unit, UnitSet
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from .merging import FULL_VOCABULARY, RISK_SUPPORT, join_shards, sum_builds
@@ -281,13 +281,19 @@ class Curvature:
         self.require_gram("the spectrum")
         return np.linalg.eigvalsh(self.matrix)[::-1]
 
-    def risk(self, pruned: Sequence[int]) -> float:
-        """Predict the risk of removing a set of unit indices: 1/2 s^T H s (eq. quadratic).
+    def risk(self, pruned: Iterable[Unit | str | int]) -> float:
+        """Predict the risk of removing a set of units: 1/2 s^T H s (eq. quadratic).
+
+        Args:
+            pruned: units, names or indices.
 
         Returns:
             Nats per token.
+
+        Raises:
+            InputError: an unknown unit, or one named twice.
         """
-        chosen = list(pruned)
+        chosen = self.units.indices(pruned)
         return 0.5 * float(self.matrix[np.ix_(chosen, chosen)].sum())
 
     @cached_property

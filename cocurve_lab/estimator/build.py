@@ -25,8 +25,9 @@ from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
-from ..models.runtime import device_name
+from ..models.runtime import device_name, require_threads
 from ..models.units import UnitSet
+from ..numeric import as_float, as_int, shown
 from ..progress import Progress, duration, open_bar
 from ..schema import (
     COUNT,
@@ -63,6 +64,9 @@ _CHECKPOINT: Schema = {
     "sketch": Field("positions and tokens", list_of(POSITIVE.fits), optional=True),
     "shifts": OBJECT._replace(optional=True),
 }
+
+
+_MAY_BE_NONE = ("units_per_batch", "num_threads", "shard")  # options of a build
 
 
 @dataclass(frozen=True)
@@ -110,19 +114,34 @@ class BuildOptions:
         return (self.sketch_positions, self.sketch_top) if self.sketch_positions else None
 
     def __post_init__(self) -> None:
-        if self.sketch_positions < 0:
-            raise InputError(
-                f"sketch_positions is {self.sketch_positions}. Give 0 to keep no shifts, or more."
-            )
-        for name in ("units_per_batch", "groups", "num_threads", "sketch_top"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1.")
+        checks: dict[str, Callable[[Any, str], Any]] = {
+            "units_per_batch": _as_count,
+            "groups": _as_count,
+            "checkpoint_seconds": as_float,
+            "num_threads": require_threads,
+            "shard": _as_shard,
+            "sketch_positions": as_int,
+            "sketch_top": _as_count,
+        }
+        for name, check in checks.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                object.__setattr__(self, name, check(getattr(self, name), name))
         if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
             raise InputError(
                 f"checkpoint_seconds is {self.checkpoint_seconds}, but it is a time. Give at least "
                 "0 seconds; 0 writes after every sequence."
             )
+
+
+def _as_count(value: Any, name: str) -> int:
+    return as_int(value, name, 1)
+
+
+def _as_shard(value: Any, name: str) -> Shard:
+    """The numbers (i, n) of a shard; `shard_groups` checks their range."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputError(f"{name} is {shown(value)}. Give two numbers, such as (1, 2).")
+    return as_int(value[0], name), as_int(value[1], name)
 
 
 @dataclass

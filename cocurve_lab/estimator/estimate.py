@@ -20,6 +20,7 @@ from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet, enumerate_units, require_units
+from ..numeric import as_int, require_type
 from ..progress import Progress
 from .build import Build, BuildOptions, remedy, tell_saturation
 from .exact import ExactOptions, differentiate, require_unpacked
@@ -233,6 +234,9 @@ def build_settings(
     Raises:
         InputError, MismatchError: as `estimate_curvature`.
     """
+    require_type(units, UnitSet, "units")
+    require_type(calibration, CalibrationSet, "calibration")
+    top_r = as_int(top_r, "top_r")
     require_units(model, units)
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..errors import InputError, NumericalError
+from ..errors import NumericalError
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_name
 from ..models.masking import column_scales, like_columns, scaled
 from ..models.runtime import differentiable, measuring
 from ..models.units import UnitSet
+from ..numeric import as_int
 from ..progress import Progress
 from ..storage import fingerprint
 from .features import Teacher, row
@@ -55,8 +56,7 @@ class ProbeOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("probes", 1), ("seed", 0), ("groups", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+            object.__setattr__(self, name, as_int(getattr(self, name), name, least))
 
 
 def probe_curvature(

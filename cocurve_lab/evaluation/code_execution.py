@@ -24,6 +24,7 @@ from typing import Literal
 import psutil
 
 from ..errors import CocurveError, InputError
+from ..numeric import as_float
 from . import confinement as confining
 from .confinement import BWRAP, Confinement, require_confinement
 from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN, WEAK
@@ -64,7 +65,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if not value > 0:
+            if not as_float(value, name) > 0:
                 raise InputError(f"{name} is {value}. Give a limit above 0.")
 
 

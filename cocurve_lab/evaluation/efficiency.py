@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..errors import InputError, MismatchError
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring
+from ..numeric import as_int
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,10 +58,13 @@ class EfficiencyOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        asked = (self.new_tokens, self.repeats, self.prompt_tokens or 1)
-        least = min((*self.batch_sizes, *asked))
-        if not self.batch_sizes or least < 1:
-            raise InputError(f"{self} has a number below 1. Give at least 1 everywhere.")
+        sizes = tuple(as_int(size, "a batch size", 1) for size in self.batch_sizes)
+        if not sizes:
+            raise InputError("batch_sizes is empty. Give at least one.")
+        object.__setattr__(self, "batch_sizes", sizes)
+        for name in ("prompt_tokens", "new_tokens", "repeats"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_int(getattr(self, name), name, 1))
 
 
 @dataclass(frozen=True)

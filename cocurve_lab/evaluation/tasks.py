@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..measuring.perplexity import PerplexityOptions, perplexity
+from ..numeric import as_int, as_list
 from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
 from .confinement import Confinement, require_confinement
 from .harness import Scores, collect, require_harness, run_harness
@@ -46,7 +47,8 @@ class TaskOptions:
         progress: show the harness's bars.
 
     Raises:
-        InputError: batch_size is below 1, or files is one path instead of a list.
+        InputError: batch_size is below 1, tasks names none, or tasks or files is one name instead
+            of a list.
     """
 
     tasks: Sequence[str] | None = None
@@ -59,8 +61,13 @@ class TaskOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}. Give at least one prompt.")
+        object.__setattr__(self, "batch_size", as_int(self.batch_size, "batch_size", 1))
+        if self.tasks is not None:
+            if isinstance(self.tasks, str):
+                raise InputError(f"tasks is {self.tasks!r}, one name; give a list: tasks=[...].")
+            object.__setattr__(self, "tasks", tuple(as_list(self.tasks, "tasks")))
+            if not self.tasks:
+                raise InputError("tasks names no task. Name some, or omit it for all of the suite.")
         if isinstance(self.files, (str, os.PathLike)):
             raise InputError(f"files is {str(self.files)!r}, one path; give a list: files=[...].")
 
@@ -96,8 +103,7 @@ def evaluate_tasks(
             task could be run, for example because the hub cannot be reached.
     """
     options = options or TaskOptions()
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}. Evaluate at least one sample of each task.")
+    limit = None if limit is None else as_int(limit, "limit", 1)
     require_harness()
     work = suite_tasks(suite, options)
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]

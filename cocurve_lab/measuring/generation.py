@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..calibration import CalibrationSet
+from ..calibration import CalibrationSet, require_tokenizable
 from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
 from ..models.runtime import exclusive
+from ..numeric import as_int
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,8 +34,12 @@ def continue_text(
         tokenizer: its tokenizer.
         text: the prompt.
         max_new_tokens: the most new tokens.
+
+    Raises:
+        InputError: the text is no text that can be tokenized, or no new token is asked for.
     """
-    encoded = tokenizer(text, return_tensors="pt").to(model.device)
+    max_new_tokens = as_int(max_new_tokens, "max_new_tokens", 1)
+    encoded = tokenizer(require_tokenizable(text), return_tensors="pt").to(model.device)
     generate: Any = model.generate  # from a mixin whose types the checker cannot resolve
     with exclusive(model):
         output = generate(

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..calibration import require_tokenizable
 from ..errors import InputError, MismatchError, NumericalError
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import is_out_of_memory, measuring
+from ..numeric import as_int, as_list
 from ..progress import Progress, open_bar
 
 if TYPE_CHECKING:
@@ -48,8 +50,8 @@ class PerplexityOptions:
         if self.join not in ("blank line", "end token"):
             raise InputError(f'join is {self.join!r}. Join documents by "blank line" or '
                              '"end token".')  # fmt: skip
-        if self.batch_size is not None and self.batch_size < 1:
-            raise InputError(f"batch_size is {self.batch_size}. Give 1 or more windows.")
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", as_int(self.batch_size, "batch_size", 1))
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def perplexity(
         NumericalError: the model gives NaN or infinite logits.
     """
     options = options or PerplexityOptions()
+    context, stride = as_int(context, "context"), as_int(stride, "stride")
     if not 1 <= stride <= context or context < 2:
         raise InputError(
             f"context is {context} and stride is {stride}. Give a context of 2 tokens or more, and "
@@ -175,10 +178,9 @@ def _tokens(
     tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], join: Join
 ) -> tuple[Tensor, str]:
     """Ids [n] of the whole text, and the joining of documents in words."""
-    documents = [text] if isinstance(text, str) else list(text)
-    wrong = [part for part in documents if not isinstance(part, str)]
-    if wrong:
-        raise InputError(f"a document is {type(wrong[0]).__name__} {wrong[0]!r:.40}. Give strings.")
+    documents = [text] if isinstance(text, str) else as_list(text, "text")
+    for document in documents:
+        require_tokenizable(document)
     if len(documents) > 1 and join == "end token":
         end = tokenizer.eos_token_id
         if end is None:
@@ -186,7 +188,8 @@ def _tokens(
         parts = (tokenizer(part, add_special_tokens=False, verbose=False) for part in documents)
         ids = [token for part in parts for token in (*part["input_ids"], end)]
     else:
-        ids = list(tokenizer("\n\n".join(documents), verbose=False)["input_ids"])
+        whole = require_tokenizable("\n\n".join(documents))
+        ids = list(tokenizer(whole, verbose=False)["input_ids"])
     if len(ids) < 2:
         raise InputError(f"the text has {len(ids)} tokens, and a prediction needs two. Give more.")
     joined = "one text" if len(documents) == 1 else f"{len(documents):,} documents joined by "

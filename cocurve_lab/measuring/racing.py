@@ -18,6 +18,7 @@ import numpy as np
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError, InputError
+from ..numeric import as_float
 from ..solver.guards import Guards
 from ..solver.selection import Selection
 from .risk import measure_plans, standard_error
@@ -67,7 +68,7 @@ class ChoiceOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("max_candidates", 2), ("first_rows", 2), ("stop_beyond", TIE)):
-            if not getattr(self, name) >= least:
+            if not as_float(getattr(self, name), name) >= least:
                 raise InputError(f"{name} is {getattr(self, name)}. Give at least {least:g}.")
         if self.judge not in ("kl", "nll"):
             raise InputError(f'judge is {self.judge!r}. Compare plans by "kl" or by "nll".')

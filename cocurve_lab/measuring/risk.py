@@ -27,6 +27,7 @@ from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import is_out_of_memory, measuring, require_measurable
 from ..models.units import Unit, UnitSet
+from ..numeric import as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .plan_memory import FileKind, PlanMemory
@@ -160,6 +161,7 @@ def pruning_risk(
         InputError: an unknown unit, or one named twice.
         NumericalError: NaN or infinite logits.
     """
+    require_type(calibration, CalibrationSet, "calibration")
     architecture = describe(model)
     require_measurable(model, calibration.input_ids)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
@@ -202,6 +204,8 @@ def measure_plans(
             or a row is in `calibrated_on`.
         NumericalError: NaN or infinite logits.
     """
+    for selection in as_list(selections, "selections"):
+        require_type(selection, Selection, "a plan")
     if not selections:
         raise InputError("measure_plans got no plan. Give at least one Selection.")
     if calibrated_on is not None:

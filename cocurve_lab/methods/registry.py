@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
+from ..numeric import require_type
 from .base import Method
 
 # name -> (module, class), in the order of the tables
@@ -42,6 +43,7 @@ def get_method(name: str, **options: Any) -> Method:
     Raises:
         InputError: the name is unknown (the message names the closest ones), or an option is.
     """
+    require_type(name, str, "the name of a method")
     key = name.strip().lower().replace("_", "-")
     if key not in _METHODS:
         close = get_close_matches(key, _METHODS, n=2, cutoff=0.5)

@@ -209,6 +209,10 @@ def describe(model: Any) -> Architecture:
             or audio tower, it has no layers, a layer lacks a projection, or weights are quantised
             in a way that cannot be measured.
     """
+    if not hasattr(model, "named_modules"):
+        raise ArchitectureError(
+            f"a {type(model).__name__} is no model. Load one: model, _ = cl.load_model(...)."
+        )
     architecture = Architecture(model, find_family(model))
     family = architecture.family
     stack = _find(model, family.decoder)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ArchitectureError, CocurveError, InputError
+from ..numeric import shown
 from .architectures import describe
 from .configuration import require_own_files, require_usable
 from .hub import explain, require_place
@@ -56,8 +57,13 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder.
 
     Raises:
-        InputError: the embedded model was asked for and is missing.
+        InputError: it is no text and no path, or the embedded model is missing.
     """
+    if not isinstance(model_id, (str, os.PathLike)):
+        raise InputError(
+            f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
+            f"{DEMO!r}."
+        )
     return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
 
 
@@ -86,7 +92,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)  # torch checks a device only when it is used
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         why = str(error).strip().partition("\n")[0]
         raise InputError(f"device {str(device)!r} cannot be used ({why}). Use '{best}'.") from None
     return found

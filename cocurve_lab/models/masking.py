@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, MismatchError
+from ..numeric import as_list
 from .architectures import Architecture, describe, is_packed
 from .families import Kind
 from .identity import embedding_weight
@@ -76,7 +77,7 @@ def resolve(
         units.require_units(units_like(model, units.units))
         gains = {units.units[i]: gain for i, gain in units.gains.items()}
         return [units.units[i] for i in units.pruned], gains
-    chosen: list[Unit | str | int] = list(units)  # type: ignore[arg-type]
+    chosen: list[Unit | str | int] = as_list(units, "the list of units")  # type: ignore[arg-type]
     if all(isinstance(unit, Unit) for unit in chosen):  # a Unit knows its columns: no set needed
         if len(set(chosen)) != len(chosen):
             twice = next(unit for unit in chosen if chosen.count(unit) > 1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArchitectureError, InputError
+from ..numeric import as_int
 from .architectures import describe
 from .identity import embedding_weight, model_device
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # weak, so that a lock lives only as long as its model
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+MOST_THREADS = 1024
 _REGISTRY = threading.Lock()  # guards _LOCKS
 _KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()  # models that passed require_known_head
 
@@ -39,6 +41,21 @@ def exclusive(model: nn.Module) -> threading.RLock:
         return _LOCKS.setdefault(model, threading.RLock())
 
 
+def require_threads(value: Any, name: str) -> int:
+    """Return a number of CPU threads from 1 to `MOST_THREADS` as a Python int.
+
+    Raises:
+        InputError: it is not a whole number in that range; names `name`.
+    """
+    threads = as_int(value, name, 1)
+    if threads > MOST_THREADS:  # not the number of CPUs: the bits of H depend on it
+        raise InputError(
+            f"{name} is {threads:,}; torch ends the process when it cannot start that many. Give "
+            f"at most {MOST_THREADS:,}."
+        )
+    return threads
+
+
 @contextmanager
 def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
     """Hold a model in the state for measuring, and restore it on leaving.
@@ -54,6 +71,7 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
 def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     before = torch.get_num_threads()
+    threads = require_threads(threads, "the number of threads")
     model.eval()
     torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
     try:

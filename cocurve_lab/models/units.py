@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..errors import InputError, MismatchError
-from ..numeric import EXACT, as_int
+from ..numeric import EXACT, as_int, as_list, shown
 from ..schema import COUNT, Field, Schema, list_of, nullable, require_fields
 from ..storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
@@ -150,13 +150,14 @@ class UnitSet(Sequence[Unit]):
         Raises:
             InputError: there is no such unit in the set.
         """
+        position: int | None = None
         if isinstance(unit, (int, np.integer)):
-            position: int | None = int(unit) if 0 <= int(unit) < len(self) else None
-        else:
+            position = int(unit) if 0 <= int(unit) < len(self) else None
+        elif isinstance(unit, (str, Unit)):
             position = self._positions.get(unit if isinstance(unit, str) else unit.name)
         if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
             raise InputError(
-                f"there is no unit {unit!s} in this set of {len(self)} units. "
+                f"there is no unit {shown(unit)} in this set of {len(self)} units. "
                 "Take units from enumerate_units(model)."
             )
         return position
@@ -167,7 +168,7 @@ class UnitSet(Sequence[Unit]):
         Raises:
             InputError: a unit is unknown or named twice.
         """
-        positions = tuple(self.index(unit) for unit in units)
+        positions = tuple(self.index(unit) for unit in as_list(units, "the list of units"))
         if len(set(positions)) != len(positions):
             twice = Counter(positions).most_common(1)[0][0]
             raise InputError(f"unit {self[twice]} is named twice. Name each unit once.")

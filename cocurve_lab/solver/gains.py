@@ -10,6 +10,7 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError, NumericalError
+from ..numeric import as_float
 from .selection import Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
@@ -47,6 +48,7 @@ def solve_gains(
         MismatchError: the curvature is of other units.
         NumericalError: H_KK + gamma I is not positive semidefinite, so there is no minimum.
     """
+    ridge, clip = as_float(ridge, "ridge"), as_float(clip, "clip")
     if not 0 <= ridge < np.inf:
         raise InputError(
             f"ridge is {ridge}, but it is finite and at least 0. Give one such as 0.2 (the paper "

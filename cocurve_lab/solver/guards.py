@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
-from ..numeric import as_float, as_int
+from ..numeric import as_float, as_int, as_list
 from .targets import Budget, ratio_budget
 
 UnitsLike = Iterable[Unit | str | int]
@@ -62,9 +62,10 @@ class Guards:
                 f"layer_cap_factor is {self.layer_cap_factor}, but it must be above 0 and finite. "
                 "Give 1.5, say, or None for no cap."
             )
-        if not self.kinds or set(self.kinds) - set(KINDS):
+        kinds = tuple(as_list(self.kinds, "kinds"))
+        if not kinds or any(kind not in KINDS for kind in kinds):
             raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
-        object.__setattr__(self, "kinds", tuple(self.kinds))
+        object.__setattr__(self, "kinds", kinds)
 
     def _convert(self) -> None:
         """Take numbers of any type: a half-precision cap would round the room of every layer."""

@@ -19,6 +19,7 @@ from ..curvature.saturation import Saturation
 from ..curvature.uncertainty import Groups, jackknife
 from ..errors import InputError
 from ..models.families import KINDS
+from ..numeric import require_type
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
@@ -110,6 +111,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         InputError: the ratio is out of range, or the matrix is a pair KL, which the thresholds are
             not made for.
     """
+    require_type(curvature, Curvature, "curvature")
     curvature.require_gram("the redundancy gate")
     redundancy = curvature.ffn_redundancy
     band, strength = ("unknown", None) if curvature.is_preview else _band(redundancy)

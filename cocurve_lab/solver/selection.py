@@ -17,6 +17,7 @@ from ..curvature.release import has_matrix, read_mask
 from ..errors import FileFormatError, InputError
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
+from ..numeric import as_float, shown
 from ..storage import fingerprint
 from .guards import Guards
 from .plan_json import (
@@ -256,14 +257,19 @@ class Selection:
         Raises:
             InputError: a gain is on a pruned unit or an attention unit, or is not finite.
         """
-        for index, gain in gains.items():
-            unit = self.units[int(index)]
-            if unit.kind != "ffn" or self.indicator[int(index)] or not np.isfinite(gain):
+        if not isinstance(gains, Mapping):
+            raise InputError(f"gains is {shown(gains)}. Give a dict from unit indices to gains.")
+        found = {}
+        for key, value in gains.items():
+            index, gain = self.units.index(key), as_float(value, "a gain")
+            unit = self.units[index]
+            if unit.kind != "ffn" or self.indicator[index] or not np.isfinite(gain):
                 raise InputError(
                     f"gain {gain} is on {unit}, but gains are finite and on kept FFN units. Remove "
                     "or correct it."
                 )
-        return replace(self, gains={int(index): float(gain) for index, gain in gains.items()})
+            found[index] = gain
+        return replace(self, gains=found)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError
+from ..numeric import require_type
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
@@ -62,6 +63,7 @@ def solve_greedy(
         NumericalError: the plan misses what was asked by more than rounding explains; the last
             check of every solve.
     """
+    require_type(curvature, Curvature, "curvature")
     strength = require_strength(interaction_strength)
     if costs is not None:
         if isinstance(ratio, Target):

@@ -482,16 +482,18 @@ def dtype_name(dtype: Any) -> str:
 def _read(value: Any, what: str, table: dict[str, int], units: str, gap: str) -> Quantity:
     if isinstance(value, np.generic):
         value = value.item()  # numpy spells float32(6e9) as 6e+09, too
-    text = str(value).strip()
+    huge = isinstance(value, int) and value.bit_length() > 1000
+    text = "" if huge else str(value).strip()
     if isinstance(value, float) and value.is_integer():
         text = str(int(value))  # Python spells 1e20 as 1e+20, which the pattern does not take
-    found = _NUMBER.fullmatch(text.lower())
+    # Python neither prints nor reads a number of thousands of digits
+    found = _NUMBER.fullmatch(text.lower()) if len(text) < 400 else None
     factor = table.get(found[2]) if found else None
     amount = int(Fraction(found[1].replace(",", "")) * factor) if found and factor else 0
     if not found or not factor or not 0 < amount < 1e300:  # beyond that no float could show it
         raise InputError(
-            f"{what} is {value!r}, which is not a positive quantity. Write a number and one of "
-            f"{units}."
+            f"{what} is {shown(value)}, which is not a positive quantity. Write a number and one "
+            f"of {units}."
         )
     suffix = text[len(text) - len(found[2]) :] if found[2] else ""
     return Quantity(amount, factor, gap + suffix if suffix else "", " B" if gap else "")
