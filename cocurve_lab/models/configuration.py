@@ -15,8 +15,9 @@ from typing import Any
 from ..errors import InputError
 from ..numeric import shown
 
-# 1,000 layers take a second on the meta device, and no published model has more than a few hundred
-MOST_LAYERS = 1000
+# about a second on the meta device, and far more than any model of the families here has
+MOST_PARTS = 1000
+_PARTS = ("layer", "layers", "experts")  # n_layer, num_hidden_layers, num_local_experts
 _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and torch themselves
 _ATTENTION_KEYS = (
     "attn_implementation",
@@ -35,8 +36,8 @@ def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bo
         attention: whether its choice of an attention implementation will be followed.
 
     Raises:
-        InputError: it is no JSON object, has too many layers, or asks for an attention kernel that
-            transformers would take from the hub.
+        InputError: it is no JSON object, has too many layers or experts, or asks for an attention
+            kernel that transformers would take from the hub.
     """
     if not isinstance(content, dict):
         raise InputError(
@@ -44,10 +45,10 @@ def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bo
             "folder with a Hugging Face model."
         )
     for key, value in _entries(content):
-        if "layers" in key and isinstance(value, int) and value > MOST_LAYERS:
+        if key.endswith(_PARTS) and isinstance(value, int) and value > MOST_PARTS:
             raise InputError(
                 f"the configuration of {str(place)!r} says {key} = {shown(value)}; at most "
-                f"{MOST_LAYERS:,} layers are built. Correct config.json."
+                f"{MOST_PARTS:,} are built. Correct config.json."
             )
         if attention and key in _ATTENTION_KEYS:
             _require_own_attention(key, value, place)

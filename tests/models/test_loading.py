@@ -240,7 +240,8 @@ def edit(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000; at most 1,000 layers"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000; at most 1,000 are built"),
+        ({"n_layer": 10**7, "model_type": "gpt2"}, "n_layer = 10000000"),
         ({"num_hidden_layers": 0}, "has no layers"),
         ({"hidden_size": "64"}, r"the configuration of '.*tiny' cannot be loaded .*expected int"),
         ({"hidden_act": "nope"}, "cannot be loaded .KeyError: 'nope'"),

@@ -534,7 +534,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "endless configuration": (
         edited("config.json", lambda c: c.update(num_hidden_layers=10**7)),
-        "at most 1,000 layers",
+        "at most 1,000 are built",
     ),
     "attention kernel of the hub": (
         edited("config.json", lambda c: c.update(_attn_implementation="org/kernel")),
