@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import InputError, MismatchError
 from ..models.units import UnitSet
+from ..numeric import as_int, shown
 from ..storage import require_settings
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,17 @@ SETTINGS = (
 )
 
 
+def as_shard(value: Any, name: str) -> Shard:
+    """Return the numbers (i, n) of a shard as Python ints; `shard_groups` checks their range.
+
+    Raises:
+        InputError: not two whole numbers; names `name`.
+    """
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise InputError(f"{name} is {shown(value)}. Give two numbers, such as (1, 2).")
+    return as_int(value[0], name), as_int(value[1], name)
+
+
 def shard_groups(shard: Shard, groups: int) -> list[int]:
     """Return the groups that shard (i, n) owns; shards differ in size by at most one group.
 
@@ -122,11 +134,13 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
 
 def progress_of(curvature: Part) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
-    settings, shard = curvature.provenance, curvature.provenance.get("shard")
-    mine = shard_sequences(
-        None if shard is None else tuple(shard), settings["groups"], settings["num_sequences"]
+    facts = curvature.provenance  # of a file, which may be anybody's
+    done, sequences = (
+        as_int(facts.get(name), name) for name in ("sequences_done", "num_sequences")
     )
-    return settings["sequences_done"], len(mine)
+    groups = as_int(facts.get("groups"), "groups", 1)
+    shard = None if facts.get("shard") is None else as_shard(facts["shard"], "shard")
+    return done, len(shard_sequences(shard, groups, sequences))
 
 
 def settings_of(curvature: Part) -> dict[str, Any]:
@@ -255,7 +269,10 @@ def _require_shard(part: Part, number: int) -> None:
             f"part {number} is not a shard but a whole build. Merge the shards first, and then the "
             "result with other builds."
         )
-    done, mine = progress_of(part)
+    try:
+        done, mine = progress_of(part)
+    except InputError as error:
+        raise InputError(f"part {number} is no shard of a build: {error}") from None
     if done < mine:
         raise InputError(
             f"shard {shard[0]} of {shard[1]} has {done} of its {mine} sequences. Build it "

@@ -19,7 +19,7 @@ import numpy as np
 from ..atomic import is_full, previous, write_atomically
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.merging import RISK_SUPPORT, Shard, shard_sequences
+from ..curvature.merging import RISK_SUPPORT, Shard, as_shard, shard_sequences
 from ..curvature.shifts import SHIFTS, Shifts
 from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
@@ -27,7 +27,7 @@ from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, require_threads
 from ..models.units import UnitSet
-from ..numeric import as_float, as_int, shown
+from ..numeric import as_float, as_int
 from ..progress import Progress, duration, open_bar
 from ..schema import (
     COUNT,
@@ -119,7 +119,7 @@ class BuildOptions:
             "groups": _as_count,
             "checkpoint_seconds": as_float,
             "num_threads": require_threads,
-            "shard": _as_shard,
+            "shard": as_shard,
             "sketch_positions": as_int,
             "sketch_top": _as_count,
         }
@@ -135,13 +135,6 @@ class BuildOptions:
 
 def _as_count(value: Any, name: str) -> int:
     return as_int(value, name, 1)
-
-
-def _as_shard(value: Any, name: str) -> Shard:
-    """The numbers (i, n) of a shard; `shard_groups` checks their range."""
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InputError(f"{name} is {shown(value)}. Give two numbers, such as (1, 2).")
-    return as_int(value[0], name), as_int(value[1], name)
 
 
 @dataclass

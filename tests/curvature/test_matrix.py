@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.matrix import Curvature, merge_shards
 from cocurve_lab.errors import FileFormatError, InputError, MismatchError, NumericalError
 from cocurve_lab.storage import dump_plain
 from helpers.problems import gram_curvature, llama_8b_units, make_units, random_curvature
@@ -440,3 +441,26 @@ def test_repr_says_what_it_is() -> None:
     text = repr(random_curvature(UNITS).with_provenance(model_name="tiny", sequences_done=3))
     assert "tiny: M = 15, 3 sequences" in text
     assert "ffn 0." in text
+
+
+# Shards -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"shard": "x"}, "shard is 'x'"),
+        ({"shard": 5}, "shard is 5"),
+        ({"shard": [1.5, 2]}, "shard is 1.5"),
+        ({"shard": [1, 2], "groups": "x"}, "groups is 'x'"),
+        ({"shard": [1, 2], "groups": 0}, "groups is 0"),
+        ({"shard": [1, 2], "num_sequences": None}, "num_sequences is None"),
+        ({"shard": [1, 2], "sequences_done": "z"}, "sequences_done is 'z'"),
+    ],
+    ids=str,
+)
+def test_a_shard_with_odd_facts_is_named(facts: dict[str, Any], said: str) -> None:
+    whole = {"groups": 4, "num_sequences": 8, "sequences_done": 4}
+    part = replace(random_curvature(UNITS, groups=4), provenance=whole | facts)
+    with pytest.raises(InputError, match=f"part 0 is no shard of a build: {said}"):
+        merge_shards([part])
