@@ -46,7 +46,8 @@ a complete run on the model that comes with the lab:
   cocurve evaluate smaller --against demo
 
 `cocurve VERB --help` explains a verb. Exit codes: 0 done, 1 an error, 2 a wrong command line,
-130 interrupted (finished work is kept)."""
+130 interrupted (finished work is kept). COCURVE_DEBUG=1 in the environment shows where an error
+arose."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -61,8 +61,8 @@ def files_in(folder: str | os.PathLike[str]) -> Files:
     """List the files of H in a folder, by their names alone."""
     results = sorted(Path(folder).glob("H_*.pkl"))
     return Files(
-        # by the end of the name: a model may be called x.shard-1-of-2
-        whole=[file for file in results if not _NAME.search(file.name)],
+        # only what follows the fingerprint counts: a model may be called x.shard-1-of-2
+        whole=[file for file in results if ".shard-" not in file.name.rpartition("_")[2]],
         shards=[file for file in results if _NAME.search(file.name)],
         checkpoints=sorted(Path(folder).glob("H_*.ckpt")),
     )

@@ -156,8 +156,9 @@ class UnitSet(Sequence[Unit]):
         elif isinstance(unit, (str, Unit)):
             position = self._positions.get(unit if isinstance(unit, str) else unit.name)
         if position is None or (isinstance(unit, Unit) and self.units[position] != unit):
+            name = unit if isinstance(unit, str) else shown(unit)
             raise InputError(
-                f"there is no unit {shown(unit)} in this set of {len(self)} units. "
+                f"there is no unit {name} in this set of {len(self)} units. "
                 "Take units from enumerate_units(model)."
             )
         return position
