@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 from ..atomic import write_atomically
-from ..tables import Row, Table, pick, plus_minus
+from ..tables import Row, Table, as_csv, pick, plus_minus
 
 DENSE = "dense"  # the dense model's label in place of a plan's
 # columns of the paper's table of efficiency; the first four relative to the dense model
@@ -26,12 +24,7 @@ def write_tables(table: Table, folder: Path, heading: str) -> Path:
     Returns:
         The page.
     """
-    columns = list(dict.fromkeys(name for row in table for name in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, restval="")
-    writer.writeheader()
-    writer.writerows(table)
-    write_atomically(folder / "results.csv", text.getvalue().encode())
+    write_atomically(folder / "results.csv", as_csv(table).encode())
     write_atomically(folder / "results.md", results_page(table, heading).encode())
     return folder / "results.md"
 
