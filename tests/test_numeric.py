@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "H as a matrix": (lambda: cl.solve_greedy(H.matrix, 0.2), "curvature is a ndarray"),
     "a number as H": (lambda: cl.redundancy_gate(3), "curvature is a int"),
     "a unit that is a float": (lambda: cl.solve_greedy(H, 0.2, include=[1.5]), "no unit 1.5"),
-    "a unit for units": (lambda: cl.solve_greedy(H, 0.2, include=3), "include is 3"),
+    "a unit for units": (lambda: cl.solve_greedy(H, 0.2, include=3), "the list of units is 3"),
     "risk below the first": (lambda: H.risk([-1]), "no unit -1"),
     "risk beyond the last": (lambda: H.risk([99999]), "no unit 99999"),
     "risk of a number": (lambda: H.risk(3), "the list of units is 3"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError
-from ..numeric import as_list, require_type
+from ..numeric import require_type
 from .guards import Guards, Rules, UnitsLike
 from .selection import Selection
 from .targets import Budget
@@ -41,11 +41,9 @@ class Greedy:
         keep_history: bool = False,
     ) -> None:
         require_type(curvature, Curvature, "curvature")
-        require_type(guards, Guards, "guards")
         units = curvature.units
         self.curvature, self.guards = curvature, guards
-        forced, never = as_list(include, "include"), as_list(exclude, "exclude")
-        self.rules = Rules(units, guards, ratio, forced, never)
+        self.rules = Rules(units, guards, ratio, include, exclude)
         self.budget = self.rules.budget
         self.target = self.budget.needed
         self.half = curvature.saliency / 2

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
-from ..numeric import as_float, as_int, as_list
+from ..numeric import as_float, as_int, as_list, require_type
 from .targets import Budget, ratio_budget
 
 UnitsLike = Iterable[Unit | str | int]
@@ -144,6 +144,7 @@ class Rules:
         include: UnitsLike = (),
         exclude: UnitsLike = (),
     ) -> None:
+        require_type(guards, Guards, "guards")
         self.units, self.guards = units, guards
         self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
         costs = self.budget.costs
