@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from .errors import InputError, MismatchError, one_line
+from .errors import InputError, MismatchError, one_line, shown
 from .models.loading import demo_folder, is_demo
-from .numeric import as_int, shown
+from .numeric import as_int
 from .storage import fingerprint
 
 if TYPE_CHECKING:

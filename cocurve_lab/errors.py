@@ -5,6 +5,8 @@ Every message states the fact, the offending value and the next step, in that or
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CocurveError(Exception):
     """Base class of every error this package raises on purpose."""
@@ -65,3 +67,11 @@ def one_line(error: BaseException) -> str:
     """Return the text of another package's error as one line, cut after 300 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def shown(value: Any) -> str:
+    """Return the text of a value for a message, cut after 60 characters."""
+    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to print larger ones
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, (str, bytes)) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

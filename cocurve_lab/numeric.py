@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, shown
 
 T = TypeVar("T")
 EXACT = 2**53  # below this every whole number, and every sum of them, is exact in float64
@@ -82,11 +82,3 @@ def require_type(value: Any, wanted: type, name: str) -> None:
     """Raise InputError, naming `name` and both types, unless a value is an instance of a class."""
     if not isinstance(value, wanted):
         raise InputError(f"{name} is a {type(value).__name__}. Give a {wanted.__name__}.")
-
-
-def shown(value: Any) -> str:
-    """Return the text of a value for a message, cut after 60 characters."""
-    if isinstance(value, int) and value.bit_length() > 1000:  # Python refuses to print larger ones
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value) if isinstance(value, (str, bytes)) else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import FileFormatError, InputError
-from .numeric import EXACT, shown
+from .errors import FileFormatError, InputError, shown
 
 Test = Callable[[Any], bool]
 
@@ -112,7 +111,7 @@ def reading(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
 
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number from 0 that float64 holds exactly."""
-    return type(value) is int and 0 <= value < EXACT
+    return type(value) is int and 0 <= value < 2**53
 
 
 def is_number(value: Any) -> bool:

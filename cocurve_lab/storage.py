@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 
-from .atomic import previous
 from .errors import FileFormatError, MismatchError
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ def _open_sealed(path: Path, parse: Callable[[bytes], Any]) -> Any:
     ):
         raise FileFormatError(
             f"{path} does not match its checksum: it was damaged or changed after it was written. "
-            f"Use a copy, or {previous(path).name} if it exists; otherwise build again."
+            f"Use a copy, or {path.name}.previous if it exists; otherwise build again."
         )
     try:
         value = parse(body)
@@ -116,13 +115,13 @@ def _open_sealed(path: Path, parse: Callable[[bytes], Any]) -> Any:
         raise FileFormatError(
             f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated, or not a "
             "file of cocurve-lab. Check the path; if it is right, build again, or use "
-            f"{previous(path).name} if it exists."
+            f"{path.name}.previous if it exists."
         ) from None
     if not seal:
         if isinstance(value, dict) and value.get(_SEALED):
             raise FileFormatError(
                 f"{path} has lost its checksum: it is truncated, or was changed after it was "
-                f"written. Use a copy, or {previous(path).name} if it exists."
+                f"written. Use a copy, or {path.name}.previous if it exists."
             )
         log.warning(
             "%s carries no checksum, because an earlier version wrote it; damage would not be "

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import InputError, MismatchError
+from ..errors import InputError, MismatchError, shown
 from ..models.units import UnitSet
-from ..numeric import as_int, shown
+from ..numeric import as_int
 from ..storage import require_settings
 
 log = logging.getLogger(__name__)

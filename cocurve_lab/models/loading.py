@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ArchitectureError, CocurveError, InputError
-from ..numeric import shown
+from ..errors import ArchitectureError, CocurveError, InputError, shown
 from .architectures import describe
 from .configuration import require_own_files, require_usable
 from .hub import explain, require_place

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..errors import InputError, MismatchError
-from ..numeric import EXACT, as_int, as_list, shown
+from ..errors import InputError, MismatchError, shown
+from ..numeric import EXACT, as_int, as_list
 from ..schema import COUNT, Field, Schema, list_of, nullable, require_fields
 from ..storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths

@@ -14,10 +14,10 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..errors import FileFormatError, InputError
+from ..errors import FileFormatError, InputError, shown
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
-from ..numeric import as_float, shown
+from ..numeric import as_float
 from ..storage import fingerprint
 from .guards import Guards
 from .plan_json import (
