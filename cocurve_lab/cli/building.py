@@ -68,6 +68,18 @@ def add_to(verbs: Any) -> None:
         help="measure the KL of removing each unit alone over the full vocabulary, not on the "
         "top-r support; H stays the same",
     )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="divide the logits by this, for a teacher that is too sure (1.0, the paper's)",
+    )
+    parser.add_argument(
+        "--sketch-positions",
+        type=int,
+        default=1024,
+        help="positions whose shifts are kept beside H, for `solve --surrogate` (1024; 0: none)",
+    )
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument(
         "--groups", type=int, default=16, help="groups of rows, for error bars (16)"
@@ -118,6 +130,8 @@ def build(options: argparse.Namespace) -> int:
 
     # whatever can be wrong with the options is found before minutes of loading
     settings = BuildOptions(
+        temperature=options.temperature,
+        sketch_positions=options.sketch_positions,
         units_per_batch=options.units_per_batch,
         groups=options.groups,
         checkpoint_seconds=options.checkpoint_seconds,

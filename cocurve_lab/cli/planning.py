@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .common import DTYPES, add_verb, as_path, read_curvature, write_new
 
+if TYPE_CHECKING:
+    from ..curvature.matrix import Curvature
+    from ..solver.guards import Guards
+    from ..solver.selection import Selection
+
+SURROGATES = ("H", "pair-kl", "additive-kl")
 DESCRIPTION = """\
 Choose the units to remove within a budget, from H alone: no model is needed, and it takes
 milliseconds. The budget is the share of removable parameters to remove (--ratio), or a limit on
@@ -40,6 +46,13 @@ def add_to(verbs: Any) -> None:
     )
     strength.add_argument("--gate", action="store_true", help="set lambda by the redundancy gate")
     parser.add_argument(
+        "--surrogate",
+        choices=SURROGATES,
+        default="H",
+        help="solve on H (default), on the KL of pairs, or on the KL of summed shifts; the last "
+        "two need the .shifts.npz beside H",
+    )
+    parser.add_argument(
         "--uniform", action="store_true", help="remove the same counts from every layer"
     )
     parser.add_argument("--layer-cap", type=float, help="largest share removed from a layer")
@@ -69,10 +82,40 @@ def run(options: argparse.Namespace) -> int:
         protect_first=options.protect_first,
         protect_last=options.protect_last,
     )
-    selection = solve_greedy(curvature, budget, strength, guards, uniform=options.uniform)
+    price = ""
+    if options.surrogate == "H":
+        selection = solve_greedy(curvature, budget, strength, guards, uniform=options.uniform)
+    else:
+        selection, price = _by_shifts(curvature, budget, strength, guards, options)
     new = write_new(options.out, selection.to_json())
-    print(f"{selection}\n" + (f"Saved to {options.out}." if new else _same(options.out)))
+    print(f"{selection}\n{price}" + (f"Saved to {options.out}." if new else _same(options.out)))
     return 0
+
+
+def _by_shifts(
+    curvature: Curvature,
+    budget: Any,
+    strength: float,
+    guards: Guards,
+    options: argparse.Namespace,
+) -> tuple[Selection, str]:
+    """A plan solved on the shifts at most positions, and its price at the others, in words."""
+    from ..solver.solve import solve_greedy
+
+    additive = curvature.additive()
+    if options.surrogate == "pair-kl":
+        pair = curvature.pair_kl("fit")
+        selection = solve_greedy(pair, budget, strength, guards, uniform=options.uniform)
+    elif options.uniform:
+        raise InputError("--uniform does not go with additive-kl. Use --surrogate pair-kl, or H.")
+    else:
+        selection = additive.solve(budget, strength, guards, part="fit")
+    kl, error = (f(selection, "price") for f in (additive.predict, additive.standard_error))
+    count = len(additive.shifts.of("price"))
+    return selection, (
+        f"Additive KL at {count:,} positions that it was not solved on: {kl:.4g} ± {error:.2g} "
+        "nats per token.\n"
+    )
 
 
 def _budget(options: argparse.Namespace) -> Any:

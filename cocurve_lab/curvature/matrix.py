@@ -22,7 +22,7 @@ from ..errors import CocurveError, InputError, NumericalError
 from ..models.units import Unit, UnitSet
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
-from .merging import FULL_VOCABULARY, RISK_SUPPORT, join_shards, sum_builds
+from .merging import FULL_VOCABULARY, RISK_SUPPORT, TEMPERATURE, join_shards, sum_builds
 from .pair_kl import PAIR_KL, pair_kl_sums
 from .release import read_release
 from .saturation import Saturation
@@ -137,6 +137,12 @@ class Curvature:
                 "Pair KL, not the paper's H: edges are the KL of pairs, from the shifts of their "
                 "units at some positions. Correlations may exceed 1. A predicted risk below 0 is "
                 "not a price."
+            )
+        temperature = self.provenance.get(TEMPERATURE, 1)
+        if temperature != 1:
+            return (
+                f"H of a softened teacher: logits divided by {temperature:g}, a departure from the "
+                "paper. Risks are those of the softened distributions."
             )
         return preview_note(self, view)
 

@@ -24,6 +24,7 @@ from ..schema import (
     array_of,
     dict_of,
     is_count,
+    is_number,
     is_text,
     list_of,
     nullable,
@@ -31,7 +32,7 @@ from ..schema import (
     or_none,
     require_fields,
 )
-from .merging import RISK_SUPPORT
+from .merging import RISK_SUPPORT, TEMPERATURE
 
 
 def _array(dtype: str, dimensions: int) -> Field:
@@ -77,6 +78,7 @@ SETTINGS: Schema = {
         True,
     ),
     RISK_SUPPORT: TEXT._replace(optional=True),
+    TEMPERATURE: Field("a number above 0", lambda v: is_number(v) and v > 0, True),
 }
 _PROVENANCE: Schema = optional(
     {

@@ -7,6 +7,7 @@ summed, saved and reported.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import numpy as np
 from ..atomic import is_full, previous, write_atomically
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.merging import RISK_SUPPORT, Shard, as_shard, shard_sequences
+from ..curvature.merging import RISK_SUPPORT, TEMPERATURE, Shard, as_shard, shard_sequences
 from ..curvature.shifts import SHIFTS, Shifts
 from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
@@ -71,7 +72,7 @@ _MAY_BE_NONE = ("units_per_batch", "num_threads", "shard")  # options of a build
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; none of them changes the H that is estimated.
+    """Options of a build by ablations; only `temperature` changes the H that is estimated.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -93,6 +94,10 @@ class BuildOptions:
         sketch_positions, sketch_top: size of the sketch of shifts that is kept beside H, for
             `Curvature.pair_kl` and `Curvature.additive`: scored positions, spread over all
             sequences, and tokens per position. 0 positions keep none.
+        temperature: T > 0 of a softened teacher: all logits are divided by it, so p_0 is
+            softmax(z_0 / T) and shifts are 1 / T of what they were. H then looks further than
+            where a sure teacher lets it see. 1 is the paper's; any other is a departure, which the
+            provenance states.
 
     Raises:
         InputError: a value out of range.
@@ -107,6 +112,7 @@ class BuildOptions:
     full_vocabulary: bool = False
     sketch_positions: int = 1024
     sketch_top: int = 64
+    temperature: float = 1.0
 
     @property
     def sketch(self) -> tuple[int, int] | None:
@@ -122,10 +128,16 @@ class BuildOptions:
             "shard": as_shard,
             "sketch_positions": as_int,
             "sketch_top": _as_count,
+            "temperature": as_float,
         }
         for name, check in checks.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 object.__setattr__(self, name, check(getattr(self, name), name))
+        if not 0 < self.temperature < math.inf:
+            raise InputError(
+                f"temperature is {self.temperature}, but logits are divided by it. Give a number "
+                "above 0, such as 2; 1 is the paper's."
+            )
         if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
             raise InputError(
                 f"checkpoint_seconds is {self.checkpoint_seconds}, but it is a time. Give at least "
@@ -330,6 +342,7 @@ class Build:
             self.options.full_vocabulary,
             None if self.sums.shifts is None else self.options.sketch,
             self.settings["groups"],
+            self.options.temperature,
         )
 
     def _settle_runtime(self, crew: Crew) -> None:
@@ -421,7 +434,7 @@ class Build:
             return
         # what is not a setting is compared too: the checkpoint of a shard is not that of the whole
         # build, and risks on two supports cannot be added
-        asked_for = {"shard": None, RISK_SUPPORT: None} | self.settings
+        asked_for = {"shard": None, RISK_SUPPORT: None, TEMPERATURE: None} | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
             self._require_consistent(content)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..atomic import clean, previous
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
-from ..curvature.merging import FULL_VOCABULARY, RISK_SUPPORT
+from ..curvature.merging import FULL_VOCABULARY, RISK_SUPPORT, TEMPERATURE
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
@@ -248,7 +248,9 @@ def build_settings(
     )
     full = isinstance(options, BuildOptions) and options.full_vocabulary
     # absent otherwise, so that a build on the support has the file name that it always had
-    risks = {RISK_SUPPORT: FULL_VOCABULARY} if full else {}
+    risks: dict[str, Any] = {RISK_SUPPORT: FULL_VOCABULARY} if full else {}
+    if isinstance(options, BuildOptions) and options.temperature != 1:
+        risks[TEMPERATURE] = options.temperature
     return (probes | risks) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),

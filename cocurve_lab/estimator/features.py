@@ -38,6 +38,7 @@ def sequence_gram(
     batches: Batches,
     full_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
     sketch: SequenceSketch | None = None,
+    temperature: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
@@ -50,6 +51,7 @@ def sequence_gram(
         batches: how many units of one layer run together.
         full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
         sketch: keeps some of the shifts, which are not part of the algorithm.
+        temperature: by which logits are divided; 1 is the paper's.
 
     Returns:
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
@@ -63,7 +65,7 @@ def sequence_gram(
     """
     ids, positions = row(architecture, calibration, number)
     replay = Replay(architecture, ids, positions)  # the teacher pass
-    teacher = Teacher(architecture, replay.scored_hidden, top_r, number)
+    teacher = Teacher(architecture, replay.scored_hidden, top_r, number, temperature)
     z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
     D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
@@ -99,6 +101,7 @@ class Teacher:
         hidden: its final hidden states at the scored positions [1, P, d].
         top_r: r, at most the vocabulary.
         number: of the sequence, for messages.
+        temperature: by which logits are divided.
 
     Attributes:
         head: the language-model head on the support.
@@ -111,9 +114,16 @@ class Teacher:
     """
 
     @torch.no_grad()  # the teacher is held constant, also where ablations are differentiated
-    def __init__(self, architecture: Architecture, hidden: Tensor, top_r: int, number: int) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        hidden: Tensor,
+        top_r: int,
+        number: int,
+        temperature: float = 1.0,
+    ) -> None:
         support = top_support(architecture.head, hidden, top_r)
-        self.head = SupportHead(architecture.head, support, architecture.logit_cap)
+        self.head = SupportHead(architecture.head, support, architecture.logit_cap, temperature)
         self.logits = self.head(hidden)[0]
         if not bool(torch.isfinite(self.logits).all()):
             raise NumericalError(

@@ -223,10 +223,14 @@ class SupportHead:
         head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
         cap: c if the model's logits are c tanh(z / c) of the head's z, otherwise None.
+        temperature: by which all logits are divided; 1 is the paper's.
     """
 
-    def __init__(self, head: nn.Linear, support: Tensor, cap: float | None = None) -> None:
+    def __init__(
+        self, head: nn.Linear, support: Tensor, cap: float | None = None, temperature: float = 1.0
+    ) -> None:
         self.weight: Tensor = head.weight
+        self.temperature = temperature
         self.support, self.bias, self.cap = support, head.bias, cap
         vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
@@ -240,7 +244,9 @@ class SupportHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""
         logits = self.linear(hidden)
-        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        if self.cap is not None:
+            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def slope(self, logits: Tensor) -> Tensor | None:
         """Compute d(logit) / d(head's z) at given logits, in their shape; None without a cap."""

@@ -20,13 +20,14 @@ class FullVocabulary:
 
     Args:
         architecture: the model. In half precision its head is copied once, to float32.
+        temperature: by which all logits are divided.
     """
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, temperature: float = 1.0) -> None:
         self.size = architecture.vocabulary
         # every token in order is a support that is the same at any positions
         every = torch.arange(self.size, device=model_device(architecture.model))[None]
-        self.head = SupportHead(architecture.head, every, architecture.logit_cap)
+        self.head = SupportHead(architecture.head, every, architecture.logit_cap, temperature)
 
     def kl(self, teacher: Tensor, ablated: Tensor) -> Tensor:
         """KL [B, P] in nats, float32 or better; a few positions at a time, to bound the memory.

@@ -46,6 +46,7 @@ class Job:
         full_vocabulary: measure the KL of single units over the full vocabulary.
         sketch: (positions, tokens) of the sketch of shifts to keep; None keeps none.
         groups: number of groups of sequences.
+        temperature: by which logits are divided.
     """
 
     units: UnitSet
@@ -57,6 +58,7 @@ class Job:
     full_vocabulary: bool = False
     sketch: tuple[int, int] | None = None
     groups: int = 1
+    temperature: float = 1.0
 
 
 class Measured(NamedTuple):
@@ -131,7 +133,7 @@ class Worker:
         self.full_kl = None
         # a support that is the whole vocabulary has nothing to add
         if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
-            self.full_kl = FullVocabulary(self.architecture).kl
+            self.full_kl = FullVocabulary(self.architecture, job.temperature).kl
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
 
@@ -149,7 +151,7 @@ class Worker:
             sketch = SequenceSketch(
                 number, len(job.calibration), len(job.units), job.sketch, job.groups
             )
-        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl, sketch)
+        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl, sketch, job.temperature)
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
         notes = tuple(batches.notes)

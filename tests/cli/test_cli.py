@@ -226,6 +226,25 @@ def test_budgets_of_solve_reach_the_solver(
     assert not (tmp_path / "no").exists()
 
 
+def test_solve_on_the_shifts_prices_the_plan_elsewhere(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curvature, h = the_h_in(built), ["solve", str(next(built.glob("H_*.pkl"))), "--ratio", "0.3"]
+    capsys.readouterr()
+    for name, expected in (
+        ("pair-kl", cl.solve_greedy(curvature.pair_kl("fit"), 0.3)),
+        ("additive-kl", curvature.additive().solve(0.3, part="fit")),
+    ):
+        out = tmp_path / f"{name}.json"
+        assert main([*h, "--surrogate", name, "--out", str(out)]) == DONE
+        assert cl.Selection.from_json(out.read_text()).pruned == expected.pruned
+        price = curvature.additive().predict(expected, "price")
+        assert f"that it was not solved on: {price:.4g} ±" in capsys.readouterr().out
+    no = ["--surrogate", "additive-kl", "--uniform", "--out", str(tmp_path / "no")]
+    assert main([*h, *no]) == FAILED
+    assert "--uniform does not go with additive-kl" in capsys.readouterr().err
+
+
 # Inventory --------------------------------------------------------------------------------------
 
 
