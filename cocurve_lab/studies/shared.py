@@ -37,6 +37,7 @@ class Recipe:
             rows is a sum of them; the Grams take rows x M^2 x 8 bytes.
         cache: folder of the builds; None keeps nothing.
         progress: show a progress bar.
+        temperature: of a softened teacher (`BuildOptions`); 1 is the paper's.
     """
 
     calibration: CalibrationSet
@@ -44,6 +45,7 @@ class Recipe:
     groups: int = 16
     cache: Folder = None
     progress: bool = True
+    temperature: float = 1.0
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
         """Build H [M, M] of a model, or load it where it lies in the cache.
@@ -54,7 +56,7 @@ class Recipe:
         from ..estimator import estimate
         from ..estimator.build import BuildOptions
 
-        options = BuildOptions(groups=self.groups)
+        options = BuildOptions(groups=self.groups, temperature=self.temperature)
         rest: dict[str, Any] = {"progress": self.progress, "options": options}
         inputs = (model, units, self.calibration, self.top_r)
         if self.cache is None:

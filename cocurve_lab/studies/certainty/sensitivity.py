@@ -74,6 +74,8 @@ class SensitivityOptions:
         row_counts, position_counts, top_rs, group_counts: other values of a knob; () leaves it at
             its base. Values above the maximum (r above the vocabulary, more groups than channels,
             more positions than a row has) are taken at the maximum.
+        temperatures: of softened teachers, such as (2.0,): a departure from the paper, whose value
+            is 1.
         draws: disjoint sets of `rows` rows, the knob "seed".
         ratio, interaction_strengths, guards: of the plans.
     """
@@ -88,6 +90,7 @@ class SensitivityOptions:
     position_counts: tuple[Count, ...] = (16, "all")
     top_rs: tuple[int, ...] = (64, 128, 512)
     group_counts: tuple[int, ...] = (8, 32)
+    temperatures: tuple[float, ...] = ()
     draws: int = 4
     ratio: float = 0.2
     interaction_strengths: tuple[float, ...] = (0.0, 1.0)
@@ -106,10 +109,11 @@ class _Build:
     """One build, and the value of the knob it stands for."""
 
     knob: str
-    value: int | str
+    value: float | str
     calibration: CalibrationSet
     top_r: int
     ffn_groups: int
+    temperature: float = 1.0
 
 
 def sensitivity_study(
@@ -155,13 +159,18 @@ def sensitivity_study(
     for build in builds:
         held_out.require_disjoint(build.calibration)
     asked = [[b.knob, b.value, b.calibration.fingerprint, b.top_r, b.ffn_groups] for b in builds]
-    settings = marks(model, held_out=held_out.fingerprint, options=asdict(options), builds=asked)
+    chosen = asdict(options)
+    if not options.temperatures:  # as in tables kept before there was this knob
+        del chosen["temperatures"]
+    settings = marks(model, held_out=held_out.fingerprint, options=chosen, builds=asked)
 
     def compute() -> Table:
         found = []
         for build in builds:
             text = build.calibration
-            recipe = Recipe(text, build.top_r, len(text), cache, progress)
+            recipe = Recipe(
+                text, build.top_r, len(text), cache, progress, temperature=build.temperature
+            )
             found.append(recipe.build(model, enumerate_units(model, build.ffn_groups)))
         variants = list(_variants(builds, found, options))
         strengths = options.interaction_strengths
@@ -214,6 +223,8 @@ def _builds(
         builds.append(_Build("positions", count, read(base, options.rows, count), top_r, groups))
     counts = [min(count, channels) for count in options.group_counts]
     builds += [_Build("ffn_groups", n, few, top_r, n) for n in _others(counts, groups)]
+    temperatures = [value for value in options.temperatures if value != 1]
+    builds += [_Build("temperature", t, few, top_r, groups, t) for t in temperatures]
     for source in others:
         text = read(source, options.rows, options.positions)
         builds.append(_Build("source", source, text, top_r, groups))
@@ -227,16 +238,18 @@ def _others(values: Iterable[int], base: int) -> list[int]:
 
 def _variants(
     builds: list[_Build], found: list[Curvature], options: SensitivityOptions
-) -> Iterator[tuple[str, int | str, Curvature]]:
+) -> Iterator[tuple[str, float | str, Curvature]]:
     """(knob, value, H) of every row of the table, each knob's base first."""
     pool, first = found[0], builds[0]
     base = of_groups(pool, range(options.rows))
-    bases = {
+    bases: dict[str, float | str] = {
         "top_r": first.top_r,
         "positions": first.calibration.positions_per_sequence,
         "ffn_groups": first.ffn_groups,
         "source": first.value,
     }
+    if options.temperatures:
+        bases["temperature"] = first.temperature
     for knob, value in bases.items():
         yield knob, value, base
         for build, curvature in zip(builds, found, strict=True):
@@ -251,7 +264,7 @@ def _variants(
         yield "seed", draw, of_groups(pool, mine)
 
 
-def _described(knob: str, value: int | str, curvature: Curvature, base: Curvature) -> Row:
+def _described(knob: str, value: float | str, curvature: Curvature, base: Curvature) -> Row:
     same, size = curvature.units == base.units, np.linalg.norm(base.matrix)
     return {
         "knob": knob,

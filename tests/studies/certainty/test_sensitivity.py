@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.uncertainty import of_groups
@@ -44,6 +45,7 @@ OPTIONS = SensitivityOptions(
     group_counts=(2,),
     draws=2,
     interaction_strengths=(0.0, 1.0),
+    temperatures=(2.0, 1.0),
 )
 
 
@@ -77,6 +79,7 @@ def test_the_knobs_and_their_values(table: Table) -> None:
         "positions": [8, 4, 23],  # all, and 99: a row of 24 tokens has 23
         "ffn_groups": [4, 2],
         "source": ["mixed", "narrow"],
+        "temperature": [1.0, 2.0],
         "rows": [3, 1, 5],
         "seed": [0, 1],
     }
@@ -89,13 +92,18 @@ def test_distances_are_those_of_builds_done_one_by_one(table: Table) -> None:
     model = tiny_model()
     base = naive_build(model, calibration(3), 20)[0]
     later = cl.CalibrationSet(calibration(6).input_ids[3:], calibration(6).scored[3:])
-    expected = {
+    expected: dict[tuple[str, float], Any] = {
         ("top_r", 97): naive_build(model, calibration(3), 97)[0],
         ("rows", 1): naive_build(model, calibration(1), 20)[0],
         ("rows", 5): naive_build(model, calibration(5), 20)[0],
         ("positions", 23): naive_build(model, calibration(3, "all"), 20)[0],
         ("seed", 1): naive_build(model, later, 20)[0],
     }
+    # a softened teacher is a model with a smaller head
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight /= 2
+    expected["temperature", 2.0] = naive_build(model, calibration(3), 20)[0]
     for (knob, value), matrix in expected.items():
         row = pick(table, knob=knob, value=value)[0]
         assert row["matrix_distance"] == pytest.approx(relative_error(matrix, base), rel=1e-3)
@@ -165,8 +173,8 @@ def test_a_table_is_kept_and_nothing_is_built_again(
 ) -> None:
     first = study(cache=tmp_path)
     assert first == table
-    # base, r 10 and 97, positions 4 and all, groups 2, narrow
-    assert len(list(tmp_path.glob("H_*.pkl"))) == 7
+    # base, r 10 and 97, positions 4 and all, groups 2, temperature 2, narrow
+    assert len(list(tmp_path.glob("H_*.pkl"))) == 8
     monkeypatch.setattr(sensitivity, "Recipe", None)
     assert study(cache=tmp_path) == first
     with pytest.raises(TypeError):  # another text: it wants to build
