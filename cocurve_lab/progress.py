@@ -45,6 +45,10 @@ class Lines:
         if time.monotonic() - self.said >= SECONDS_APART:
             self._say()
 
+    def set_description(self, text: str) -> None:
+        """Change the words before the counts, as of the next line."""
+        self.desc = text
+
     def write(self, text: str) -> None:
         """Write one line to stderr at once."""
         print(text, file=sys.stderr, flush=True)

@@ -230,7 +230,7 @@ def race(
         if stop < len(held_out):
             # judged on all rows so far. A plan that is dropped by chance cannot come back, and each
             # stage is such a chance: hence the wide margin of `stop_beyond`
-            places = _survivors(judged[alive, :stop], options.stop_beyond)
+            places = survivors(judged[alive, :stop], options.stop_beyond)
             alive = [alive[place] for place in places]
         start, stop = stop, min(2 * stop, len(held_out))
     # only plans measured on all rows can win: means over other rows do not compare
@@ -241,8 +241,13 @@ def race(
     )
 
 
-def _survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
-    """Places of the plans in [plans, rows] that are not clearly behind the lowest mean."""
+def survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
+    """Return the places of the plans that are not clearly behind the one of lowest mean.
+
+    Args:
+        judged: [plans, rows] values to compare, nats per token.
+        stop_beyond: paired standard errors beyond which a plan is clearly behind.
+    """
     leader = judged[judged.mean(axis=1).argmin()]
     gaps = [_mean_and_error(row - leader) for row in judged]
     # `not >`, so that the leader (0 against 0) stays, and a gap whose error is unknown (NaN) too

@@ -210,40 +210,10 @@ def measure_plans(
         raise InputError("measure_plans got no plan. Give at least one Selection.")
     if calibrated_on is not None:
         held_out.require_disjoint(calibrated_on)
-    architecture = describe(model)
-    require_measurable(model, held_out.input_ids)
-    plans = {selection.fingerprint: selection for selection in selections}
-    scales = {
-        mark: column_scales(architecture, *resolve(model, plan)) for mark, plan in plans.items()
-    }
-    memory = PlanMemory.open(
-        KIND, checkpoint, (len(held_out), 2), lambda: _settings(model, held_out)
-    )
-    missing = memory.absent(plans, slice(None))
-    batch = plans_per_batch or max(1, min(len(missing), _BATCH_TOKENS // held_out.seq_len))
-    engine = _Engine(architecture, held_out, batch)
-    label = f"KL of {len(missing)} plan{'' if len(missing) == 1 else 's'}"
-    missing.append(DENSE)
-    scales[DENSE] = {}
-    numbers = [n for n in range(len(held_out)) if memory.absent(missing, n)]
-    bar = open_bar(progress, total=len(numbers), desc=label, unit="sequence")
-    with measuring(model, torch.get_num_threads()), bar:
-        for number in numbers:
-            absent = memory.absent(missing, number)
-            found = engine.measure(number, [scales[mark] for mark in absent])
-            memory.add(absent, number, found)
-            bar.update()
-    table = np.array([memory.values[selection.fingerprint] for selection in selections])
-    dense = memory.values[DENSE][:, 1]
+    meter = Meter(model, held_out, checkpoint=checkpoint, plans_per_batch=plans_per_batch)
+    table = meter.measure(selections, progress=progress)
+    dense = meter.memory.values[DENSE][:, 1]
     return PlanTable(tuple(selections), table[..., 0], held_out.source, table[..., 1], dense)
-
-
-def _settings(model: PreTrainedModel, held_out: CalibrationSet) -> dict[str, Any]:
-    return {
-        "model_fingerprint": fingerprint_model(model),
-        "model_dtype": model_dtype(model),
-        "text_fingerprint": held_out.fingerprint,
-    }
 
 
 def model_risk(
@@ -271,30 +241,122 @@ def model_risk(
         NumericalError: NaN or infinite logits.
     """
     pair = [describe(model) for model in (teacher, student)]
-    sizes = [architecture.vocabulary for architecture in pair]
+    require_one_vocabulary(*pair)
+    for model in (teacher, student):
+        require_measurable(model, text.input_ids)
+    engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
+    bar = open_bar(progress, total=len(text), desc="KL", unit="row")
+    values = []
+    with measuring(teacher, threads), measuring(student, threads), bar:
+        for number in range(len(text)):
+            values.append(float(engine.measure_student(number, pair[1])[0]))
+            bar.update()
+    return np.array(values)
+
+
+# Many measurements of one text --------------------------------------------------------------------
+
+
+class Meter:
+    """Measures plans on rows of one text, each plan on each row once.
+
+    `measure_plans` makes one for a single call. A search keeps one, so that the model is identified
+    once.
+
+    Args:
+        model: the dense model.
+        text: rows and scored positions.
+        checkpoint, plans_per_batch: as for `measure_plans`.
+        keep_teacher: keep the dense model's final hidden states of every row seen [P, d], for calls
+            that come back to a row.
+
+    Attributes:
+        memory: KL and nll of each plan by row, nats per token; on disk if there is a checkpoint.
+        engine: measures one sequence.
+
+    Raises: as `measure_plans`.
+    """
+
+    kind = KIND
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        text: CalibrationSet,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        plans_per_batch: int | None = None,
+        keep_teacher: bool = False,
+    ) -> None:
+        self.model, self.text = model, text
+        architecture = describe(model)
+        require_measurable(model, text.input_ids)
+        self.memory = PlanMemory.open(
+            self.kind, checkpoint, (len(text), 2), lambda: _settings(model, text)
+        )
+        batch = plans_per_batch or max(1, _BATCH_TOKENS // text.seq_len)
+        self.engine = _Engine(architecture, text, batch, {} if keep_teacher else None)
+
+    def measure(
+        self,
+        plans: Sequence[Selection],
+        rows: Sequence[int] | None = None,
+        progress: Progress = False,
+    ) -> np.ndarray:
+        """Measure plans on rows of the text, or read what was measured before.
+
+        Args:
+            plans: plans over the model's units.
+            rows: places of rows; None takes all.
+            progress: as for `measure_plans`.
+
+        Returns:
+            KL and nll [plans, rows, 2] float64, nats per token.
+
+        Raises: as `measure_plans`.
+        """
+        wanted = list(range(len(self.text)) if rows is None else rows)
+        named = {plan.fingerprint: plan for plan in plans}
+        self.fill(named, wanted, progress)
+        return np.array([self.memory.values[plan.fingerprint][wanted] for plan in plans])
+
+    def fill(self, plans: dict[str, Selection], rows: list[int], progress: Progress) -> None:
+        """Measure what the memory lacks, row by row: many plans make one batch."""
+        architecture, memory = self.engine.architecture, self.memory
+        scales: dict[str, Scales] = {
+            mark: column_scales(architecture, *resolve(self.model, plan))
+            for mark, plan in plans.items()
+        }
+        missing = memory.absent(plans, rows)
+        label = f"KL of {len(missing)} plan{'' if len(missing) == 1 else 's'}"
+        missing.append(DENSE)
+        scales[DENSE] = {}
+        numbers = [n for n in rows if memory.absent(missing, n)]
+        bar = open_bar(progress, total=len(numbers), desc=label, unit="sequence")
+        with measuring(self.model, torch.get_num_threads()), bar:
+            for number in numbers:
+                absent = memory.absent(missing, number)
+                found = self.engine.measure(number, [scales[mark] for mark in absent])
+                memory.add(absent, number, found)
+                bar.update()
+
+
+def _settings(model: PreTrainedModel, text: CalibrationSet) -> dict[str, Any]:
+    return {
+        "model_fingerprint": fingerprint_model(model),
+        "model_dtype": model_dtype(model),
+        "text_fingerprint": text.fingerprint,
+    }
+
+
+def require_one_vocabulary(teacher: Architecture, student: Architecture) -> None:
+    """Raise MismatchError unless two models have as many logits."""
+    sizes = [architecture.vocabulary for architecture in (teacher, student)]
     if sizes[0] != sizes[1]:
         raise MismatchError(
             f"the models have {sizes[0]} and {sizes[1]} logits. Give two models with the same "
             "vocabulary."
         )
-    for model in (teacher, student):
-        require_measurable(model, text.input_ids)
-    values = []
-    threads = torch.get_num_threads()
-    bar = open_bar(progress, total=len(text), desc="KL", unit="row")
-    with measuring(teacher, threads), measuring(student, threads), bar:
-        for number in range(len(text)):
-            ids = text.input_ids[number : number + 1].to(model_device(teacher))
-            positions = text.scored[number].to(ids.device)
-            hidden = [_scored_hidden(architecture, ids, positions, {}) for architecture in pair]
-            found = _mean_kl_and_nll(pair, hidden, ids[0, positions + 1])
-            values.append(float(found[0, 0]))
-            bar.update()
-    if not np.isfinite(values).all():
-        raise NumericalError(
-            "a model gives NaN or infinite logits. Half precision may overflow: try bfloat16."
-        )
-    return np.array(values)
 
 
 # One sequence -----------------------------------------------------------------------------------
@@ -308,18 +370,18 @@ class _Engine:
         architecture: the dense model.
         text: rows and scored positions.
         batch: masked copies per forward pass; halved for good when memory runs out.
+        kept: final hidden states [1, P, d] of the teacher by sequence; None keeps none.
     """
 
     architecture: Architecture
     text: CalibrationSet
     batch: int
+    kept: dict[int, Tensor] | None = None
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
-        device = model_device(self.architecture.model)
-        ids = self.text.input_ids[number : number + 1].to(device)
-        positions = self.text.scored[number].to(device)
-        teacher = _scored_hidden(self.architecture, ids, positions, {})
+        ids, positions = self._row(number)
+        teacher = self.teacher(number)
         labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
@@ -349,6 +411,34 @@ class _Engine:
                 "plan. Half precision may overflow: try bfloat16 or float32."
             )
         return measured
+
+    def measure_student(self, number: int, student: Architecture) -> np.ndarray:
+        """Measure KL and nll [2] of another model on one sequence, means over its positions."""
+        ids, positions = self._row(number)
+        hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
+        pair, labels = (self.architecture, student), ids[0, positions + 1]
+        measured = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
+        if not np.isfinite(measured[0]):
+            raise NumericalError(
+                f"on sequence {number} a model gives NaN or infinite logits. Half precision may "
+                "overflow: try bfloat16."
+            )
+        return measured
+
+    def teacher(self, number: int) -> Tensor:
+        """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
+        if self.kept is not None and number in self.kept:
+            return self.kept[number]
+        found = _scored_hidden(self.architecture, *self._row(number), {})
+        if self.kept is not None:
+            self.kept[number] = found
+        return found
+
+    def _row(self, number: int) -> tuple[Tensor, Tensor]:
+        """Token ids [1, T] and scored positions [P] of a sequence, on the model's device."""
+        device = model_device(self.architecture.model)
+        ids = self.text.input_ids[number : number + 1].to(device)
+        return ids, self.text.scored[number].to(device)
 
     def _try_batch(
         self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]

@@ -1,0 +1,178 @@
+"""Plans near a plan: they keep the rules, and hold nothing superfluous."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.measuring.swaps import Neighbors
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.targets import Target
+from helpers.problems import make_units, random_curvature
+
+UNITS = make_units(6, 2, 4)
+CURVATURE = random_curvature(UNITS, seed=2, shared=1.0)
+GUARDS = [
+    Guards(),
+    Guards(layer_cap=0.5),
+    Guards(layer_cap_factor=1.5),
+    Guards(protect_first=1, protect_last=2),
+    Guards(layer_cap=0.6, kinds=("ffn",)),
+]
+CUSTOM = tuple(np.random.default_rng(5).integers(0, 9, len(UNITS)).tolist())
+
+
+def broken(plan: Selection, start: Selection, costs: np.ndarray, share: float) -> str:
+    """The rule that a plan breaks, from the definitions; empty if none."""
+    guards, layers, chosen = start.guards, UNITS.layers, list(plan.pruned)
+    forced = start.pruned[: start.forced]
+    removed, needed = costs[chosen].sum(), share * costs.sum() * (1 - 1e-12)
+    free = [u for u in chosen if u not in forced]
+    cap = 1.0 if guards.layer_cap is None else guards.layer_cap
+    if guards.layer_cap_factor is not None:
+        cap = min(1.0, guards.layer_cap_factor * share)
+    for layer in range(UNITS.num_layers):
+        mine = layers == layer
+        gone = costs[[u for u in chosen if mine[u]]].sum()
+        if gone > cap * costs[mine].sum() * (1 + 1e-12):
+            return f"layer {layer} is over its cap"
+    if removed < needed:
+        return "misses its target"
+    if any(removed - costs[u] >= needed for u in free):
+        return "has a superfluous unit"
+    if plan.pruned[: start.forced] != forced:
+        return "lost a forced unit"
+    for u in chosen:
+        if UNITS[u].kind not in guards.kinds or costs[u] == 0:
+            return f"{UNITS[u]} is not admissible"
+        if not guards.protect_first <= layers[u] < UNITS.num_layers - guards.protect_last:
+            return f"{UNITS[u]} is in a protected layer"
+    return ""
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    guards=st.sampled_from(GUARDS),
+    ratio=st.sampled_from([0.1, 0.2, 0.35]),
+    guided=st.booleans(),
+    custom=st.booleans(),
+    included=st.booleans(),
+)
+def test_drawn_plans_keep_every_rule(
+    seed: int, guards: Guards, ratio: float, guided: bool, custom: bool, included: bool
+) -> None:
+    goal: Any = Target(ratio=ratio, costs=CUSTOM) if custom else ratio
+    costs = np.array(CUSTOM) if custom else UNITS.costs
+    include = [u for u in (14, 16) if included and costs[u]]
+    try:
+        start = solve_greedy(CURVATURE, goal, guards=guards, include=include, exclude=[15])
+    except (InfeasibleError, InputError):  # no such plan
+        return
+    around = Neighbors(start, [15], CURVATURE if guided else None, random_share=0.2)
+    rng, plan = np.random.default_rng(seed), start
+    for _ in range(6):  # a walk, so that plans far from the start are reached too
+        units = around.draw(plan.pruned, rng)
+        if units is None:
+            continue
+        plan = around.selection(units)
+        assert broken(plan, start, costs, ratio) == ""
+        assert 15 not in plan.pruned
+        assert (plan.guards, plan.target, plan.forced) == (start.guards, start.target, len(include))
+        assert Selection.from_json(plan.to_json()).fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize("surrogate", [None, CURVATURE])
+def test_a_uniform_plan_stays_uniform(surrogate: Any) -> None:
+    start = solve_greedy(CURVATURE, 0.3, uniform=True)
+    around = Neighbors(start, surrogate=surrogate)
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(30):
+        plan = around.selection(around.draw(start.pruned, rng) or start.pruned)
+        seen.add(plan.fingerprint)
+        assert plan.uniform
+        assert plan.pruned_cost == start.pruned_cost
+        Selection.from_json(plan.to_json())  # refuses counts that differ between layers
+    assert len(seen) > 10
+
+
+def test_a_plan_of_another_size_is_fitted() -> None:
+    guards = Guards(layer_cap_factor=1.5)
+    small, large = (solve_greedy(CURVATURE, ratio, guards=guards) for ratio in (0.15, 0.5))
+    rng = np.random.default_rng(0)
+    for start, other in ((small, large), (large, small)):
+        around = Neighbors(start, surrogate=CURVATURE)
+        for _ in range(10):
+            units = around.draw(other.pruned, rng, least=0)
+            assert units is not None
+            plan = around.selection(units)
+            assert broken(plan, start, UNITS.costs, start.requested_ratio) == ""
+            shared = len(units & set(other.pruned))
+            assert shared >= min(len(units), len(other)) - 4
+
+
+def test_guided_draws_have_a_lower_predicted_risk() -> None:
+    start = Selection.from_pruned(UNITS, [0, 5, 11, 20, 29, 31])
+    rng, means = np.random.default_rng(0), []
+    for share in (0.0, 1.0):
+        around = Neighbors(start, surrogate=CURVATURE, random_share=share)
+        drawn = [around.draw(start.pruned, rng) for _ in range(60)]
+        means.append(np.mean([CURVATURE.risk(sorted(units)) for units in drawn if units]))
+    assert means[0] < 0.7 * means[1]
+
+
+def test_the_marginals_of_guided_draws_are_those_of_the_surrogate() -> None:
+    """Without noise the worst unit leaves and the best one enters, by the definition."""
+    units = make_units(6, 2, 4, attention_cost=11)  # equal costs, so that one stands for one
+    curvature = random_curvature(units, seed=2, shared=1.0)
+    start = Selection.from_pruned(units, [2, 8, 14, 21], interaction_strength=0.7)
+    around = Neighbors(start, surrogate=curvature, most=1, random_share=0.0)
+
+    class Still:
+        """A generator that takes the first place."""
+
+        integers = staticmethod(lambda low, high: low)
+        random = staticmethod(lambda: 1.0)
+        exponential = staticmethod(lambda scale: 0.0)
+
+    matrix = curvature.matrix
+
+    def marginal(u: int, others: set[int]) -> float:
+        return float(matrix[u, u] / 2 + 0.7 * sum(matrix[u, v] for v in others))
+
+    chosen = set(start.pruned)
+    out = max(chosen, key=lambda u: marginal(u, chosen - {u}))
+    left = chosen - {out}
+    enter = min(set(range(len(units))) - chosen, key=lambda u: marginal(u, left))
+    assert around.draw(start.pruned, Still()) == left | {enter}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "exclude", "message"),
+    [
+        ({"guards": Guards(layer_cap=0.1)}, (), "layer 0 above its cap|not admissible"),
+        ({"guards": Guards(protect_first=1)}, (), "not admissible"),
+        ({"requested_ratio": 0.9}, (), "that its target needs"),
+        ({"gains": {9: 1.2}}, (), "with_gains"),
+        ({}, (2,), "not admissible"),
+    ],
+)
+def test_a_start_that_breaks_its_own_rules_is_refused(
+    start: dict[str, Any], exclude: tuple[int, ...], message: str
+) -> None:
+    plan = Selection.from_pruned(UNITS, [2, 3, 4], **start)
+    with pytest.raises(InputError, match=message):
+        Neighbors(plan, exclude)
+
+
+def test_a_surrogate_of_other_units_is_refused() -> None:
+    other = random_curvature(make_units(5, 2, 4))
+    with pytest.raises(MismatchError, match="the surrogate"):
+        Neighbors(Selection.from_pruned(UNITS, [2]), surrogate=other)
