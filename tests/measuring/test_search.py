@@ -1,0 +1,506 @@
+"""Search by measured KL: against all plans of a small problem, and against planted tables of KL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.measuring import risk, search
+from cocurve_lab.measuring.search import PlanSearch, SearchOptions, search_front, search_plan
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+
+ROWS, HELD_OUT = tiny_text(6, 12, seed=7), tiny_text(5, 12, seed=8)
+UNITS = make_units(6, 2, 4)
+START = cl.solve_greedy(random_curvature(UNITS, seed=2), 0.2)
+
+
+@cache
+def small() -> tuple[PreTrainedModel, cl.Curvature]:
+    """A model of two layers, 12 units, and the H of other rows."""
+    model = tiny_model(layers=2)
+    units = cl.enumerate_units(model, GROUPS)
+    return model, cl.estimate_curvature(model, units, tiny_text(2, 12, seed=9), 16, progress=False)
+
+
+def found(plan: cl.Selection, evaluations: int = 600, **settings: Any) -> PlanSearch:
+    model = settings.pop("model", None) or small()[0]
+    given = {"held_out": HELD_OUT, "progress": False, **settings}
+    return search_plan(model, plan, given.pop("rows", ROWS), evaluations=evaluations, **given)
+
+
+class Planted:
+    """Stands in for a Meter: KL of a plan on the rows of a text by a function."""
+
+    def __init__(self, kl: Callable[[cl.Selection, str], np.ndarray]) -> None:
+        self.kl = kl
+        self.asked: list[tuple[str, int]] = []  # plan and row, on the rows of the search
+
+    def __call__(self, model: Any, text: Any, repair: Any, checkpoint: Any) -> Any:
+        return _PlantedMeter(self, text)
+
+
+class _PlantedMeter:
+    def __init__(self, planted: Planted, text: Any) -> None:
+        self.planted, self.text, self.memory = planted, text, self
+        self.name = "rows" if text is ROWS else "held_out"
+        self.values: dict[str, np.ndarray] = {}
+
+    def measure(
+        self, plans: list[cl.Selection], rows: list[int] | None = None, progress: Any = False
+    ) -> np.ndarray:
+        wanted = list(range(len(self.text)) if rows is None else rows)
+        for plan in plans:
+            kl = self.planted.kl(plan, self.name)
+            kept = self.values.setdefault(plan.fingerprint, np.full((len(kl), 2), np.nan))
+            kept[wanted] = kl[wanted, None]
+            if self.name == "rows":
+                self.planted.asked += [(plan.fingerprint, row) for row in wanted]
+        return np.array([self.values[plan.fingerprint][wanted] for plan in plans])
+
+
+def planted(
+    monkeypatch: pytest.MonkeyPatch, kl: Callable[[cl.Selection, str], np.ndarray]
+) -> Planted:
+    fake = Planted(kl)
+    monkeypatch.setattr(search, "_meter", fake)
+    return fake
+
+
+def by_quality(plan: cl.Selection, name: str) -> np.ndarray:
+    """KL that grows with the indices of the units, with a spread over rows that plans share."""
+    spread = np.linspace(0.5, 1.5, 6 if name == "rows" else 5)
+    return spread * sum(0.001 * (u + 1) for u in plan.pruned)
+
+
+# What it finds ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_it_finds_the_best_of_all_plans_of_a_small_problem(guided: bool) -> None:
+    model, curvature = small()
+    start = cl.Selection.from_pruned(
+        curvature.units, [0, 1], requested_ratio=0.2, guards=cl.Guards(layer_cap=0.5)
+    )
+    costs, layers = curvature.units.costs, curvature.units.layers
+
+    def is_allowed(units: tuple[int, ...]) -> bool:
+        chosen = list(units)
+        gone = np.bincount(layers[chosen], costs[chosen], minlength=2)
+        whole = np.bincount(layers, costs)
+        over = costs[chosen].sum() - 0.2 * costs.sum() * (1 - 1e-12)
+        return bool((gone <= whole / 2).all() and over >= 0 and (costs[chosen] > over).all())
+
+    sets = [s for size in (1, 2, 3, 4) for s in combinations(range(12), size) if is_allowed(s)]
+    plans = [cl.Selection.from_pruned(curvature.units, units) for units in sets]
+    table = cl.measure_plans(model, plans, ROWS, progress=False)
+    assert len(plans) > 100
+    result = found(start, 1500, surrogate=curvature if guided else None)
+    assert result.searched.mean[1] == pytest.approx(table.mean.min(), rel=1e-5)
+    best = plans[int(table.mean.argmin())]
+    assert set(result.searched.selections[1].pruned) == set(best.pruned)
+    assert result.evaluations < len(plans) * len(ROWS)
+    held_out = cl.measure_plans(model, result.held_out.selections, HELD_OUT, progress=False)
+    np.testing.assert_allclose(result.held_out.kl, held_out.kl, rtol=1e-5, atol=1e-9)
+    assert result.kl == pytest.approx(held_out.mean.min(), rel=1e-5)
+
+
+def test_what_it_reports_is_of_the_chosen_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, by_quality)
+    result = found(START, 2000)
+    table = result.held_out
+    kl = by_quality(result.selection, "held_out")
+    difference = kl - by_quality(START, "held_out")
+    assert result.improved
+    assert result.kl == pytest.approx(kl.mean())
+    assert result.standard_error == pytest.approx(kl.std(ddof=1) / np.sqrt(5))
+    assert result.difference[0] == pytest.approx(difference.mean())
+    assert result.difference[1] == pytest.approx(difference.std(ddof=1) / np.sqrt(5))
+    assert result.distance == len(set(result.selection.pruned) ^ set(START.pruned)) > 0
+    assert table.selections[0] is START
+    assert 2 <= len(table.selections) <= 4
+    spent, means = zip(*result.history, strict=True)
+    assert list(spent) == sorted(spent)
+    assert list(means) == sorted(means, reverse=True)
+    assert means[-1] == result.searched.mean[1]
+    assert "units differ from the start" in repr(result)
+    assert result.row()["kl"] == result.kl
+    assert result.selection.requested_ratio == START.requested_ratio
+
+
+def test_plans_that_only_fit_the_rows_of_the_search_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lower there, higher on held-out rows: the result is the start, and says so."""
+
+    def overfitted(plan: cl.Selection, name: str) -> np.ndarray:
+        sign = 1 if name == "rows" else -1
+        return 1 + sign * by_quality(plan, name)
+
+    planted(monkeypatch, overfitted)
+    result = found(START)
+    assert result.selection is START
+    assert not result.improved
+    assert result.searched.mean[1] < result.searched.mean[0]
+    assert (result.difference[0], result.distance) == (0, 0)
+    assert "no plan found is better on held-out rows" in repr(result)
+
+
+def test_the_finalist_that_is_best_on_held_out_rows_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noise = np.random.default_rng(0)
+    draws: dict[str, float] = {}
+
+    def uncertain(plan: cl.Selection, name: str) -> np.ndarray:
+        shift = draws.setdefault(plan.fingerprint, noise.uniform(0, 0.05))
+        return by_quality(plan, name) + (shift if name == "held_out" else 0)
+
+    planted(monkeypatch, uncertain)
+    results = [found(START, options=SearchOptions(seed=seed)) for seed in range(6)]
+    assert {result.chosen for result in results} > {1}
+    for result in results:
+        assert result.kl == result.held_out.mean.min()
+        assert (np.diff(result.searched.mean[1:]) >= 0).all()
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_plan_keeps_its_rules(monkeypatch: pytest.MonkeyPatch, guided: bool) -> None:
+    planted(monkeypatch, by_quality)
+    curvature = random_curvature(UNITS, seed=2)
+    target = cl.Target(ratio=0.2, costs=range(1, 37))
+    guards = cl.Guards(layer_cap=0.6, protect_first=1)
+    start = cl.solve_greedy(curvature, target, guards=guards, include=[30, 33], exclude=[7, 8])
+    result = found(
+        start,
+        surrogate=curvature if guided else None,
+        options=SearchOptions(exclude=[7, 8]),
+    )
+    plan = result.selection
+    assert result.improved
+    assert plan.pruned[:2] == (30, 33)
+    assert not {7, 8} & set(plan.pruned)
+    assert UNITS.layers[list(plan.pruned)].min() >= 1
+    assert target.budget(UNITS).reached(plan.pruned)
+    assert cl.Selection.from_json(plan.to_json()).target == target
+    assert (plan.predicted_risk is not None) == guided
+
+
+# The budget -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluations", [1, 5, 6, 11, 12, 13, 37, 100, 333])
+def test_no_more_is_measured_than_the_budget(
+    evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = planted(monkeypatch, by_quality)
+    result = found(START, evaluations)
+    assert result.evaluations == len(fake.asked) == len(set(fake.asked)) <= evaluations
+    if evaluations < 12:  # the start and one plan on six rows
+        assert (result.evaluations, result.selection) == (0, START)
+    else:
+        assert evaluations - result.evaluations < 2 * len(ROWS)
+
+
+def test_evaluations_are_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    real = risk._scored_hidden
+
+    def counted(architecture: Any, ids: torch.Tensor, positions: Any, masks: Any) -> torch.Tensor:
+        passes.append(len(ids) if masks else 0)
+        return real(architecture, ids, positions, masks)
+
+    monkeypatch.setattr(risk, "_scored_hidden", counted)
+    result = found(cl.solve_greedy(small()[1], 0.3), 200)
+    held_out = len(result.held_out.selections) * len(HELD_OUT)
+    assert sum(passes) == result.evaluations + held_out
+    assert passes.count(0) == len(ROWS) + len(HELD_OUT)  # the dense model once per row
+
+
+def test_a_plan_that_is_clearly_behind_is_not_measured_on_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = planted(monkeypatch, by_quality)
+    found(START, 400)
+    rows = {mark: sum(plan == mark for plan, _ in fake.asked) for mark, _ in fake.asked}
+    assert min(rows.values()) == 4
+    assert sum(count == 4 for count in rows.values()) > len(rows) / 2
+
+
+def test_a_small_problem_ends_before_its_budget() -> None:
+    _, curvature = small()
+    plan = cl.Selection.from_pruned(curvature.units, [0], requested_ratio=0.05)
+    result = found(plan, 10**6)
+    assert result.evaluations < 1000
+
+
+def test_an_empty_plan_has_no_neighbors() -> None:
+    _, curvature = small()
+    result = found(cl.solve_greedy(curvature, 0.0))
+    assert result.selection.pruned == ()
+    assert (result.evaluations, result.kl) == (len(ROWS), 0)
+
+
+# Resuming ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop", [3, 9, 14, 21])
+def test_a_killed_search_ends_as_an_uninterrupted_one(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, curvature = small()
+    start = cl.solve_greedy(curvature, 0.3)
+    real, calls = risk._Engine.measure, [0]
+    expected = found(start, 200, surrogate=curvature, checkpoint=tmp_path / "whole")
+
+    def interrupted(self: Any, number: int, plans: Any) -> np.ndarray:
+        calls[0] += 1
+        if calls[0] == stop:
+            raise KeyboardInterrupt
+        return real(self, number, plans)
+
+    path = tmp_path / "search"
+    with monkeypatch.context() as patch:
+        patch.setattr(risk._Engine, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            found(start, 200, surrogate=curvature, checkpoint=path)
+        calls[0] = stop  # from here on it only counts
+        result = found(start, 200, surrogate=curvature, checkpoint=path)
+        again = calls[0]
+        found(start, 200, surrogate=curvature, checkpoint=path)
+        assert calls[0] == again  # nothing is left to measure
+    assert result.selection.fingerprint == expected.selection.fingerprint
+    assert np.array_equal(result.held_out.kl, expected.held_out.kl)
+    assert (result.evaluations, result.history) == (expected.evaluations, expected.history)
+
+
+def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, by_quality)
+    one, same, other = (found(START, 200, options=SearchOptions(seed=s)) for s in (0, 0, 1))
+    assert one.history == same.history != other.history
+
+
+# Repair -----------------------------------------------------------------------------------------
+
+
+def test_the_repaired_model_is_what_is_judged() -> None:
+    """A repair that heals one plan, and no other, makes it the best."""
+    _, curvature = small()
+    start = cl.solve_greedy(curvature, 0.2)
+    worst = curvature.units.index("L0.ffn[0]")
+    alike = next(u for u in start.pruned if curvature.units[u].cost == curvature.units[worst].cost)
+    healed = set(start.pruned) ^ {alike, worst}
+
+    def repair(dense: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
+        return deepcopy(dense) if set(plan.pruned) == healed else cl.prune(dense, plan)
+
+    result = found(start, 800, repair=repair)
+    assert set(result.selection.pruned) == healed
+    assert result.kl == pytest.approx(0, abs=1e-9)
+    assert "after repair" in repr(result)
+
+
+def test_a_repair_that_only_cuts_judges_like_the_mask() -> None:
+    _, curvature = small()
+    start = cl.solve_greedy(curvature, 0.3)
+    masked = found(start, 150, options=SearchOptions(children=1))
+    cut = found(start, 150, repair=cl.prune)
+    assert cut.evaluations == masked.evaluations
+    assert cut.selection.fingerprint == masked.selection.fingerprint
+    np.testing.assert_allclose(cut.held_out.kl, masked.held_out.kl, rtol=1e-4, atol=1e-9)
+
+
+def test_a_repair_may_be_a_context() -> None:
+    model, curvature = small()
+    start = cl.solve_greedy(curvature, 0.3)
+
+    def with_gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
+        return cl.ablate(dense, plan.with_gains(cl.solve_gains(curvature, plan)))
+
+    @contextmanager
+    def in_place(dense: PreTrainedModel, plan: cl.Selection) -> Iterator[None]:
+        """Changes the weights of the dense model itself, and undoes it."""
+        before = deepcopy(dense.state_dict())
+        for unit in (plan.units[u] for u in plan.pruned):
+            layer = dense.model.layers[unit.layer]
+            output = layer.self_attn.o_proj if unit.kind == "attention" else layer.mlp.down_proj
+            output.weight[:, unit.start : unit.stop] = 0
+        yield
+        dense.load_state_dict(before)
+
+    gained = found(start, 60, repair=with_gains)
+    plan = gained.selection.with_gains(cl.solve_gains(curvature, gained.selection))
+    assert gained.kl == pytest.approx(cl.pruning_risk(model, plan, HELD_OUT), rel=1e-5)
+    with torch.no_grad():
+        placed = found(start, 60, repair=in_place)
+    assert placed.kl == pytest.approx(cl.pruning_risk(model, placed.selection, HELD_OUT), rel=1e-5)
+
+
+def test_a_plan_is_repaired_once_for_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def repair(dense: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
+        made.append(plan.fingerprint)
+        return cl.prune(dense, plan)
+
+    result = found(cl.solve_greedy(small()[1], 0.3), 60, repair=repair)
+    judged = len(made) - len(result.held_out.selections)
+    assert len(set(made[:judged])) == judged > 1
+
+
+def test_a_file_of_another_repair_is_refused(tmp_path: Path) -> None:
+    _, curvature = small()
+    start, path = cl.solve_greedy(curvature, 0.3), tmp_path / "search"
+    expected = found(start, 60, repair=cl.prune, checkpoint=path)
+    resumed = found(start, 60, repair=cl.prune, checkpoint=path)
+    assert resumed.history == expected.history
+
+    def gains(dense: PreTrainedModel, plan: cl.Selection) -> Any:
+        return cl.ablate(dense, plan.with_gains({u: 1.5 for u in plan.kept if u % 6 > 2}))
+
+    with pytest.raises(cl.MismatchError, match="another file for another repair"):
+        found(start, 60, repair=gains, checkpoint=path)
+    with pytest.raises(cl.FileFormatError, match="cocurve-repaired-plans"):
+        found(start, 60, checkpoint=path)
+
+
+@pytest.mark.parametrize("returned", ["the dense model", "a NoneType", "a Selection"])
+def test_a_repair_that_returns_no_model_is_an_error(returned: str) -> None:
+    model, curvature = small()
+    results = {"the dense model": model, "a NoneType": None, "a Selection": START}
+    with pytest.raises(cl.InputError, match=f"repair returned {returned}. Return a new model"):
+        found(cl.solve_greedy(curvature, 0.3), repair=lambda *_: results[returned])
+
+
+# A front ----------------------------------------------------------------------------------------
+
+
+def test_sizes_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, by_quality)
+    curvature = random_curvature(UNITS, seed=2)
+    starts = [cl.solve_greedy(curvature, ratio) for ratio in (0.1, 0.3, 0.2)]
+    front = search_front(
+        small()[0], starts, ROWS, held_out=HELD_OUT, evaluations=900, progress=False
+    )
+    assert front.evaluations == len(set(fake.asked)) <= 900
+    assert all(result.evaluations > 200 for result in front.results)
+    kl = {}
+    for start, result in zip(starts, front.results, strict=True):
+        assert result.start is start
+        assert result.improved
+        plan = result.selection
+        over = plan.pruned_cost - start.requested_ratio * UNITS.total_cost
+        assert -1e-6 < over < UNITS.costs.max()
+        kl[start.requested_ratio] = result.kl
+    assert kl[0.1] < kl[0.2] < kl[0.3]
+    assert len(front.rows()) == len(front) == 3
+    assert "3 sizes, " in repr(front)
+
+
+def test_a_good_plan_of_one_size_helps_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the plans of a hidden family are good; one size starts in it, the other far from it."""
+    family = set(range(12, 24))
+
+    def hidden(plan: cl.Selection, name: str) -> np.ndarray:
+        outside = len(set(plan.pruned) - family)
+        spread = np.linspace(0.9, 1.1, 6 if name == "rows" else 5)
+        # a step towards the family alone brings nothing: only a plan nearly inside is better
+        return spread * (1.0 if outside > 1 else 0.1 + 0.01 * outside)
+
+    planted(monkeypatch, hidden)
+    inside = cl.Selection.from_pruned(UNITS, sorted(family)[:8], requested_ratio=0.19)
+    far = cl.Selection.from_pruned(UNITS, [24, 25, 26, 27, 28, 29, 30, 31], requested_ratio=0.15)
+    common = {"held_out": HELD_OUT, "evaluations": 500, "progress": False}
+    alone = search_plan(small()[0], far, ROWS, **common)
+    beside = search_front(small()[0], [far, inside], ROWS, **common).results[0]
+    assert alone.kl > 0.9
+    assert beside.kl < 0.2
+
+
+# Progress and bad input -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", [True, "lines"])
+def test_progress_says_the_best_so_far(
+    progress: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted(monkeypatch, by_quality)
+    result = found(START, 300, progress=progress)
+    said = capsys.readouterr().err
+    best, start = result.history[-1][1], result.history[0][1]
+    assert f"search: KL {best:.4g} (start {start:.4g})" in said
+
+
+def test_a_budget_that_judges_no_plan_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted(monkeypatch, by_quality)
+    with caplog.at_level(logging.WARNING):
+        found(START, 11)
+    assert "11 evaluations judge no plan" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"evaluations": 0}, cl.InputError, "evaluations is 0"),
+        ({"evaluations": -3}, cl.InputError, "evaluations is -3"),
+        ({"evaluations": 2.5}, cl.InputError, "not a whole number"),
+        ({"rows": ROWS.rows(0, 1)}, cl.InputError, "rows has 1 row"),
+        ({"held_out": HELD_OUT.rows(0, 1)}, cl.InputError, "held_out has 1 row"),
+        ({"held_out": ROWS.rows(0, 3)}, cl.MismatchError, "3 rows are in both sets"),
+        ({"rows": tiny_text(2, 65)}, cl.InputError, "context is 64"),
+    ],
+)
+def test_bad_input_is_refused(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    _, curvature = small()
+    with pytest.raises(error, match=message):
+        found(cl.solve_greedy(curvature, 0.2), **settings)
+
+
+def test_rows_of_the_surrogate_are_not_held_out() -> None:
+    _, curvature = small()
+    plan, seen = cl.solve_greedy(curvature, 0.2), tiny_text(2, 12, seed=9)
+    with pytest.raises(cl.MismatchError, match="2 rows are in both sets"):
+        found(plan, surrogate=curvature, held_out=seen)
+    found(plan, 20, surrogate=curvature, rows=seen)  # to search on, they may be
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    with pytest.raises(cl.MismatchError, match="the selection"):
+        found(START)
+    with pytest.raises(cl.MismatchError, match="the selection"):
+        found(START, repair=cl.prune)
+    with pytest.raises(cl.InputError, match="no plan to start from"):
+        search_front(small()[0], [], ROWS, held_out=HELD_OUT, evaluations=5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"swaps": 0}, "swaps is 0"),
+        ({"children": 0}, "children is 0"),
+        ({"first_rows": 1}, "first_rows is 1"),
+        ({"finalists": 4}, "finalists is 4"),
+        ({"seed": -1}, "seed is -1"),
+        ({"random_share": 1.5}, "random_share is 1.5"),
+        ({"stop_beyond": float("nan")}, "stop_beyond is nan"),
+    ],
+)
+def test_options_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(cl.InputError, match=message):
+        SearchOptions(**settings)
