@@ -67,7 +67,7 @@ class SearchOptions:
     exclude: UnitsLike = ()
     swaps: int = 3
     random_share: float = 0.5
-    children: int = 16
+    children: int = 8
     first_rows: int = 4
     stop_beyond: float = 1.0
     finalists: int = 3

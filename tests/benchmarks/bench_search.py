@@ -1,0 +1,105 @@
+"""How much a search by measured KL lowers the KL of a plan of H, and of a random plan.
+
+python tests/benchmarks/bench_search.py             # the demo model at 20 and 40 %
+python tests/benchmarks/bench_search.py --quick     # for checking the script
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.agreement import random_set
+from helpers.demo_rows import demo_rows
+
+
+def main() -> None:
+    options = parser().parse_args()
+    torch.set_num_threads(options.threads)
+    model, tokenizer = cl.load_model("demo", device="cpu", dtype="float32")
+    units = cl.enumerate_units(model)
+    text = demo_rows("calibration", 2 * options.rows, tokenizer)
+    seen, rows = text.split(held_out=options.rows)  # H, and the search
+    held_out = demo_rows("held_out", options.held_out, tokenizer)
+    curvature = cl.estimate_curvature(model, units, seen, progress=False)
+    print(f"search on {rows}\njudged on {held_out}\n")
+    print("| removed | start | swaps | KL of the start | KL found | difference | on the search "
+          "rows | units that differ | evaluations | minutes |\n|" + "---|" * 10)  # fmt: skip
+    for ratio in options.ratios:
+        drawn = random_set(units, ratio, np.random.default_rng(options.seed))
+        starts = {
+            "H": cl.solve_greedy(curvature, ratio),
+            "random": cl.Selection.from_pruned(units, sorted(drawn), requested_ratio=ratio),
+        }
+        for name in options.starts:
+            for swaps in options.swaps:
+                begun = time.monotonic()
+                found = cl.search_plan(
+                    model,
+                    starts[name],
+                    rows,
+                    held_out=held_out,
+                    evaluations=options.evaluations,
+                    surrogate=curvature if swaps == "guided" else None,
+                    progress="lines",
+                    options=cl.SearchOptions(seed=options.seed),
+                )
+                report(name, swaps, found, (time.monotonic() - begun) / 60)
+
+
+def report(name: str, swaps: str, found: cl.PlanSearch, minutes: float) -> None:
+    row = found.row()
+    cells = [
+        f"{row['realized_ratio']:.1%}",
+        name,
+        swaps,
+        f"{row['start_kl']:.4f} ± {found.held_out.standard_error[0]:.4f}",
+        f"{row['kl']:.4f} ± {row['kl_error']:.4f}",
+        f"{row['difference']:+.4f} ± {row['difference_error']:.4f}",
+        f"{row['search_start_kl']:.4f} to {row['search_kl']:.4f}",
+        str(row["distance"]),
+        f"{row['evaluations']:,}",
+        f"{minutes:.1f}",
+    ]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
+    made.add_argument("--starts", nargs="+", choices=["H", "random"], default=["H", "random"])
+    made.add_argument(
+        "--swaps",
+        nargs="+",
+        choices=["random", "guided"],
+        default=["random"],
+        help="guided: half of them proposed by H",
+    )
+    made.add_argument("--evaluations", type=int, default=4000)
+    made.add_argument("--rows", type=int, default=16, help="of H, and of the search")
+    made.add_argument("--held-out", type=int, default=32)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--quick", action=Quick, nargs=0, help="few rows and evaluations")
+    return made
+
+
+class Quick(argparse.Action):
+    """Sets the numbers of a run that only checks the script."""
+
+    def __call__(self, parser, options, *_):  # type: ignore[no-untyped-def]
+        options.rows, options.held_out, options.evaluations, options.ratios = 2, 2, 12, [0.1]
+
+
+if __name__ == "__main__":
+    main()
