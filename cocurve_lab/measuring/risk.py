@@ -385,7 +385,9 @@ class _Engine:
         labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
-        values = _mean_kl_and_nll(pair, (teacher, teacher), labels).repeat(len(plans), 1)
+        values = torch.empty(len(plans), 2, dtype=torch.float64, device=ids.device)
+        if len(changed) < len(plans):
+            values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
         done: list[Tensor] = []
         while len(done) < len(changed):
             rows = [plans[number] for number in changed[len(done) : len(done) + self.batch]]

@@ -98,7 +98,7 @@ class PlanSearch:
             search. It is too low for the finalists, which were chosen on these rows.
         held_out: the same plans on the held-out rows.
         evaluations: row evaluations of the search: one plan on one row, each counted once.
-        repairs: whether the plans were measured after a repair.
+        repaired: whether the plans were measured after a repair.
         history: (evaluations, lowest mean KL on the rows of the search), at the start and at each
             improvement.
     """
@@ -131,7 +131,10 @@ class PlanSearch:
 
     @property
     def kl(self) -> float:
-        """Held-out KL of the chosen plan, after its repair if there is one; nats per token."""
+        """Held-out KL of the chosen plan, after its repair if there is one; nats per token.
+
+        It is the lowest of up to four means over these rows, so a little too low.
+        """
         return float(self.held_out.mean[self.chosen])
 
     @property
@@ -237,7 +240,8 @@ def search_plan(
 
     Plans keep the target, guards, forced units and uniformity of `selection`, and hold no
     superfluous unit. At the end the start and the best few are measured on `held_out`. The result
-    is the start itself unless one of them is better there.
+    is the start itself unless one of them is better there. During the search the dense model's
+    final hidden states at the scored positions of `rows` stay in memory.
 
     Args:
         model: the dense model.
@@ -329,7 +333,7 @@ def search_front(
     lines = [_Line(start, _neighbors(start, surrogate, options)) for start in starts]
     bar = open_bar(progress, total=budget, desc="search", unit="evaluation")
     with bar:
-        meter = _meter(model, rows, repair, checkpoint)
+        meter = _meter(model, rows, repair, checkpoint, keep_teacher=True)
         race = _Race(meter, lines, budget, options, bar, surrogate)
         race.run()
     final = None if checkpoint is None else f"{os.fspath(checkpoint)}.held_out"
@@ -352,9 +356,11 @@ def _meter(
     text: CalibrationSet,
     repair: Repair | None,
     checkpoint: str | os.PathLike[str] | None,
+    *,
+    keep_teacher: bool = False,
 ) -> Meter:
     if repair is None:
-        return Meter(model, text, checkpoint=checkpoint, keep_teacher=True)
+        return Meter(model, text, checkpoint=checkpoint, keep_teacher=keep_teacher)
     return RepairedMeter(model, text, repair, checkpoint=checkpoint)
 
 

@@ -48,7 +48,7 @@ class Planted:
         self.kl = kl
         self.asked: list[tuple[str, int]] = []  # plan and row, on the rows of the search
 
-    def __call__(self, model: Any, text: Any, repair: Any, checkpoint: Any) -> Any:
+    def __call__(self, model: Any, text: Any, *_: Any, **__: Any) -> Any:
         return _PlantedMeter(self, text)
 
 
