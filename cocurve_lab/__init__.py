@@ -73,6 +73,7 @@ _FLOW = {
     "example_prompts": "measuring.generation",
     # A smaller model
     "prune": "pruner.cutting",
+    "repair": "pruner.repair",
     "check_equivalence": "pruner.equivalence",
     "save_pruned": "pruner.saving",
     "load_pruned": "pruner.saving",
@@ -166,6 +167,7 @@ _ALSO = {
     "forced_kl": "measuring.lockstep",
     "generate_lockstep": "measuring.lockstep",
     "encode_prompt": "measuring.lockstep",
+    "RepairOptions": "pruner.repair",
     "Evidence": "methods.base",
     "Method": "methods.base",
     "method_names": "methods.registry",

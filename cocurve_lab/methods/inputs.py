@@ -25,13 +25,13 @@ from ..models.families import KINDS
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
+from ..pruner.refitting import TOKENS_PER_BATCH, wide_product
 from .filling import Block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Observer = Callable[[Block, Tensor], None]
-TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def collect_statistics(
         _add(totals["absolutes"], block, x.abs().sum(dim=(0, 1)))
         _add(totals["row_norms"], block, squares.sqrt().sum(dim=0))
         if moments:
-            _add(totals["moments"], block, _second_moment(inputs, x))
+            _add(totals["moments"], block, wide_product(inputs.flatten(0, 1), inputs.flatten(0, 1)))
 
     watch_inputs(model, calibration, observe, only=only, progress=progress, title=title)
     arrays = {
@@ -209,14 +209,6 @@ def _showing(
         observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
 
     return hook
-
-
-def _second_moment(inputs: Tensor, wide: Tensor) -> Tensor:
-    """X^T X [W, W] in float64 of one batch; on a GPU, where float64 is slow, from float32."""
-    if inputs.dtype != torch.float64 and inputs.is_cuda:
-        wide = inputs.float()
-    flat = wide.flatten(0, 1)
-    return (flat.T @ flat).double()
 
 
 def _add(totals: dict[Block, Tensor], block: Block, part: Tensor) -> None:

@@ -45,11 +45,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, MismatchError, NumericalError
+from ..errors import InputError, MismatchError
 from ..models.architectures import describe
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
 from ..pruner.cutting import prune
+from ..pruner.refitting import cholesky, ridge_of, ridge_update
 from ..pruner.slicing import kept_columns
 from ..solver.selection import Selection
 from .base import Arrays, Evidence, Scored, Subject
@@ -179,7 +180,7 @@ class SlimGpt(Scored):
     ) -> np.ndarray:
         """Scores of one block's units [len(units)], from its weight [d, W] and moments [W, W]."""
         damped = damp(torch.from_numpy(moments).to(weight), self.damping)
-        inverse = torch.cholesky_inverse(_cholesky(damped))
+        inverse = torch.cholesky_inverse(cholesky(damped))
         columns = [slice(unit.start, unit.stop) for unit in units]
         return removal_scores(inverse, weight.square().sum(dim=0), columns, self.downdate)
 
@@ -211,7 +212,7 @@ def removal_scores(
         # the Schur complement of the removed block: H^-1 of the columns left stands where it stood.
         # Rows and columns of `gone` become zero, and no group left reads them
         inverse -= inverse[:, gone] @ torch.cholesky_solve(
-            inverse[gone], _cholesky(inverse[gone, gone])
+            inverse[gone], cholesky(inverse[gone, gone])
         )
     return scores
 
@@ -220,15 +221,15 @@ def _group_score(inverse: Tensor, norms: Tensor, group: slice) -> float:
     """Sum of ||W_out[:, p]||^2 / d_p over the columns of a group (grouped Cholesky)."""
     # the factor does the removals within the group: its p-th diagonal entry is (H^-1)_pp after the
     # columns before p are gone, so no column needs a downdate of its own
-    d = _cholesky(inverse[group, group]).diagonal().square()
+    d = cholesky(inverse[group, group]).diagonal().square()
     return float((norms[group] / d).sum())
 
 
 def damp(moments: Tensor, damping: float) -> Tensor:
     """moments + damping x mean(diagonal) x I [W, W]; I for inputs that are always zero."""
-    level = float(moments.diagonal().mean())
-    shift = damping * level if level > 0 else 1.0
-    return moments + shift * torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
+    return moments + ridge_of(moments, damping) * torch.eye(
+        len(moments), dtype=moments.dtype, device=moments.device
+    )
 
 
 def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tensor:
@@ -243,12 +244,13 @@ def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tens
     mask = torch.ones(weight.shape[1], dtype=torch.bool, device=weight.device)
     mask[kept] = False
     gone = mask.nonzero().flatten()
-    damped = damp(moments, damping)
     # solved on the kept columns: H_RR alone is factored, and H^-1 is never formed
-    factor = _cholesky(damped[kept][:, kept])
-    return (
-        weight[:, kept] + torch.cholesky_solve(damped[kept][:, gone] @ weight[:, gone].T, factor).T
+    update = ridge_update(
+        moments[kept][:, kept],
+        weight[:, gone] @ moments[gone][:, kept],
+        ridge_of(moments, damping),
     )
+    return weight[:, kept] + update
 
 
 def incremental_weights(units: UnitSet, first: float, last: float) -> np.ndarray:
@@ -256,17 +258,6 @@ def incremental_weights(units: UnitSet, first: float, last: float) -> np.ndarray
     depth = np.log(units.layers + 1) / math.log(max(units.num_layers, 2))
     weights: np.ndarray = first + (last - first) * depth
     return weights
-
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    """Lower factor, or NumericalError where the matrix is not positive definite."""
-    factor, status = torch.linalg.cholesky_ex(matrix)
-    if int(status) or not bool(torch.isfinite(factor).all()):
-        raise NumericalError(
-            f"the second moments of {len(matrix)} columns are singular or not finite. Use a "
-            "damping above 0 (0.01 is usual), or more calibration text than columns."
-        )
-    return factor
 
 
 def _moments_name(layer: int, kind: Kind) -> str:

@@ -174,7 +174,7 @@ class Reference:
         worst = 0.0
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
-                with _float32_layer(architecture.layers[layer]) as module:
+                with float32_layer(architecture.layers[layer]) as module:
                     hidden = call.hidden.to(next(module.parameters()).device)
                     found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
                 scale = max(1.0, float(expected.abs().max()))
@@ -208,9 +208,9 @@ def _masked_layers(
     masks = replace(selection, gains={})
     recorded = []
     for layer, call in enumerate(calls):
-        wide = _upcast(call)
+        wide = upcast(call)
         _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
-        with _float32_layer(architecture.layers[layer]) as module:
+        with float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
@@ -245,7 +245,7 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
 
 
 @contextmanager
-def _float32_layer(module: nn.Module) -> Iterator[nn.Module]:
+def float32_layer(module: nn.Module) -> Iterator[nn.Module]:
     """Convert one layer to float32 inside the block; its own weights then return bit for bit."""
     stored = {name: parameter.data for name, parameter in module.named_parameters()}
     try:
@@ -257,7 +257,7 @@ def _float32_layer(module: nn.Module) -> Iterator[nn.Module]:
             parameter.data = stored[name]
 
 
-def _upcast(call: LayerCall) -> LayerCall:
+def upcast(call: LayerCall) -> LayerCall:
     """The same call with every floating-point tensor in float32."""
 
     def up(value: Any) -> Any:
