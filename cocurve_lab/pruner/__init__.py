@@ -5,6 +5,8 @@ In reading order:
     slicing.py           which rows and columns stay, and the modules made of them
     cutting.py           `prune`: the smaller model and its manifest
     equivalence.py       the check that pruned and masked model compute the same
+    repair.py            `repair`: prune, and refit what stays on text
+    refitting.py         least squares, layer by layer
     manifest.py          the record of widths and plan beside the weights
     saving.py            `save_pruned` and `load_pruned`
     folder.py            the configuration that lets transformers load the folder alone

@@ -80,7 +80,7 @@ def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: 
         "## Loading\n\n" + _loading(manifest, has_tokenizer),
         "## What was measured\n\n" + _measured(manifest, facts),
         "## What was removed\n\n" + _layers(manifest),
-        f"## How to repeat {'it' if _as_pruned(manifest) else 'the pruning'}\n\n"
+        f"## How to repeat {'it' if _is_known(manifest) else 'the pruning'}\n\n"
         + _reproduction(manifest, base),
     ]
     return "\n\n".join(sections) + "\n"
@@ -122,21 +122,30 @@ def _state(manifest: Mapping[str, Any]) -> str:
     return str(manifest.get("weights_since_pruning", "unknown"))
 
 
+def _is_known(manifest: Mapping[str, Any]) -> bool:
+    """Whether the weights are, as far as recorded, those that pruning, or a refit, left."""
+    return _state(manifest) in ("unchanged", "refitted", "converted")
+
+
 def _as_pruned(manifest: Mapping[str, Any]) -> bool:
     """Whether the weights are, as far as recorded, those that pruning left."""
-    return _state(manifest) in ("unchanged", "converted")
+    return _is_known(manifest) and manifest.get("repair") is None
 
 
 def _since(manifest: Mapping[str, Any]) -> str:
     """A clause on the weights since pruning."""
-    return {
+    refitted = "the output projections were refitted by least squares; "
+    earlier = "pruning" if manifest.get("repair") is None else "refitting"
+    since = {
         "unchanged": "nothing was trained after pruning.",
-        "converted": f"the weights were converted to {manifest['dtype']} after pruning. Other "
-        "changes between pruning and that conversion would not be recorded here.",
-        "changed": "**the weights were changed after pruning** (by training, refitting or "
+        "refitted": "nothing else was trained.",
+        "converted": f"the weights were converted to {manifest['dtype']} after {earlier}. Other "
+        f"changes between {earlier} and that conversion would not be recorded here.",
+        "changed": f"**the weights were changed after {earlier}** (by training, refitting or "
         "merging); the kind of change is not recorded here.",
-        "unknown": "whether the weights were changed after pruning is not recorded.",
+        "unknown": f"whether the weights were changed after {earlier} is not recorded.",
     }[_state(manifest)]
+    return since if manifest.get("repair") is None else refitted + since
 
 
 def _earlier(manifest: Mapping[str, Any]) -> str:
@@ -144,7 +153,8 @@ def _earlier(manifest: Mapping[str, Any]) -> str:
     rounds = manifest.get("earlier_rounds") or ()
     if not rounds:
         return ""
-    kept = all(own.get("weights_since_pruning") == "unchanged" for own in rounds)
+    known = ("unchanged", "refitted")
+    kept = all(own.get("weights_since_pruning") in known for own in rounds)
     between = "" if kept else " Between rounds the weights were changed, or may have been."
     return (
         f" The model had been pruned before (rounds: {len(rounds)}). The rest of this card is "
@@ -180,7 +190,16 @@ def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
     )
     gains = len(manifest["gains"])
     folded = f"{gains} kept FFN groups have one, folded into W_down" if gains else "none"
-    return "\n".join([*lines, f"- units removed: {len(manifest['pruned_units'])}; gains: {folded}"])
+    lines.append(f"- units removed: {len(manifest['pruned_units'])}; gains: {folded}")
+    repair = manifest.get("repair")
+    if repair is not None:
+        source = " ".join(repair["calibration"].split())
+        statistics = "of the model refitted so far" if repair["sequential"] else "of the dense one"
+        lines.append(
+            f"- refitted: {' and '.join(repair['kinds'])} outputs, ridge {repair['ridge']:g}, on "
+            f"{repair['positions']:,} tokens ({source}), with statistics {statistics}"
+        )
+    return "\n".join(lines)
 
 
 _STOCK = """```python
@@ -285,7 +304,7 @@ def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
         solved += ". Units forced in or out, and refinement, are not recorded here."
     mark = manifest.get("curvature_fingerprint")
     curvature = "No curvature is recorded." if mark is None else f"Curvature: `{mark}`."
-    after = "" if _as_pruned(manifest) else " This does not repeat what came after the pruning."
+    after = "" if _is_known(manifest) else " This does not repeat what came after the pruning."
     load = f"model, tokenizer = cl.load_model({json.dumps(base or 'the dense model')})"
     if base not in (None, DEMO) and not _is_hub_id(base):
         load += "  # or the path of its folder"
@@ -305,10 +324,23 @@ units = cl.enumerate_units(model, ffn_groups={groups!r})
 selection = cl.Selection.from_pruned(units, plan["pruned_units"])
 selection = selection.with_gains({{units.index(u): g for u, g in plan["gains"].items()}})
 assert selection.fingerprint == {manifest["selection_fingerprint"]!r}
-pruned = cl.prune(model, selection)
+{_last_step(manifest)}
 ```
 
 {solved} {curvature}"""
+
+
+def _last_step(manifest: Mapping[str, Any]) -> str:
+    """The lines that prune, or prune and refit."""
+    repair = manifest.get("repair")
+    if repair is None:
+        return "pruned = cl.prune(model, selection)"
+    own = {name: repair[name] for name in ("ridge", "kinds")}
+    own |= {"target": repair["target"]} if repair["sequential"] else {}
+    return f"""calibration = cl.CalibrationSet(...)  # the text named above, {repair["sequences"]} rows
+assert calibration.fingerprint == {repair["calibration_fingerprint"]!r}
+options = cl.RepairOptions({_arguments(own)})
+pruned = cl.repair(model, selection, calibration, sequential={repair["sequential"]}, options=options)"""
 
 
 def _arguments(values: Mapping[str, Any]) -> str:

@@ -88,12 +88,19 @@ def check_equivalence(
         The measured differences.
 
     Raises:
-        EquivalenceError: a difference is above 1e-3, or a kept weight changed (named).
+        EquivalenceError: a difference is above 1e-3, or a kept weight changed (named), or the model
+            was refitted.
         InputError: `sequences` is below 1, or the text does not fit the model.
         MismatchError: the model's units are not the selection's.
     """
     if sequences < 1:
         raise InputError(f"sequences is {sequences}. Compare at least one.")
+    manifest: Any = getattr(pruned, "cocurve_manifest", None) or {}
+    if manifest.get("repair") is not None:
+        raise EquivalenceError(
+            "the pruned model was refitted, so it computes something else than the masked model. "
+            "Check cl.prune(model, selection); measure the refitted model."
+        )
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(model, selection, text).require_equal(pruned)
 

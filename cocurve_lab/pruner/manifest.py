@@ -38,6 +38,7 @@ from ..schema import (
 from ..solver.selection import Selection
 from ..storage import fingerprint
 from .folder import Loader
+from .refitting import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,12 +46,26 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "cocurve-pruned", 2
 READABLE = (1, 2)  # version 1 has no card, and its folders load with load_pruned alone
 
-# The weights since pruning. "converted" means to another dtype: the fingerprint then differs anyway
-# and can no longer show whether anything else changed.
-Weights = Literal["unchanged", "converted", "changed", "unknown"]
+# The weights since pruning. "refitted" means by `repair`, and not changed since; "repair" then tells
+# how. "converted" means to another dtype: the fingerprint then differs anyway and can no longer show
+# whether anything else changed.
+Weights = Literal["unchanged", "refitted", "converted", "changed", "unknown"]
 _HEX = Field("64 hexadecimal digits", lambda value: _matches("[0-9a-f]{64}", value))
 _UNIT = r"L\d+\.(attention|ffn)\[\d+\]"  # `Unit.name`
 _WIDTHS: Schema = {f"{kind}_columns": COUNT for kind in KINDS}
+_REPAIR: Schema = {
+    "method": TEXT,
+    "sequential": FLAG,
+    "target": Field(
+        f"one of {', '.join(get_args(Target))}", lambda value: value in get_args(Target)
+    ),
+    "kinds": Field("a list of kinds of units", list_of(lambda value: value in KINDS)),
+    "ridge": NUMBER,
+    "calibration": TEXT,
+    "calibration_fingerprint": _HEX,
+    "sequences": COUNT,
+    "positions": COUNT,
+}
 # a round of pruning; a model that went through several has one record of each
 _ROUND: Schema = {
     "dense_fingerprint": nullable(_HEX),
@@ -69,6 +84,7 @@ _ROUND: Schema = {
         f"one of {', '.join(get_args(Weights))}, or null",
         lambda value: value is None or value in get_args(Weights),
     ),
+    **optional({"repair": nullable(OBJECT)}),
 }
 _FIELDS: Schema = {
     "format": TEXT,
@@ -141,6 +157,7 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
         "dense_fingerprint": origin.dense_fingerprint,
         "weights_fingerprint": fingerprint(weight_marks(architecture.model)),
         "weights_since_pruning": "unchanged",
+        "repair": None,
         "earlier_rounds": [] if earlier is None else _rounds(earlier),
         "layers": widths_of(architecture),
         "ffn_groups": selection.units.ffn_groups,
@@ -184,7 +201,10 @@ def weights_now(
         state = "unknown"
     elif now != mark and model_dtype(model) == manifest["dtype"]:
         state = "changed"
-    elif now != mark and state == "unchanged":  # another dtype, and so other bits in any case
+    elif now != mark and state in (
+        "unchanged",
+        "refitted",
+    ):  # another dtype, and so other bits in any case
         state = "converted"
     return {"weights_fingerprint": now, "weights_since_pruning": state}
 
@@ -238,5 +258,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             require_fields(widths, _WIDTHS, inside=f"layers[{number}]", others=True)
         for number, earlier in enumerate(manifest.get("earlier_rounds", ())):
             require_fields(earlier, _ROUND, inside=f"earlier_rounds[{number}]")
+        if manifest.get("repair") is not None:
+            require_fields(manifest["repair"], _REPAIR, inside="repair", others=True)
         read_dtype(manifest["dtype"])
     return manifest

@@ -1,0 +1,338 @@
+"""Refit against least squares written out on a masked float64 copy, and what is told about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.measuring.risk import model_risk
+from cocurve_lab.models.identity import MANIFEST, fingerprint_model
+from cocurve_lab.pruner import refitting
+from helpers.tiny_models import (
+    GROUPS,
+    LLAMA_PLACES,
+    PLACES,
+    full_logits,
+    tiny_model,
+    tiny_text,
+)
+
+TEXT, OTHER = tiny_text(12, 24, seed=3), tiny_text(8, 24, seed=4)
+# the last FFN loses all, the second attention nothing; OLMo2's attention is one unit
+NAMES = ["L0.attention[0]", "L0.ffn[1]", "L1.ffn[0]", "L1.ffn[3]", "L2.attention[1]"]
+NAMES += [f"L2.ffn[{group}]" for group in range(GROUPS)]
+ADDITIVE = ["llama", "mistral", "qwen2", "phi3", "gemma", "gpt2", "gpt_neox", "opt"]
+NORMED = ["gemma2", "gemma3_text", "olmo2", "opt_350m"]
+QUIET = cl.RepairOptions(progress=False)
+
+
+def model_of(family: str, **changes: Any) -> PreTrainedModel:
+    grouped = family not in ("gpt2", "gpt_neox", "opt", "opt_350m", "olmo2")
+    return tiny_model(family, "gqa" if grouped else "mha", **changes)
+
+
+def plan_of(model: PreTrainedModel, names: list[str] | None = None) -> cl.Selection:
+    units = cl.enumerate_units(model, GROUPS)
+    wanted = NAMES if names is None else names
+    return cl.Selection.from_pruned(units, [unit.name for unit in units if unit.name in wanted])
+
+
+def projection(model: PreTrainedModel, layer: int, kind: str) -> Any:
+    layers, *outputs = PLACES.get(model.config.model_type, LLAMA_PLACES)
+    return model.get_submodule(f"{layers}.{layer}.{outputs[kind == 'ffn']}")
+
+
+def weight(model: PreTrainedModel, layer: int, kind: str) -> Tensor:
+    """[d, W], as a view."""
+    module = projection(model, layer, kind)
+    return module.weight.T if hasattr(module, "nf") else module.weight
+
+
+def seen(model: PreTrainedModel, layer: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Columns [n, W] of a block, and the residual stream after it [n, d], in a whole pass."""
+    found: dict[str, Tensor] = {}
+    place = PLACES.get(model.config.model_type, LLAMA_PLACES)[0]
+    block, module = projection(model, layer, kind), model.get_submodule(f"{place}.{layer}")
+
+    def entered(_: Any, args: Any, kwargs: Any) -> None:
+        found["in"] = args[0] if args else kwargs["hidden_states"]
+
+    hooks = [
+        module.register_forward_pre_hook(entered, with_kwargs=True),
+        module.register_forward_hook(
+            lambda _, __, out: found.update(out=out if isinstance(out, Tensor) else out[0])
+        ),
+        block.register_forward_hook(lambda _, x, out: found.update(x=x[0], write=out)),
+    ]
+    full_logits(model, TEXT.input_ids)
+    for hook in hooks:
+        hook.remove()
+    stream = found["out"]
+    if kind == "attention":
+        stream = found["in"] + found["write"].reshape(found["in"].shape)
+    return found["x"].flatten(0, -2), stream.flatten(0, -2)
+
+
+def naive(model: PreTrainedModel, plan: cl.Selection, target: str, ridge: float) -> PreTrainedModel:
+    """A float64 copy with masked columns, the others refitted block by block with lstsq."""
+    dense = copy.deepcopy(model).double()
+    student = copy.deepcopy(dense)
+    kept = {}
+    for layer in range(model.config.num_hidden_layers):
+        for kind in cl.KINDS:
+            keep = torch.ones(weight(dense, layer, kind).shape[1], dtype=torch.bool)
+            for unit in (plan.units[i] for i in plan.pruned):
+                if (unit.layer, unit.kind) == (layer, kind):
+                    keep[unit.start : unit.stop] = False
+            kept[layer, kind] = keep
+            weight(student, layer, kind)[:, ~keep] = 0
+    for (layer, kind), keep in kept.items():
+        if keep.all() or not keep.any():
+            continue
+        all_of_it, old = weight(dense, layer, kind), weight(student, layer, kind)
+        columns, wanted = seen(dense, layer, kind)
+        if target != "dense":
+            columns, found = seen(student, layer, kind)  # a masked block still has all columns
+        x = columns[:, keep]
+        lacking = wanted - found if target == "stream" else columns @ (all_of_it - old).T
+        bias = projection(student, layer, kind).bias
+        if bias is not None:
+            mean_x, mean_lacking = x.mean(dim=0), lacking.mean(dim=0)
+            x, lacking = x - mean_x, lacking - mean_lacking
+        gamma = ridge * x.square().sum(dim=0).mean()
+        rows = torch.cat([x, gamma.sqrt() * torch.eye(x.shape[1])])
+        zeros = torch.zeros(x.shape[1], lacking.shape[1])
+        update = torch.linalg.lstsq(rows, torch.cat([lacking, zeros])).solution.T
+        old[:, keep] += update
+        if bias is not None:
+            bias += mean_lacking - update @ mean_x
+    return student
+
+
+# Against the formula ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["stream", "write", "dense"])
+@pytest.mark.parametrize("family", ADDITIVE + NORMED)
+def test_the_refit_is_the_least_squares_fit(family: str, target: str) -> None:
+    model = model_of(family, dtype=torch.float64)
+    plan, options = plan_of(model), cl.RepairOptions(0.02, progress=False)
+    if target == "write":
+        options = cl.RepairOptions(0.02, target="write", progress=False)
+    repaired: Any = cl.repair(model, plan, TEXT, sequential=target != "dense", options=options)
+    # a norm after the write leaves no linear relation to the stream
+    used = "write" if target == "stream" and family in NORMED else target
+    record = repaired.cocurve_manifest["repair"]
+    assert (record["target"], record["sequential"]) == (used, target != "dense")
+    expected = naive(model, plan, used, 0.02)
+    bare = cl.prune(model, plan)
+    for ids in (TEXT.input_ids, OTHER.input_ids):
+        wanted = full_logits(expected, ids)
+        torch.testing.assert_close(full_logits(repaired, ids), wanted, atol=1e-5, rtol=1e-5)
+        assert float((full_logits(bare, ids) - wanted).abs().max()) > 0.05
+
+
+def test_a_gain_is_where_the_refit_starts() -> None:
+    model = model_of("llama", dtype=torch.float64)
+    plan = plan_of(model)
+    scaled = plan.with_gains({plan.units.index("L1.ffn[1]"): 1.5})
+    least = cl.RepairOptions(1e-9, progress=False)
+    whole = cl.RepairOptions(1e9, progress=False)
+    at = {}
+    for name, own in (("plain", plan), ("scaled", scaled)):
+        at[name] = [
+            weight(cl.repair(model, own, TEXT, options=o), 1, "ffn") for o in (least, whole)
+        ]
+    # without a ridge, least squares forgets the start; with a very large one, nothing is refitted
+    torch.testing.assert_close(at["plain"][0], at["scaled"][0], atol=1e-4, rtol=1e-4)
+    start = weight(cl.prune(model, scaled), 1, "ffn")
+    torch.testing.assert_close(at["scaled"][1], start, atol=1e-6, rtol=1e-6)
+
+
+def test_the_size_of_a_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama", dtype=torch.float64)
+    whole = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    monkeypatch.setattr(refitting, "TOKENS_PER_BATCH", 5 * 24)
+    parts = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    torch.testing.assert_close(weight(parts, 1, "ffn"), weight(whole, 1, "ffn"))
+
+
+# What it is good for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_no_block_is_further_off_than_without_its_refit(family: str) -> None:
+    model = model_of(family)
+    plan = plan_of(model)
+    repaired, bare = cl.repair(model, plan, TEXT, options=QUIET), cl.prune(model, plan)
+    for layer, kind in ((0, "attention"), (0, "ffn"), (1, "ffn"), (2, "attention")):
+        _, wanted = seen(model, layer, kind)
+        off = float((seen(repaired, layer, kind)[1] - wanted).square().sum())
+        one = copy.deepcopy(repaired)
+        projection(one, layer, kind).load_state_dict(projection(bare, layer, kind).state_dict())
+        assert off < float((seen(one, layer, kind)[1] - wanted).square().sum())
+
+
+@pytest.mark.parametrize("family", ADDITIVE)
+def test_the_kl_falls_on_the_text_of_the_refit(family: str) -> None:
+    model = model_of(family)
+    plan = plan_of(model)
+    without = model_risk(model, cl.prune(model, plan), TEXT).mean()
+    for sequential in (True, False):
+        repaired = cl.repair(model, plan, TEXT, sequential=sequential, options=QUIET)
+        assert model_risk(model, repaired, TEXT).mean() < without
+
+
+def test_a_bias_takes_the_mean() -> None:
+    model = model_of("gpt2", dtype=torch.float64)
+    repaired = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    for layer, kind in ((0, "attention"), (1, "ffn")):
+        off = seen(repaired, layer, kind)[1] - seen(model, layer, kind)[1]
+        assert float(off.mean(dim=0).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_refitted_wide_and_rounded_once(dtype: torch.dtype) -> None:
+    model = model_of("llama", dtype=dtype)
+    plan = plan_of(model)
+    repaired = cl.repair(model, plan, TEXT, options=QUIET)
+    assert {value.dtype for value in repaired.state_dict().values()} == {dtype}
+    wide = naive(model, plan, "stream", 0.01)
+    bare = cl.prune(model, plan)
+    for layer, kind in ((0, "ffn"), (1, "ffn")):
+        found, start = (weight(m, layer, kind).double() for m in (repaired, bare))
+        keep = weight(wide, layer, kind).abs().sum(dim=0) > 0
+        change = weight(wide, layer, kind)[:, keep] - start
+        # activations are rounded too, so the change is that of float64 to a few percent
+        assert float((found - start - change).norm()) < 0.1 * float(change.norm())
+
+
+def test_the_dense_model_is_left_alone() -> None:
+    model = model_of("llama")
+    before, mark = copy.deepcopy(model.state_dict()), fingerprint_model(model)
+    repaired = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert fingerprint_model(model) == mark
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    own = {value.data_ptr() for value in model.state_dict().values()}
+    assert own.isdisjoint(value.data_ptr() for value in repaired.state_dict().values())
+    repaired.requires_grad_(True)  # no tensor of inference mode, which could not be trained
+    repaired(input_ids=OTHER.input_ids[:1], labels=OTHER.input_ids[:1]).loss.backward()
+
+
+def test_what_lost_nothing_or_everything_stays_as_pruned() -> None:
+    model = model_of("llama")
+    plan = plan_of(model, [f"L1.ffn[{group}]" for group in range(GROUPS)])
+    repaired: Any = cl.repair(model, plan, TEXT, options=QUIET)
+    assert repaired.cocurve_manifest == cl.prune(model, plan).cocurve_manifest
+    cl.check_equivalence(model, repaired, plan, TEXT)
+
+
+def test_only_the_kinds_asked_for_are_refitted() -> None:
+    model = model_of("llama")
+    bare = cl.prune(model, plan_of(model))
+    options = cl.RepairOptions(kinds=("attention",), progress=False)
+    repaired = cl.repair(model, plan_of(model), TEXT, options=options)
+    assert torch.equal(weight(repaired, 1, "ffn"), weight(bare, 1, "ffn"))
+    assert not torch.equal(weight(repaired, 0, "attention"), weight(bare, 0, "attention"))
+
+
+# What is told -------------------------------------------------------------------------------------
+
+
+def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
+    model = model_of("llama")
+    repaired: Any = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    loaded: Any = cl.load_pruned(cl.save_pruned(repaired, tmp_path / "small"))
+    ids = OTHER.input_ids
+    assert torch.equal(full_logits(loaded, ids), full_logits(repaired, ids))
+    manifest = json.loads((tmp_path / "small" / MANIFEST).read_text())
+    assert manifest["weights_since_pruning"] == "refitted"
+    assert manifest["repair"] == {
+        "method": "refit",
+        "sequential": True,
+        "target": "stream",
+        "kinds": ["attention", "ffn"],
+        "ridge": 0.01,
+        "calibration": TEXT.source,
+        "calibration_fingerprint": TEXT.fingerprint,
+        "sequences": 12,
+        "positions": 12 * 24,
+    }
+    card = (tmp_path / "small" / "README.md").read_text()
+    assert "refitted by least squares; nothing else was trained." in card
+    assert "ridge 0.01, on 288 tokens" in card
+    assert f'calibration.fingerprint == "{TEXT.fingerprint}"' in card
+    assert "pruned = cl.repair(model, selection, calibration, sequential=True" in card
+    assert "nothing was trained after pruning" not in card
+    assert "KL predicted" not in card
+    assert "pruning_risk" not in card
+    with pytest.raises(cl.EquivalenceError, match="was refitted"):
+        cl.check_equivalence(model, loaded, plan_of(model), TEXT)
+    with torch.no_grad():
+        loaded.lm_head.weight[0, 0] += 1
+    cl.save_pruned(loaded, tmp_path / "trained")
+    again = (tmp_path / "trained" / "README.md").read_text()
+    assert "refitted by least squares; **the weights were changed after refitting**" in again
+    cl.save_pruned(repaired.to(torch.bfloat16), tmp_path / "half")
+    half = json.loads((tmp_path / "half" / MANIFEST).read_text())
+    assert half["weights_since_pruning"] == "converted"
+    assert "converted to bfloat16 after refitting" in (tmp_path / "half" / "README.md").read_text()
+
+
+def test_a_second_round_starts_afresh() -> None:
+    model = model_of("llama")
+    once: Any = cl.repair(model, plan_of(model), TEXT, options=QUIET)
+    twice: Any = cl.prune(once, plan_of(once, ["L1.attention[0]"]))
+    assert twice.cocurve_manifest["repair"] is None
+    (first,) = twice.cocurve_manifest["earlier_rounds"]
+    assert first["weights_since_pruning"] == "refitted"
+    assert first["repair"] == once.cocurve_manifest["repair"]
+    again: Any = cl.repair(once, plan_of(once, ["L1.attention[0]"]), TEXT, options=QUIET)
+    assert again.cocurve_manifest["repair"]["positions"] == 288
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ridge": -0.1}, "ridge is -0.1"),
+        ({"ridge": math.nan}, "ridge is nan"),
+        ({"kinds": ()}, r"kinds are \(\)"),
+        ({"kinds": ("mlp",)}, "kinds are .*mlp"),
+        ({"target": "dense"}, "sequential=False"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(cl.InputError, match=said):
+        cl.RepairOptions(**options)
+
+
+def test_bad_input_is_told() -> None:
+    model, other = model_of("llama"), model_of("llama", layers=2)
+    plan = plan_of(model)
+    with pytest.raises(cl.InputError, match="not a Selection"):
+        cl.repair(model, [1, 2], TEXT)  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="not a CalibrationSet"):
+        cl.repair(model, plan, "text")  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="context is 64"):
+        cl.repair(model, plan, tiny_text(2, 80))
+    with pytest.raises(cl.MismatchError):
+        cl.repair(other, plan, TEXT, options=QUIET)
+    with pytest.raises(cl.NumericalError, match="more calibration text"):
+        cl.repair(model, plan, tiny_text(1, 4), options=cl.RepairOptions(0.0, progress=False))
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = math.nan
+    with pytest.raises(cl.NumericalError, match="not finite"):
+        cl.repair(model, plan, TEXT, options=QUIET)
