@@ -264,6 +264,8 @@ def test_study_tables(rows: Any, tmp_path: Path) -> None:
         ({"earlier_rounds": [1]}, r"earlier_rounds is \[1\]"),
         ({"loads_with": "pickle"}, "loads_with is 'pickle'"),
         ({"base_model": ["x"]}, "base_model is"),
+        ({"repair": 3}, "repair is 3"),
+        ({"repair": {"method": "refit"}}, r"repair\.sequential is missing"),
         ({"version": [2]}, r"version \[2\]"),
     ],
 )

@@ -14,7 +14,9 @@ from .common import (
     add_text,
     add_verb,
     as_path,
+    calibration_rows,
     held_out_rows,
+    progress,
     read_tokenizer,
     require_new,
     require_text,
@@ -29,12 +31,16 @@ if TYPE_CHECKING:
 
 PRUNE = """\
 Remove the units of a plan from a model. The smaller model is saved as a folder with its tokenizer;
-its weights are the model's own, bit for bit, apart from gains. --verify checks on two rows of text
+its weights are the model's own, bit for bit, apart from gains. --refit then fits the output
+projections again by least squares on calibration text, which needs memory for both models; the
+folder's manifest and card tell of it. --verify checks on two rows of text
 that it computes what the masked model computes. This is done before anything is saved, or, if the
-folder holds this result already, with the model in the folder."""
+folder holds this result already, with the model in the folder. With --refit it is done before the
+refit."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
-  cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16"""
+  cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
+  cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl"""
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library."""
 EXPORT_EXAMPLE = """\
@@ -50,6 +56,16 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser.add_argument("--verify", action="store_true", help="compare with the masked model")
     add_text(parser, "text", 2, "text to verify on", "none")
+    parser.add_argument("--refit", action="store_true", help="refit what stays, layer by layer")
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=as_path,
+        help="text to refit on, as for `cocurve build`; cut like --text",
+    )
+    parser.add_argument(
+        "--calibration-sequences", metavar="N", type=int, default=128, help="its rows (%(default)s)"
+    )
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
     parser.add_argument(
         "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
@@ -77,8 +93,11 @@ def prune(options: argparse.Namespace) -> int:
     """Run `cocurve prune`."""
     from ..models.loading import load_model
     from ..pruner import cutting as pruner
+    from ..pruner import repair
     from ..pruner.saving import save_pruned
 
+    if options.calibration is not None and not options.refit:
+        raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
     selection = _read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
@@ -86,18 +105,30 @@ def prune(options: argparse.Namespace) -> int:
         require_writable(options.out)
     if options.verify:
         require_text(options)
+    # the options of rows are those of `build`, with a text of its own
+    own = {"text": options.calibration, "sequences": options.calibration_sequences}
+    refit = argparse.Namespace(**vars(options) | own) if options.refit else None
+    if refit is not None:
+        require_text(refit)
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
     before = model.num_parameters()
     text = held_out_rows(options, options.model, tokenizer) if options.verify else None
+    rows = None if refit is None else calibration_rows(refit, tokenizer)
     if there is not None:
-        _require_result(options.out, there, model)
+        _require_result(options.out, there, model, rows)
         checked = "" if text is None else _verified(options, model, selection, text)
         print(f"{options.out} already holds this plan's model{checked} (nothing was written).")
         return 0
-    # in place, because two models may not fit, and the dense one can be loaded again
-    pruned = pruner.prune(model, selection, inplace=True, verify=text)
-    save_pruned(pruned, options.out, tokenizer=tokenizer)
     checked = "; computes what the masked model computes" if options.verify else ""
+    if rows is None:
+        # in place, because two models may not fit, and the dense one can be loaded again
+        pruned = pruner.prune(model, selection, inplace=True, verify=text)
+    else:
+        pruned = pruner.prune(model, selection, verify=text)
+        settings = repair.RepairOptions(progress=progress())
+        repair.refit(model, pruned, selection, rows, options=settings)
+        checked += f"{' before the refit' * options.verify}; refitted on {len(rows)} rows"
+    save_pruned(pruned, options.out, tokenizer=tokenizer)
     print(
         f"{selection}\n{before:,} -> {pruned.num_parameters():,} parameters{checked}\nSaved to "
         f"{options.out}."
@@ -144,12 +175,20 @@ def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None
     return None
 
 
-def _require_result(folder: Path, manifest: dict[str, Any], model: PreTrainedModel) -> None:
-    """Raise InputError unless a folder with this plan was made from this model, in its dtype."""
+def _require_result(
+    folder: Path, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
+) -> None:
+    """Raise InputError unless a folder was made from this model, in its dtype, with this refit."""
     from ..models.identity import fingerprint_model, model_dtype
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
+    repair = manifest.get("repair")
+    if (None if repair is None else repair["calibration_fingerprint"]) != (
+        None if rows is None else rows.fingerprint
+    ):
+        how = "without a refit" if repair is None else f"refitted on {repair['sequences']} rows"
+        raise _taken(folder, f"holds this plan {how}, which is not what was asked for")
     mark = manifest.get("dense_fingerprint")
     if mark is None:
         raise _taken(folder, "holds this plan, but does not say of which dense model")
@@ -171,6 +210,8 @@ def _verified(
     from ..pruner.equivalence import check_equivalence
     from ..pruner.saving import load_pruned
 
+    if options.refit:
+        return ", refitted, and so not compared with the masked model"
     pruned = load_pruned(options.out, device=options.device)
     check_equivalence(model, pruned, selection, text)
     return ", and it computes what the masked model computes"

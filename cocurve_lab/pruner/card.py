@@ -337,10 +337,12 @@ def _last_step(manifest: Mapping[str, Any]) -> str:
         return "pruned = cl.prune(model, selection)"
     own = {name: repair[name] for name in ("ridge", "kinds")}
     own |= {"target": repair["target"]} if repair["sequential"] else {}
-    return f"""calibration = cl.CalibrationSet(...)  # the text named above, {repair["sequences"]} rows
+    given = f"calibration, sequential={repair['sequential']}, options=options"
+    return f"""# the text named above: {repair["sequences"]} rows
+calibration = cl.CalibrationSet(...)
 assert calibration.fingerprint == {repair["calibration_fingerprint"]!r}
 options = cl.RepairOptions({_arguments(own)})
-pruned = cl.repair(model, selection, calibration, sequential={repair["sequential"]}, options=options)"""
+pruned = cl.repair(model, selection, {given})"""
 
 
 def _arguments(values: Mapping[str, Any]) -> str:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "cocurve-pruned", 2
 READABLE = (1, 2)  # version 1 has no card, and its folders load with load_pruned alone
 
-# The weights since pruning. "refitted" means by `repair`, and not changed since; "repair" then tells
-# how. "converted" means to another dtype: the fingerprint then differs anyway and can no longer show
-# whether anything else changed.
+# The weights since pruning. "refitted" means by `repair`, and not changed since; the field "repair"
+# tells how. "converted" means to another dtype: the fingerprint then differs anyway and can no
+# longer show whether anything else changed.
 Weights = Literal["unchanged", "refitted", "converted", "changed", "unknown"]
 _HEX = Field("64 hexadecimal digits", lambda value: _matches("[0-9a-f]{64}", value))
 _UNIT = r"L\d+\.(attention|ffn)\[\d+\]"  # `Unit.name`

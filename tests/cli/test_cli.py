@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import cocurve_lab as cl
 from cocurve_lab import progress
+from cocurve_lab.calibration import default_rows
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import features
@@ -506,6 +508,36 @@ def test_verify_checks_a_folder_that_is_there_already(
     name = next(name for name in sorted(tensors) if "norm" in name)
     save_file(tensors | {name: 3 * tensors[name]}, weights, {"format": "pt"})
     assert main([*pruned, *text]) == FAILED
+
+
+def test_prune_refits_on_text(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = str(place / "held_out.jsonl")
+    refit = ["--refit", "--calibration", text, "--calibration-sequences", "3", "--length", "20"]
+    capsys.readouterr()
+    for command, message in (
+        ([*pruned, *refit], "holds this plan without a refit"),
+        ([*pruned, "--calibration", text], "Add --refit"),
+        ([*pruned, "--refit", "--calibration", "nowhere"], "there is no text nowhere"),
+    ):
+        assert main(command) == FAILED
+        assert message in capsys.readouterr().err
+    own = [str(tmp_path / "refitted") if part.endswith("smaller") else part for part in pruned]
+    assert main([*own, *refit, "--verify", "--text", text]) == DONE
+    assert "masked model computes before the refit; refitted on 3 rows" in capsys.readouterr().out
+    loaded: Any = cl.load_pruned(tmp_path / "refitted")
+    model, tokenizer = cl.load_model(place / "model", device="cpu")
+    rows = default_rows("other", tokenizer, 3, text, seq_len=20, positions_per_sequence="all")
+    plan = cl.Selection.from_json((tmp_path / "plan.json").read_text())
+    expected = cl.repair(model, plan, rows, options=cl.RepairOptions(progress=False))
+    assert loaded.cocurve_manifest["repair"]["sequences"] == 3
+    weights = loaded.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
+    assert main([*own, *refit]) == DONE
+    assert "already holds this plan" in capsys.readouterr().out
+    assert main(own) == FAILED
+    assert "holds this plan refitted on 3 rows" in capsys.readouterr().err
 
 
 REMOTE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
