@@ -340,6 +340,20 @@ def test_a_saved_model_comes_back(family: str, heads: str, place: str, tmp_path:
     assert float((found - expected).abs().max()) <= 1e-4
 
 
+@pytest.mark.parametrize("sequential", [True, False])
+@some_models
+def test_a_refit_is_that_of_the_cpu(family: str, heads: str, sequential: bool) -> None:
+    options, text = cl.RepairOptions(progress=False), tiny_text(12)
+    one, other = (
+        cl.repair(model, third(model), text, sequential=sequential, options=options)
+        for model in both(family, heads)
+    )
+    assert model_device(other).type == DEVICE.type
+    for name, weight in one.state_dict().items():
+        found = other.state_dict()[name].cpu().numpy()
+        assert relative_error(found, weight.numpy()) <= INVERTED, name
+
+
 def test_text_is_continued_as_on_the_cpu() -> None:
     plan = cl.solve_greedy(demo_build("cpu"), 0.2)
     for question in cl.demo_questions(1):

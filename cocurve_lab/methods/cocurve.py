@@ -45,7 +45,8 @@ class CoCurve(Method):
             the redundancy gate recommends for this H (0 or 1), also where it is undecided.
         top_r: r, size of the teacher's support; a smaller vocabulary is taken whole.
         compensate: give kept FFN groups the gains of eq. (comp), with ridge 0.2 and clip 1; they
-            travel in the selection, and pruning folds them into W_down.
+            travel in the selection, and pruning folds them into W_down. `compare` takes them only
+            where they help on held-out rows.
         measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
             `variants.measured_diagonal`), on the top-r support of H; not in the paper.
 

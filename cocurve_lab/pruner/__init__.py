@@ -13,9 +13,9 @@ In reading order:
     card.py              the model card
     modeling_cocurve.py  copied beside the weights; builds layers of different widths
 
-This room imports calibration, models, estimator (the replay of a layer), solver (the plan) and, for
-the model card, measuring. The
-names of `cutting.py` can be imported from the room itself.
+This room imports calibration, models, estimator (the replay of a layer), solver (the plan) and
+measuring (the gate of gains, the model card). The names of `cutting.py` can be imported from the
+room itself.
 """
 
 from __future__ import annotations

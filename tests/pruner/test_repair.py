@@ -246,6 +246,51 @@ def test_only_the_kinds_asked_for_are_refitted() -> None:
     assert not torch.equal(weight(repaired, 0, "attention"), weight(bare, 0, "attention"))
 
 
+# Gains --------------------------------------------------------------------------------------------
+
+
+def twin_problem() -> tuple[PreTrainedModel, cl.Curvature, cl.Selection, cl.CalibrationSet]:
+    """L1.ffn[1] computes what L1.ffn[0] does, so a gain of 2 stands in for it."""
+    model = tiny_model()
+    mlp: Any = model.model.layers[1].mlp
+    with torch.no_grad():
+        for own in (mlp.gate_proj, mlp.up_proj):
+            own.weight[:11] = own.weight[11:22]
+        mlp.down_proj.weight[:, :11] = mlp.down_proj.weight[:, 11:22]
+    units = cl.enumerate_units(model, GROUPS)
+    curvature = cl.estimate_curvature(model, units, TEXT, progress=False)
+    return model, curvature, plan_of(model, ["L1.ffn[0]"]), OTHER
+
+
+def test_gains_are_taken_where_they_help_after_the_refit() -> None:
+    model, curvature, plan, held_out = twin_problem()
+    quiet = cl.ChoiceOptions(progress=False)
+    choice = cl.choose_gains(model, curvature, plan, held_out, options=quiet)
+    assert choice.applied
+    gains = (curvature, held_out)
+    # the FFN that lost its twin is not refitted: gains help as they do without a refit
+    elsewhere = cl.RepairOptions(kinds=("attention",), progress=False)
+    taken: Any = cl.repair(model, plan, TEXT, gains=gains, options=elsewhere)
+    names = {plan.units.units[i].name: gain for i, gain in choice.best.gains.items()}
+    assert taken.cocurve_manifest["gains"] == names
+    # refitted, it does what its twin did, and gains of other groups only do harm
+    exact = cl.RepairOptions(1e-9, progress=False)
+    left: Any = cl.repair(model, plan, TEXT, gains=gains, options=exact)
+    assert left.cocurve_manifest["gains"] == {}
+    alone = cl.repair(model, plan, TEXT, options=exact)
+    assert torch.equal(weight(left, 1, "ffn"), weight(alone, 1, "ffn"))
+    assert model_risk(model, left, held_out).mean() < 1e-6
+
+
+def test_gains_are_tried_on_rows_of_their_own() -> None:
+    model, curvature, plan, _ = twin_problem()
+    with pytest.raises(cl.MismatchError):
+        cl.repair(model, plan, TEXT, gains=(curvature, TEXT), options=QUIET)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, 2), [3])
+    with pytest.raises(cl.MismatchError):
+        cl.repair(model, plan, TEXT, gains=(curvature, OTHER), options=QUIET)
+
+
 # What is told -------------------------------------------------------------------------------------
 
 

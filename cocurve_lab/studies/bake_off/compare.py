@@ -23,11 +23,13 @@ from ...errors import InfeasibleError, InputError
 from ...estimator.estimate import load_or_estimate
 from ...measuring.answers import answer_accuracy
 from ...measuring.choosing import RELEASE_GUARDS
+from ...measuring.choosing_gains import choose_gains
 from ...measuring.generation import Question
 from ...measuring.plan_memory import plans_file
+from ...measuring.racing import ChoiceOptions
 from ...measuring.risk import measure_plans, model_risk
 from ...methods.base import Evidence, Method
-from ...methods.cocurve import CoCurve
+from ...methods.cocurve import CoCurve, curvature_of
 from ...methods.registry import get_method
 from ...models.identity import fingerprint_model, model_dtype
 from ...models.units import UnitSet, enumerate_units, units_like
@@ -96,7 +98,8 @@ def compare(
     """Measure every method at every ratio on every calibration, without guards and with the best.
 
     A plan runs as a mask on the dense model. Where a method repairs weights, the repaired model
-    itself is measured.
+    itself is measured. Gains of CoCurve are chosen on the held-out rows, and left out where none
+    helps there.
 
     Args:
         model, tokenizer: the dense model.
@@ -233,16 +236,22 @@ class Bench:
     def _row(self, cell: Row, method: Method, evidence: Evidence, ratio: float, search: str) -> Row:
         """Measure one cell, or read it from the folder."""
 
+        gated = isinstance(method, CoCurve) and method.compensate
+
         def compute() -> list[Row]:
             try:
                 plan = self.plan(method, evidence, ratio, search)
             # a fact about the method, worth keeping; other errors are not, and are tried again
             except InfeasibleError as error:
                 return [cell | {"failed": str(error)}]
+            if gated:
+                plan = self._gated(plan, evidence)
             measured = self._measure(plan, method if method.repairs else None, evidence)
             return [cell | _plan_columns(plan) | measured]
 
-        settings = self._settings(method.name, asdict(method), evidence.provenance, ratio, search)  # type: ignore[call-overload]
+        parts = (method.name, asdict(method), evidence.provenance, ratio, search)  # type: ignore[call-overload]
+        # earlier releases took all gains, so their cells are not to be found
+        settings = self._settings(*parts, *(["gains gated"] if gated else []))
         found = cached_table(self.options.folder, "cell", settings, compute)[0]
         # the file is named by what was measured, so another label or calibration may have made it
         return found | {name: cell[name] for name in ("method", "calibration")}
@@ -273,6 +282,12 @@ class Bench:
             self.model, plans, self.judges.held_out, checkpoint=self.search_file, progress=False
         )
         return plans[int(table.mean.argmin())]
+
+    def _gated(self, plan: Selection, evidence: Evidence) -> Selection:
+        """The plan with the gains that help on held-out rows, or without, as the paper has it."""
+        options = ChoiceOptions(progress=False)
+        held_out, curvature = self.judges.held_out, curvature_of(evidence)
+        return choose_gains(self.model, curvature, plan, held_out, options=options).best
 
     def evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
         """Measure a method's evidence once per calibration, or read it from the folder.

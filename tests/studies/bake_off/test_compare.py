@@ -164,13 +164,19 @@ def test_random_draws_anew_with_each_calibration(setting: Setting) -> None:
     assert summary["kl_spread"] == pytest.approx(np.std(list(kl.values()), ddof=1))
 
 
-def test_gains_are_measured_on_the_model_that_has_them(setting: Setting) -> None:
+def test_gains_that_pass_the_gate_are_measured_on_the_model_that_has_them(
+    setting: Setting,
+) -> None:
     methods = {"plain": CoCurve(top_r=16), "gains": CoCurve(top_r=16, compensate=True)}
     result = setting.run(methods, guards=(), ratios=(0.4,))
     units = cl.enumerate_units(setting.model, GROUPS)
     h = cl.estimate_curvature(setting.model, units, setting.calibrations[0], 16, progress=False)
     plan = cl.solve_greedy(h, 0.4, 1.0)
-    plan = plan.with_gains(cl.solve_gains(h, plan))
+    ungated = plan.with_gains(cl.solve_gains(h, plan))
+    quiet = cl.ChoiceOptions(progress=False)
+    held_out = setting.judges.held_out
+    plan = cl.choose_gains(setting.model, h, plan, held_out, options=quiet).best
+    assert plan.gains != ungated.gains
     row = next(r for r in result.rows if r["method"] == "gains" and r["calibration"] == 0)
     assert row["kl"] == pytest.approx(
         cl.pruning_risk(setting.model, plan, setting.judges.test), rel=1e-3
