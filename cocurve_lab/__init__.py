@@ -74,6 +74,7 @@ _FLOW = {
     # A smaller model
     "prune": "pruner.cutting",
     "repair": "pruner.repair",
+    "best_plan": "pruner.best_plan",
     "check_equivalence": "pruner.equivalence",
     "save_pruned": "pruner.saving",
     "load_pruned": "pruner.saving",
@@ -83,7 +84,6 @@ _FLOW = {
     "get_method": "methods.registry",
     "evaluate_tasks": "evaluation.tasks",
     "EvaluationReport": "evaluation.report",
-    "EfficiencyOptions": "evaluation.efficiency",
     "measure_efficiency": "evaluation.efficiency",
     "CompareOptions": "studies.bake_off.compare",
     "Judges": "studies.bake_off.compare",
@@ -177,6 +177,7 @@ _ALSO = {
     "Limits": "evaluation.code_execution",
     "run_programs": "evaluation.code_execution",
     "Efficiency": "evaluation.efficiency",
+    "EfficiencyOptions": "evaluation.efficiency",
     "GGUFFile": "export.gguf",
     "Matching": "studies.structure.matching",
     "causal_arms": "studies.structure.matching",

@@ -7,6 +7,7 @@ In the order of the flow:
     planning.py    `solve`: a plan
     pruning.py     `prune` and `export`: a smaller model
     evaluating.py  `evaluate`: perplexity, KL and tasks
+    compressing.py `compress`: all of it in a given time
     paper.py       `paper`: all of it for the paper's tables
     common.py      options and checks that several verbs share
     demo.py        the whole flow in one command (`make demo`)
@@ -91,7 +92,7 @@ def _told(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from . import building, evaluating, inventory, paper, planning, pruning
+    from . import building, compressing, evaluating, inventory, paper, planning, pruning
 
     parser = argparse.ArgumentParser(
         prog="cocurve",
@@ -104,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (inventory, building, planning, pruning, evaluating, paper):
+    for module in (inventory, building, planning, pruning, evaluating, compressing, paper):
         module.add_to(verbs)
     return parser
 

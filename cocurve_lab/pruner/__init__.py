@@ -4,6 +4,7 @@ In reading order:
 
     slicing.py           which rows and columns stay, and the modules made of them
     cutting.py           `prune`: the smaller model and its manifest
+    best_plan.py         `best_plan`: the whole flow, in a given time
     equivalence.py       the check that pruned and masked model compute the same
     repair.py            `repair`: prune, and refit what stays on text
     refitting.py         least squares, layer by layer
