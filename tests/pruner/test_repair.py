@@ -316,7 +316,7 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
     card = (tmp_path / "small" / "README.md").read_text()
     assert "refitted by least squares; nothing else was trained." in card
     assert "ridge 0.01, on 288 tokens" in card
-    assert f'calibration.fingerprint == "{TEXT.fingerprint}"' in card
+    assert f"calibration.fingerprint == {TEXT.fingerprint!r}" in card
     assert "pruned = cl.repair(model, selection, calibration, sequential=True" in card
     assert "nothing was trained after pruning" not in card
     assert "KL predicted" not in card
