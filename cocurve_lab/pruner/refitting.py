@@ -227,8 +227,13 @@ def ridge_update(gram: Tensor, cross: Tensor, gamma: float) -> Tensor:
         gamma: the ridge.
 
     Raises:
-        NumericalError: gram + gamma I is singular, or not finite.
+        NumericalError: gram + gamma I is singular, or a sum is not finite.
     """
+    if not bool(torch.isfinite(cross).all()):
+        raise NumericalError(
+            "the model gives NaN or infinite values on this text. Half precision may overflow: try "
+            "bfloat16."
+        )
     damped = gram.clone()
     damped.diagonal().add_(gamma)
     return torch.cholesky_solve(cross.T, cholesky(damped)).T

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
 from ..errors import InputError
 from ..measuring.choosing_gains import choose_gains
 from ..measuring.racing import TIE, ChoiceOptions
@@ -42,6 +43,7 @@ from ..models.architectures import describe
 from ..models.families import KINDS, Kind
 from ..models.identity import weight_marks
 from ..models.runtime import measuring, require_measurable
+from ..numeric import as_float, as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from ..storage import fingerprint
@@ -51,8 +53,6 @@ from .slicing import kept_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from ..curvature.matrix import Curvature
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,10 @@ class RepairOptions:
     progress: Progress = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ridge < math.inf:
+        if not 0 <= as_float(self.ridge, "ridge") < math.inf:
             raise InputError(f"ridge is {self.ridge}. Give a finite number of at least 0.")
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
+        kinds = as_list(self.kinds, "kinds")
+        if not kinds or not all(kind in KINDS for kind in kinds):
             raise InputError(f"kinds are {self.kinds!r}. Give one or both of {KINDS}.")
         if self.target not in ("stream", "write"):
             raise InputError(
@@ -98,7 +99,8 @@ def repair(
     """Prune a model and refit the output projections that lost columns, by least squares on text.
 
     Any plan can be repaired, whichever method made it. Blocks that lost nothing, or everything,
-    stay as pruned. Weights in half precision are refitted in float64 and rounded once.
+    stay as pruned. Weights in half precision are refitted in float64 and rounded once; on a
+    GPU, products of activations are float32.
 
     The refit starts from the plan's gains, if it has any. With `gains`, they are chosen here, on
     held-out rows: `choose_gains` must find that they help the pruned model, and the KL of the
@@ -125,10 +127,16 @@ def repair(
         ArchitectureError: as `prune`.
         NumericalError: the statistics are singular or not finite.
     """
+    require_type(options, RepairOptions, "options")
     require_rows(model, calibration)
     if gains is None:
         return _repaired(model, selection, calibration, sequential, options)
+    if not isinstance(gains, tuple) or len(gains) != 2:
+        raise InputError(
+            f"gains is {type(gains).__name__}, not H and held-out rows. Give (curvature, held_out)."
+        )
     curvature, held_out = gains
+    require_type(curvature, Curvature, "the first of gains")
     require_rows(model, held_out)
     held_out.require_disjoint(calibration)
     require_prunable(model, selection)
@@ -157,11 +165,7 @@ def _repaired(
 
 def require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
     """Raise InputError unless these are rows that the model can run."""
-    if not isinstance(calibration, CalibrationSet):
-        raise InputError(
-            f"the calibration is {type(calibration).__name__} {calibration!r:.40}, not a "
-            "CalibrationSet. Make one: CalibrationSet.from_file(file, tokenizer)."
-        )
+    require_type(calibration, CalibrationSet, "the text of a repair")
     require_measurable(model, calibration.input_ids)
 
 

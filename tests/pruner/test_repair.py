@@ -354,6 +354,8 @@ def test_a_second_round_starts_afresh() -> None:
     [
         ({"ridge": -0.1}, "ridge is -0.1"),
         ({"ridge": math.nan}, "ridge is nan"),
+        ({"ridge": "0.1"}, "ridge is '0.1'"),
+        ({"kinds": 3}, "kinds is 3"),
         ({"kinds": ()}, r"kinds are \(\)"),
         ({"kinds": ("mlp",)}, "kinds are .*mlp"),
         ({"target": "dense"}, "sequential=False"),
@@ -369,15 +371,26 @@ def test_bad_input_is_told() -> None:
     plan = plan_of(model)
     with pytest.raises(cl.InputError, match="not a Selection"):
         cl.repair(model, [1, 2], TEXT)  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match="not a CalibrationSet"):
+    with pytest.raises(cl.InputError, match="Give a CalibrationSet"):
         cl.repair(model, plan, "text")  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match=r"Give \(curvature, held_out\)"):
+        cl.repair(model, plan, TEXT, gains=OTHER)  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="Give a Curvature"):
+        cl.repair(model, plan, TEXT, gains=(OTHER, OTHER))  # type: ignore[arg-type]
+    with pytest.raises(cl.InputError, match="Give a RepairOptions"):
+        cl.repair(model, plan, TEXT, options=0.1)  # type: ignore[arg-type]
     with pytest.raises(cl.InputError, match="context is 64"):
         cl.repair(model, plan, tiny_text(2, 80))
     with pytest.raises(cl.MismatchError):
         cl.repair(other, plan, TEXT, options=QUIET)
     with pytest.raises(cl.NumericalError, match="more calibration text"):
         cl.repair(model, plan, tiny_text(1, 4), options=cl.RepairOptions(0.0, progress=False))
+
+
+@pytest.mark.parametrize("place", ["up_proj", "down_proj"])  # before the columns, and after them
+def test_values_that_are_not_finite_are_told(place: str) -> None:
+    model = model_of("llama")
     with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight[0, 0] = math.nan
-    with pytest.raises(cl.NumericalError, match="not finite"):
-        cl.repair(model, plan, TEXT, options=QUIET)
+        getattr(model.model.layers[0].mlp, place).weight[0, 0] = math.nan  # type: ignore[union-attr,operator]
+    with pytest.raises(cl.NumericalError, match=r"not finite|NaN or infinite"):
+        cl.repair(model, plan_of(model), TEXT, options=QUIET)
