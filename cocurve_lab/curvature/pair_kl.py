@@ -20,6 +20,9 @@ from .shifts import Shifts
 
 PAIR_KL = "pair KL"  # the `surrogate` in the provenance of such a matrix
 
+_AT_ONCE = 8
+_RANGE = (1e-38, 1e38)  # of E[r_u r_v] at a position, so that the product of eight is a float64
+
 
 def pair_kl_sums(shifts: Shifts, groups: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sum the pair KL over the positions of each group.
@@ -35,13 +38,18 @@ def pair_kl_sums(shifts: Shifts, groups: int) -> tuple[np.ndarray, np.ndarray, n
     units = len(shifts.values)
     sums = np.zeros((groups, units, units))
     risks = np.zeros((groups, units))
-    for place in range(len(shifts)):
-        ratios, single = likelihood_ratios(shifts.values[:, place], shifts.probabilities[place])
-        roots = ratios * np.sqrt(shifts.probabilities[place], dtype=np.float64)
-        edges = np.log(np.maximum(roots @ roots.T, np.finfo(float).tiny))
-        np.fill_diagonal(edges, 2 * single)
-        sums[shifts.groups[place]] += edges
-        risks[shifts.groups[place]] += single
+    for group in range(groups):
+        places = np.flatnonzero(shifts.groups == group)
+        for few in np.array_split(places, -(-len(places) // _AT_ONCE) or 1):
+            product = np.ones((units, units))
+            for place in few:
+                p = shifts.probabilities[place]
+                ratios, single = likelihood_ratios(shifts.values[:, place], p)
+                roots = ratios * np.sqrt(p, dtype=np.float64)
+                product *= np.clip(roots @ roots.T, *_RANGE)
+                risks[group] += single
+            sums[group] += np.log(product)  # one logarithm for several positions: it is what takes
+        np.fill_diagonal(sums[group], 2 * risks[group])
     return sums, np.bincount(shifts.groups, minlength=groups).astype(np.int64), risks
 
 

@@ -135,24 +135,25 @@ class _State:
         p = shifts.probabilities.astype(np.float64)
         self.weights = p.astype(np.float32)  # p_S [S, K], which sums to 1 at each position
         # r_u = p_u / p_0 of each unit, in float32: the sums below are of a few dozen terms
-        self.ratios = np.empty(shifts.values.shape, np.float32)
+        units, positions, tokens = shifts.values.shape
+        self.ratios = np.empty((positions, units, tokens), np.float32)
         self.logs = np.empty(shifts.values.shape[:2])  # E_{p_0}[log r_u], which is -F at a position
         self.singles = np.empty(len(shifts.values))
         for u, values in enumerate(shifts.values):
             ratios, kl = likelihood_ratios(values, shifts.probabilities)
-            self.ratios[u], self.logs[u], self.singles[u] = ratios, -kl, kl.mean()
+            self.ratios[:, u], self.logs[u], self.singles[u] = ratios, -kl, kl.mean()
 
     def marginals(self) -> np.ndarray:
         """F(S + u) - F(S) [M]: the mean of log E_{p_S}[r_u] - E_{p_0}[log r_u]."""
-        found = np.einsum("usk,sk->us", self.ratios, self.weights, optimize=False)
+        found = np.matmul(self.ratios, self.weights[..., None])[..., 0]  # [S, M]
         tiny = np.finfo(np.float32).tiny
         logs = np.log(np.maximum(found, tiny), dtype=np.float64)
-        means: np.ndarray = (logs - self.logs).mean(axis=1)
+        means: np.ndarray = (logs - self.logs.T).mean(axis=0)
         return means
 
     def add(self, unit: int) -> None:
         """Remove a unit: p_S r_u, normalised."""
-        weights = self.weights.astype(np.float64) * self.ratios[unit]
+        weights = self.weights.astype(np.float64) * self.ratios[:, unit]
         self.weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
