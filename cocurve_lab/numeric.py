@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -76,6 +78,19 @@ def as_list(values: Iterable[T], name: str) -> list[T]:
         raise InputError(
             f"{name} is {shown(values)}, not a list or another iterable. Give a list, if of one."
         ) from None
+
+
+def as_path(value: Any, name: str) -> Path:
+    """Return a path, with `~` for the user's folder expanded.
+
+    Raises:
+        InputError: neither text nor a path; names `name`.
+    """
+    if not isinstance(value, (str, os.PathLike)):
+        raise InputError(
+            f"{name} is {shown(value)}, not a path. Give the name of a file or folder."
+        )
+    return Path(os.path.expanduser(value))
 
 
 def require_type(value: Any, wanted: type, name: str) -> None:

@@ -80,7 +80,7 @@ def parse_json(text: str) -> Any:
     """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # deep nesting exhausts the stack
+    except (TypeError, ValueError, RecursionError) as error:  # deep nesting exhausts the stack
         raise FileFormatError(f"it is not JSON ({error})") from None
 
 

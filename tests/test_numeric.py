@@ -94,6 +94,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "half a repeat": (lambda: EfficiencyOptions(repeats=1.5), "repeats is 1.5"),
     "half a new token": (lambda: cl.continue_text(MODEL, TOKENIZER, "w1", 1.5), "max_new_tokens"),
     "a prompt by number": (lambda: cl.continue_text(MODEL, TOKENIZER, 3), "document is int 3"),
+    "an H by number": (lambda: cl.Curvature.load(3), "path is 3, not a path"),
+    "a folder by number": (lambda: cl.load_pruned(3), "folder is 3, not a path"),
+    "an evidence by number": (lambda: cl.Evidence.load(3), "path is 3, not a path"),
+    "one part": (lambda: cl.Curvature.merge(3), "parts is 3, not a list"),
+    "parts that are none": (lambda: cl.Curvature.merge([3]), "a part is a int"),
+    "a plan by number": (lambda: cl.refine(3, H), "the plan is a int"),
     "half a character": (lambda: cl.continue_text(MODEL, TOKENIZER, "\ud800"), "as UTF-8"),
 }
 
@@ -103,6 +109,12 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     call, said = WRONG[name]
     with pytest.raises(cl.InputError, match=said):
         call()
+
+
+def test_what_is_no_text_of_a_plan_is_named() -> None:
+    for nothing in (None, 3):
+        with pytest.raises(cl.FileFormatError, match="it is not JSON"):
+            cl.Selection.from_json(nothing)  # type: ignore[arg-type]
 
 
 def test_what_is_no_model_is_named() -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from ..atomic import write_atomically
 from ..errors import CocurveError, InputError, NumericalError
 from ..models.units import Unit, UnitSet
+from ..numeric import as_list, as_path, require_type
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from .merging import FULL_VOCABULARY, RISK_SUPPORT, TEMPERATURE, join_shards, sum_builds
@@ -388,7 +389,7 @@ class Curvature:
         and a checksum at its end (see storage.py); `load` reads it without executing anything. The
         sketch of the shifts, if there is one, goes to `<name>.shifts.npz` beside it.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         dump = dump_npz if path.suffix == ".npz" else dump_plain
         self._save_shifts(shifts_path(path))  # first: where H is, its shifts are
         write_atomically(path, dump(self._to_plain()))
@@ -422,7 +423,7 @@ class Curvature:
             MismatchError: a provenance field differs from `expected`; the field is named.
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
-        path = Path(path)
+        path = as_path(path, "path")
         read = load_npz if path.suffix == ".npz" else load_plain
         content = read(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Build it again, or use a copy."):
@@ -497,6 +498,8 @@ class Curvature:
                 occurs in two builds.
             InputError: nothing to merge, a part has no group Grams, or shards are missing.
         """
+        for part in (parts := as_list(parts, "parts")):
+            require_type(part, Curvature, "a part")
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
         return _with_all_shifts(cls.from_groups(*sum_builds(parts)), parts)

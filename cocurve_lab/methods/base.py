@@ -24,6 +24,7 @@ from ..errors import MismatchError, NumericalError
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_dtype
 from ..models.units import UnitSet, require_units
+from ..numeric import as_path
 from ..pruner.cutting import prune
 from ..schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
 from ..solver.guards import FREE, Guards
@@ -97,6 +98,7 @@ class Evidence:
             FileNotFoundError: no such file.
             FileFormatError: truncated, hostile, or another format or version.
         """
+        path = as_path(path, "path")
         content = load_plain(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Measure again."):
             require_fields(content, _FIELDS)

@@ -17,6 +17,7 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
+from ..numeric import as_path
 from .card import CardFacts, model_card
 from .folder import MODELLING_FILE, dense_configuration, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of
@@ -73,7 +74,7 @@ def save_pruned(
         raise InputError(
             "this model carries no manifest, so it was not made by prune. Prune it, then save it."
         )
-    folder = Path(os.path.expanduser(folder))
+    folder = as_path(folder, "folder")
     place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
@@ -123,7 +124,7 @@ def load_pruned(
     """
     from transformers import GenerationConfig
 
-    folder, wanted = Path(os.path.expanduser(folder)), None if dtype is None else read_dtype(dtype)
+    folder, wanted = as_path(folder, "folder"), None if dtype is None else read_dtype(dtype)
     manifest = read_manifest(folder)
     model: Any = empty_pruned(folder)
     weights = _module_names(describe(model), _read_weights(folder))
@@ -159,7 +160,7 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
     """
     from transformers import AutoModelForCausalLM
 
-    folder = Path(os.path.expanduser(folder))
+    folder = as_path(folder, "folder")
     manifest, config = read_manifest(folder), dense_configuration(folder)
     try:
         with torch.device("meta"):

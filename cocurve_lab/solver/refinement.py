@@ -13,6 +13,7 @@ import numpy as np
 
 from ..curvature.matrix import Curvature
 from ..errors import InputError
+from ..numeric import require_type
 from .guards import Rules, UnitsLike
 from .selection import Selection, risk_terms
 from .targets import require_strength, target_cost
@@ -56,6 +57,8 @@ def refine(
             more, or breaks its guards; an excluded unit is in it; or max_rounds is negative.
         MismatchError: the curvature is of other units.
     """
+    require_type(selection, Selection, "the plan")
+    require_type(curvature, Curvature, "the curvature")
     strength = selection.interaction_strength
     if strength is None:
         raise InputError(
