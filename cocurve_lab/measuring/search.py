@@ -21,7 +21,7 @@ import numpy as np
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InputError
-from ..numeric import as_float, as_int
+from ..numeric import as_float, as_int, as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.guards import UnitsLike
 from ..solver.selection import Selection
@@ -86,7 +86,7 @@ class SearchOptions:
             if not 0 <= value <= most:
                 raise InputError(f"{name} is {value:g}. Give a number from 0 to {most:g}.")
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "exclude", tuple(self.exclude))
+        object.__setattr__(self, "exclude", tuple(as_list(self.exclude, "exclude")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,15 +320,20 @@ def search_front(
     budget = as_int(evaluations, "evaluations")
     if budget < 1:
         raise InputError("evaluations is 0. Give at least 1: the plans to measure times the rows.")
-    if not len(starts):
+    starts = as_list(starts, "starts")
+    for start in starts:
+        require_type(start, Selection, "a plan")
+    if not starts:
         raise InputError("there is no plan to start from. Give at least one Selection.")
     for text, name in ((rows, "rows"), (held_out, "held_out")):
+        require_type(text, CalibrationSet, name)
         if len(text) < 2:
             raise InputError(
                 f"{name} has {len(text)} row, but a paired standard error needs two. Give more."
             )
     held_out.require_disjoint(rows)
     if surrogate is not None:
+        require_type(surrogate, Curvature, "surrogate")
         held_out.require_disjoint(surrogate)
     lines = [_Line(start, _neighbors(start, surrogate, options)) for start in starts]
     bar = open_bar(progress, total=budget, desc="search", unit="evaluation")

@@ -214,6 +214,24 @@ def test_no_more_is_measured_than_the_budget(
         assert evaluations - result.evaluations < 2 * len(ROWS)
 
 
+@pytest.mark.parametrize("evaluations", range(13, 60, 3))
+def test_plans_that_run_on_fit_the_budget_too(
+    evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = planted(monkeypatch, by_quality)
+    result = found(START, evaluations, options=SearchOptions(stop_beyond=1e9))  # half runs on
+    assert result.evaluations == len(set(fake.asked)) <= evaluations
+
+
+def test_a_plan_of_two_searches_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = planted(monkeypatch, by_quality)
+    common = {"held_out": HELD_OUT, "evaluations": 300, "progress": False}
+    front = search_front(small()[0], [START, START], ROWS, **common)
+    assert len(fake.asked) > len(set(fake.asked)) == front.evaluations
+    one, other = (result.history[0][0] for result in front.results)
+    assert one == other == len(ROWS)
+
+
 def test_evaluations_are_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
     real = risk._scored_hidden
@@ -461,6 +479,8 @@ def test_a_budget_that_judges_no_plan_is_said(
         ({"rows": ROWS.rows(0, 1)}, cl.InputError, "rows has 1 row"),
         ({"held_out": HELD_OUT.rows(0, 1)}, cl.InputError, "held_out has 1 row"),
         ({"held_out": ROWS.rows(0, 3)}, cl.MismatchError, "3 rows are in both sets"),
+        ({"rows": "text"}, cl.InputError, "rows is a str. Give a CalibrationSet"),
+        ({"surrogate": START}, cl.InputError, "surrogate is a Selection"),
         ({"rows": tiny_text(2, 65)}, cl.InputError, "context is 64"),
     ],
 )
