@@ -340,6 +340,26 @@ def test_a_repair_that_only_cuts_judges_like_the_mask() -> None:
     np.testing.assert_allclose(cut.held_out.kl, masked.held_out.kl, rtol=1e-4, atol=1e-9)
 
 
+def test_a_refit_is_what_is_judged(tmp_path: Path) -> None:
+    model, curvature = small()
+    text, weights = tiny_text(16, 24, seed=11), deepcopy(model.state_dict())
+
+    def repair(dense: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
+        return cl.repair(dense, plan, text)
+
+    start = cl.solve_greedy(curvature, 0.3)
+    result = found(start, 120, repair=repair, checkpoint=tmp_path / "search")
+    for plan, kl in zip(result.held_out.selections, result.held_out.mean, strict=True):
+        refitted = risk.model_risk(model, repair(model, plan), HELD_OUT)
+        assert kl == pytest.approx(refitted.mean(), rel=1e-4)
+    assert (
+        result.kl
+        <= result.held_out.mean[0]
+        != pytest.approx(cl.pruning_risk(model, start, HELD_OUT), rel=1e-2)
+    )
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
 def test_a_repair_may_be_a_context() -> None:
     model, curvature = small()
     start = cl.solve_greedy(curvature, 0.3)
