@@ -136,6 +136,7 @@ _ALSO = {
     "structure_table": "solver.variants",
     "compensated_risk": "solver.gains",
     "PlanTable": "measuring.risk",
+    "plans_file": "measuring.plan_memory",
     "PlanSearch": "measuring.search",
     "SearchFront": "measuring.search",
     "SearchOptions": "measuring.search",

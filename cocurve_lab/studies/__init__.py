@@ -4,6 +4,7 @@
     findings.py  a claim beside what was measured, and the verdict
     shared.py    what the studies share: the recipe of a build, marks of kept tables, resampling
     abilities.py  right answers by lambda (notebook 06) and by edge variant (notebook 07)
+    surrogates.py  plans of H, Q and F beside what they cost (notebook 11)
     exercises.py  the checks of the notebooks' exercises
     trust/       notebook 06: when to trust the edges
     structure/   notebook 07: bridges and structure

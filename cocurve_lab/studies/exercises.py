@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..curvature.uncertainty import jackknife
 from ..errors import CocurveError
 from ..measuring.agreement import agreement
+from ..measuring.risk import measure_plans
+from ..methods.filling import take_in_order
 from ..models.units import UnitSet
+from ..solver.guards import FREE
 from ..solver.solve import solve_greedy
 from ..solver.variants import measured_diagonal
 from ..tables import Row
+from .surrogates import swapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -293,3 +298,34 @@ def smallest_size(
     answers = [min(size for size in sizes if risks[size] < limit) for limit in limits]
     hint = "Of all sizes below the limit, take the smallest."
     return check(mine, [(limit,) for limit in limits], answers, hint)
+
+
+def better_swap(
+    mine: Callable[..., Any],
+    model: PreTrainedModel,
+    units: UnitSet,
+    ratio: float,
+    text: CalibrationSet,
+) -> str:
+    """Notebook 11: mine(plan), the units to swap in a random plan so that it costs less.
+
+    Args:
+        mine: the reader's function, which returns two lists of units, names or indices.
+        model, units: the dense model and its units.
+        ratio: share of the removable parameters that the plans remove.
+        text: held-out rows to measure on.
+    """
+    rng = np.random.default_rng(SEED)
+    orders = [rng.permutation(len(units)).tolist() for _ in range(4)]
+    plans = [take_in_order(units, order, ratio, FREE) for order in orders]
+
+    def number_if_lower(number: int) -> int:
+        """The number of the plan where the swap lowers its measured KL, else 0."""
+        plan = plans[number - 1]
+        pair = [swapped(plan, *mine(plan)), plan]
+        kl = measure_plans(model, pair, text, progress=False).mean
+        return number if kl[0] < kl[1] else 0
+
+    numbers = range(1, len(plans) + 1)
+    hint = "Take out what costs much alone, and put in what costs little and is as large."
+    return check(number_if_lower, [(number,) for number in numbers], numbers, hint)

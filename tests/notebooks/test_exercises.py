@@ -104,11 +104,12 @@ def names() -> dict[str, Any]:
     space |= {"model": model, "tokenizer": tokenizer, "units": units, "curvature": curvature}
     space |= {"plan": plan, "empty": cl.Selection.from_pruned(units, []), "MODEL": "a model"}
     space |= {"held_out": None, "RATIOS": (0.3,), "best": summary}
+    space |= {"RATIO": 0.3, "choose": tiny_text(3, 24, seed=1)}
     return space | {"found": cl.bridge_units(curvature)}
 
 
 def test_every_notebook_has_one() -> None:
-    assert list(EXERCISES) == [f"{n:02}" for n in range(1, 11)]
+    assert list(EXERCISES) == [f"{n:02}" for n in range(1, 12)]
 
 
 @pytest.mark.parametrize("number", EXERCISES)
