@@ -125,8 +125,24 @@ def read_curvature(place: str) -> Curvature:
     return Curvature.load(files.whole[0])
 
 
-def add_confinement(parser: argparse.ArgumentParser) -> None:
-    """Add --allow-code-execution and --confinement."""
+def add_suite(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --suite, described as `what`, and what goes with it."""
+    parser.add_argument("--suite", choices=("demo", "paper", "local"), help=what)
+    parser.add_argument(
+        "--tasks",
+        metavar="FILE",
+        type=as_path,
+        nargs="+",
+        default=[],
+        help="task files for --suite local",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FOLDER",
+        type=as_path,
+        help="for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files "
+        "as on the hub; default: the hub",
+    )
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
@@ -138,6 +154,7 @@ def add_confinement(parser: argparse.ArgumentParser) -> None:
         help="what confines them: bwrap (default; Debian: apt-get install bubblewrap) or, without "
         "it, weak",
     )
+    parser.add_argument("--limit", type=int, help="questions per task; default: all")
 
 
 # New files ----------------------------------------------------------------------------------------

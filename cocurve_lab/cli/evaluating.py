@@ -11,8 +11,8 @@ from ..calibration import read_documents
 from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
 from .common import (
-    add_confinement,
     add_model,
+    add_suite,
     add_text,
     add_verb,
     as_path,
@@ -46,24 +46,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="tokenizer of a pruned folder without one"
     )
-    parser.add_argument("--suite", choices=("demo", "paper", "local"), help="tasks to run")
-    parser.add_argument(
-        "--tasks",
-        metavar="FILE",
-        type=as_path,
-        nargs="+",
-        default=[],
-        help="task files for --suite local",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="FOLDER",
-        type=as_path,
-        help="for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files "
-        "as on the hub; default: the hub",
-    )
-    add_confinement(parser)
-    parser.add_argument("--limit", type=int, help="questions per task; default: all")
+    add_suite(parser, "tasks to run")
     parser.add_argument(
         "--report", metavar="FILE", type=as_path, help="file for the suite's report"
     )

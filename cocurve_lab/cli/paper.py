@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..models.loading import is_demo
 from .common import (
-    add_confinement,
     add_model,
+    add_suite,
     add_text,
     add_verb,
     as_path,
@@ -73,28 +73,7 @@ def add_to(verbs: Any) -> None:
         type=as_path,
         help="the authors' release of this model: its plans and reference_metrics.json are added",
     )
-    parser.add_argument(
-        "--suite",
-        choices=("demo", "paper", "local"),
-        help="tasks to run; default: demo for the demo model, otherwise paper",
-    )
-    parser.add_argument(
-        "--tasks",
-        metavar="FILE",
-        type=as_path,
-        nargs="+",
-        default=[],
-        help="task files for --suite local",
-    )
-    parser.add_argument(
-        "--data",
-        metavar="FOLDER",
-        type=as_path,
-        help="for --suite paper: copies of its datasets, FOLDER/ORGANIZATION/NAME with the files "
-        "as on the hub; default: the hub",
-    )
-    add_confinement(parser)
-    parser.add_argument("--limit", type=int, help="questions per task; default: all")
+    add_suite(parser, "tasks to run; default: demo for the demo model, otherwise paper")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing (5)")
 
 

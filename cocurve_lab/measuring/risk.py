@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +254,42 @@ def model_risk(
     return np.array(values)
 
 
+@dataclass(frozen=True, eq=False)
+class Side:
+    """A model beside the dense one, by row of a text.
+
+    Attributes:
+        kl: KL(dense || model) of each row [rows], nats per token.
+        dense_loss, loss: negative log-likelihood of each row [rows], nats per token.
+        kept: share of the positions where the likeliest token is the dense model's.
+    """
+
+    kl: np.ndarray
+    dense_loss: np.ndarray
+    loss: np.ndarray
+    kept: float
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean KL over rows; NaN for a single row."""
+        return float(standard_error(self.kl[None])[0])
+
+
+def compare_models(
+    teacher: PreTrainedModel, student: PreTrainedModel, text: CalibrationSet
+) -> Side:
+    """Compare a model with the dense one at the scored positions of a text, full vocabulary.
+
+    Raises: as `model_risk`.
+    """
+    pair = [describe(model) for model in (teacher, student)]
+    require_one_vocabulary(*pair)
+    engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
+    with measuring(teacher, threads), measuring(student, threads):
+        found = np.array([engine.compare(number, pair[1]) for number in range(len(text))])
+    return Side(found[:, 0], found[:, 2], found[:, 1], float(found[:, 3].mean()))
+
+
 # Many measurements of one text --------------------------------------------------------------------
 
 
@@ -416,16 +452,31 @@ class _Engine:
 
     def measure_student(self, number: int, student: Architecture) -> np.ndarray:
         """Measure KL and nll [2] of another model on one sequence, means over its positions."""
+        return self._student(number, student)[0]
+
+    def compare(self, number: int, student: Architecture) -> tuple[float, float, float, float]:
+        """KL, nll of the student and of the teacher, share of positions with one first choice."""
+        measured, hidden, labels = self._student(number, student)
+        nll = same = 0.0
+        for part, logits, other in _pieces((self.architecture, student), hidden):
+            nll += float(_nll(logits, labels[part]).double().sum())
+            same += float((logits.argmax(dim=-1) == other.argmax(dim=-1)).sum())
+        return float(measured[0]), float(measured[1]), nll / len(labels), same / len(labels)
+
+    def _student(
+        self, number: int, student: Architecture
+    ) -> tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]:
+        """KL and nll [2], final hidden states of both models, and the labels [P]."""
         ids, positions = self._row(number)
         hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
         pair, labels = (self.architecture, student), ids[0, positions + 1]
-        measured = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
+        measured: np.ndarray = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
         if not np.isfinite(measured[0]):
             raise NumericalError(
                 f"on sequence {number} a model gives NaN or infinite logits. Half precision may "
                 "overflow: try bfloat16."
             )
-        return measured
+        return measured, hidden, labels
 
     def teacher(self, number: int) -> Tensor:
         """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
@@ -477,16 +528,9 @@ def _mean_kl_and_nll(
         hidden: their final hidden states [1, P, d] and [B, P, d].
         labels: the actual next tokens [P].
     """
-    # logits of the whole vocabulary for B plans: a few positions at a time, to bound the memory
     rows, positions, _ = hidden[1].shape
-    step = max(1, LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
     total = torch.zeros(rows, 2, dtype=torch.float64, device=labels.device)
-    for start in range(0, positions, step):
-        part = slice(start, start + step)
-        logits, student = (
-            widen(architecture.logits(states[:, part]))
-            for architecture, states in zip(pair, hidden, strict=True)
-        )
+    for part, logits, student in _pieces(pair, hidden):
         nll = _nll(student, labels[part])
         # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
         wide = torch.promote_types(logits.dtype, student.dtype)
@@ -494,6 +538,22 @@ def _mean_kl_and_nll(
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
         total += torch.stack([kl.double().sum(dim=-1), nll.double().sum(dim=-1)], dim=1)
     return total / positions
+
+
+def _pieces(
+    pair: Sequence[Architecture], hidden: Sequence[Tensor]
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Positions and the logits of teacher and student there, over the whole vocabulary."""
+    # a few positions at a time, to bound the memory
+    rows, positions, _ = hidden[1].shape
+    step = max(1, LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
+    for start in range(0, positions, step):
+        part = slice(start, start + step)
+        logits, student = (
+            widen(architecture.logits(states[:, part]))
+            for architecture, states in zip(pair, hidden, strict=True)
+        )
+        yield part, logits, student
 
 
 def _nll(logits: Tensor, labels: Tensor) -> Tensor:

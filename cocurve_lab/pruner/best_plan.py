@@ -10,26 +10,23 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ..calibration import CalibrationSet, default_calibration
 from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError, InputError
 from ..estimator.build import Build, BuildOptions
 from ..estimator.estimate import estimate_curvature
-from ..estimator.fisher import kl_divergence
 from ..measuring.plan_memory import plans_file
-from ..measuring.risk import measure_plans
+from ..measuring.risk import Side, compare_models, measure_plans
 from ..measuring.search import PlanSearch, search_plan
-from ..models.identity import model_device, model_name
-from ..models.runtime import measuring
+from ..models.identity import model_name
 from ..models.units import UnitSet, enumerate_units
 from ..numeric import as_float
 from ..progress import Progress, duration
@@ -45,27 +42,6 @@ if TYPE_CHECKING:
 
 _BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
 _SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """A model beside the dense one, on the test rows.
-
-    Attributes:
-        kl: KL(dense || model) of each row [rows], nats per token.
-        dense_loss, loss: negative log-likelihood of each row [rows], nats per token.
-        kept: share of the positions where the likeliest token is the dense model's.
-    """
-
-    kl: np.ndarray
-    dense_loss: np.ndarray
-    loss: np.ndarray
-    kept: float
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean KL over rows."""
-        return float(self.kl.std(ddof=1) / math.sqrt(len(self.kl)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,33 +234,6 @@ def best_plan(
     )
 
 
-def compare_models(dense: PreTrainedModel, other: PreTrainedModel, rows: CalibrationSet) -> Side:
-    """Compare two models with one vocabulary at the scored positions of some rows.
-
-    Full vocabulary, float32 or better.
-    """
-    kl: list[float] = []
-    dense_loss: list[float] = []
-    loss: list[float] = []
-    same, count = 0, 0
-    threads = torch.get_num_threads()
-    with measuring(dense, threads), measuring(other, threads):
-        for ids, places in zip(rows.input_ids, rows.scored, strict=True):
-            row = ids[None].to(model_device(dense))
-            z_0, z = (
-                model(input_ids=row, use_cache=False).logits[0, places].float()
-                for model in (dense, other)
-            )
-            p_0 = z_0.softmax(-1)
-            kl.append(float(kl_divergence(p_0, z - z_0).double().mean()))
-            wanted = row[0, places + 1][:, None]
-            for logits, losses in ((z_0, dense_loss), (z, loss)):
-                losses.append(-float(logits.log_softmax(-1).gather(-1, wanted).double().mean()))
-            same += int((z_0.argmax(-1) == z.argmax(-1)).sum())
-            count += len(places)
-    return Side(np.array(kl), np.array(dense_loss), np.array(loss), same / count)
-
-
 # Steps --------------------------------------------------------------------------------------------
 
 
@@ -303,23 +252,16 @@ class _Clock:
         """Whether this share of the time has gone."""
         return self.gone >= share * self.total
 
-    def step(self, name: str) -> _Step:
-        return _Step(self, name)
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        begun = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - begun
 
     def evaluations_until(self, share: float, seconds: float) -> int:
         """How many evaluations of so many seconds fit until this share has gone; at least 1."""
         return max(1, int((share * self.total - self.gone) / seconds))
-
-
-class _Step:
-    def __init__(self, clock: _Clock, name: str) -> None:
-        self.clock, self.name = clock, name
-
-    def __enter__(self) -> None:
-        self.begun = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.clock.seconds[self.name] = time.monotonic() - self.begun
 
 
 def _build(

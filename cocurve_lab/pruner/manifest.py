@@ -29,7 +29,6 @@ from ..schema import (
     list_of,
     nullable,
     optional,
-    or_none,
     parse_json,
     reading,
     require_fields,
@@ -70,14 +69,16 @@ _REPAIR: Schema = {
 _ROUND: Schema = {
     "dense_fingerprint": nullable(_HEX),
     "ffn_groups": nullable(COUNT),
-    "pruned_units": Field(
-        "a list of units, or null", or_none(list_of(lambda value: _matches(_UNIT, value)))
+    "pruned_units": nullable(
+        Field("a list of units", list_of(lambda value: _matches(_UNIT, value)))
     ),
-    "gains": Field(
-        "finite numbers by unit, or null",
-        or_none(
-            lambda value: dict_of(is_number)(value) and all(_matches(_UNIT, name) for name in value)
-        ),
+    "gains": nullable(
+        Field(
+            "finite numbers by unit",
+            lambda value: (
+                dict_of(is_number)(value) and all(_matches(_UNIT, name) for name in value)
+            ),
+        )
     ),
     "selection_fingerprint": nullable(_HEX),
     "weights_since_pruning": Field(

@@ -19,12 +19,12 @@ from ..schema import (
     TEXT,
     Field,
     Schema,
+    dict_of,
     is_count,
     is_number,
     list_of,
     nullable,
     optional,
-    or_none,
     parse_json,
     require_fields,
     told,
@@ -32,7 +32,7 @@ from ..schema import (
 
 FORMAT, VERSION = "cocurve-selection", 1
 
-_TERMS = Field("a list of finite numbers, or null", or_none(list_of(is_number)))
+_TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
 _FIELDS: Schema = {
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "units": OBJECT,
@@ -40,14 +40,11 @@ _FIELDS: Schema = {
     "ordered": FLAG,
     "node_terms": _TERMS,
     "edge_terms": _TERMS,
-    "interaction_strength": Field(
-        "a finite number from 0, or null", or_none(lambda value: is_number(value) and value >= 0)
+    "interaction_strength": nullable(
+        Field("a finite number from 0", lambda value: is_number(value) and value >= 0)
     ),
     "guards": OBJECT,
-    "gains": Field(
-        "finite numbers by unit index",
-        lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
-    ),
+    "gains": Field("finite numbers by unit index", dict_of(is_number)),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
     **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT}),
