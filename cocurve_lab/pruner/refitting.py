@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal
 
@@ -39,6 +39,7 @@ class Pair:
         target: what a refit matches (see repair.py); "dense" takes all from the dense model.
         hidden: by model, the hidden states [B, T, d] of each batch of rows, on the CPU; only of the
             models that the target needs.
+        passed: "stream": what one run of the dense layer left of each batch, until `advance`.
     """
 
     dense: Architecture
@@ -46,6 +47,7 @@ class Pair:
     calls: Sequence[LayerCall]
     target: Target
     hidden: dict[str, list[Tensor]]
+    passed: list[dict[Kind, Tensor]] = field(default_factory=list)
 
     @classmethod
     def enter(
@@ -73,10 +75,12 @@ class Pair:
         projection = self.pruned.output_projection(layer, kind)
         whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
         sums = Sums(centred=projection.bias is not None)
-        for hidden in zip(*self.hidden.values(), strict=True):
+        if self.target == "stream" and not self.passed:
+            self.passed = [self._dense_streams(layer, hidden) for hidden in self.hidden["dense"]]
+        for place, hidden in enumerate(zip(*self.hidden.values(), strict=True)):
             if self.target == "stream":
-                _, wanted = self._stop(self.dense, layer, kind, hidden[0])
-                x, found = self._stop(self.pruned, layer, kind, hidden[1])
+                x, found = self._stop(layer, kind, hidden[1])
+                wanted = _flat(self.passed[place][kind]).to(found.device)
                 sums.add(x, widen(wanted) - widen(found))
                 continue
             columns = self._dense_columns(layer, kind, hidden[0])
@@ -88,13 +92,23 @@ class Pair:
     def advance(self, layer: int) -> None:
         """Run the layer on all rows, in each model that the target needs."""
         for name, hidden in self.hidden.items():
+            if name == "dense" and self.passed:
+                self.hidden[name] = [streams["ffn"] for streams in self.passed]
+                continue
             model = self.dense if name == "dense" else self.pruned
             self.hidden[name] = [self._run(model, layer, rows).cpu() for rows in hidden]
+        self.passed = []
 
-    def _stop(
-        self, model: Architecture, layer: int, kind: Kind, hidden: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """A block's columns [n, W], and the residual stream right after the block [n, d]."""
+    def _dense_streams(self, layer: int, hidden: Tensor) -> dict[Kind, Tensor]:
+        """The dense stream [B, T, d] right after each block, from one run of the layer."""
+        with _watching(self.dense, layer, "ffn") as seen:
+            stream = self._run(self.dense, layer, hidden)
+        before = widen(stream) - widen(seen[0][1].reshape(stream.shape))
+        return {"attention": before.cpu(), "ffn": stream.cpu()}
+
+    def _stop(self, layer: int, kind: Kind, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The pruned block's columns [n, W], and the stream [n, d] right after the block."""
+        model = self.pruned
         with ExitStack() as stack:
             if kind == "attention":
                 stack.enter_context(_answering(model, layer, "ffn", None))

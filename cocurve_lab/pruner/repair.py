@@ -21,8 +21,8 @@ Targets:
 Where a norm lies between a block and the stream (Gemma 2 and 3, OLMo2, OPT-350m), the stream is not
 linear in the weight, and "stream" falls back to "write".
 
-Memory: the dense and the pruned model, the hidden states of all rows in one or both of them (on the
-CPU), and the sums of one block, [R, R] and [d, R] float64.
+Memory: the dense and the pruned model, on the CPU the hidden states of all rows (once, and four
+times for "stream"), and the sums of one block, [R, R] and [d, R] float64.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 A killed run resumes from its folder; a finished one prints at once.
 
     python tests/benchmarks/bench_methods.py                 # the tables of BAKE_OFF.md
+    python tests/benchmarks/bench_methods.py --model FOLDER --text FILE
     python tests/benchmarks/bench_methods.py --quick         # two minutes, for checking the script
 """
 
@@ -18,56 +19,124 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.methods.cocurve import CoCurve
-from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
+from cocurve_lab.methods.registry import get_method
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.studies.bake_off.compare import compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
-from cocurve_lab.studies.bake_off.frontier import all_methods
+from cocurve_lab.studies.bake_off.contenders import (
+    BASELINES,
+    OURS_CHOSEN,
+    Contender,
+    Repairing,
+    alike,
+    all_methods,
+    treated,
+)
+from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
+from cocurve_lab.tables import plus_minus
 from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")
+STARTS = ("random", "magnitude", "cocurve")  # of a measured search
+PARTS = ("plain", "refitted", "searched")
 
 
 def main() -> None:
     options = parser().parse_args()
     if options.quick:
-        options.ratios, options.seeds = [0.2], 1
+        options.ratios, options.seeds, options.evaluations = [0.2], 1, 12
         options.rows, options.held_out, options.test, options.questions = 4, 4, 4, 4
     torch.set_num_threads(options.threads)
-    model, tokenizer = cl.load_model("demo")
-    judges = Judges(
-        demo_rows("held_out", options.held_out, tokenizer),
-        demo_rows("test", options.test, tokenizer),
-        cl.demo_questions(options.questions),
+    model, tokenizer = cl.load_model(options.model, device="cpu", dtype="float32")
+    questions = cl.demo_questions(options.questions) if options.model == "demo" else []
+    calibrations, held_out, test = texts(options, tokenizer)
+    done = []
+    for part in options.parts:
+        rows, ratios = line_up(part, options), options.ratios
+        if part == "searched":
+            ratios = [ratio for ratio in ratios if ratio in options.search_ratios]
+        settings = CompareOptions(
+            options.folder,
+            guards(part),
+            unguarded=part != "refitted",  # a refit of its own for each cell
+            repaired=options.repaired,
+        )
+        if options.backwards:
+            rows = dict(reversed(rows.items()))
+        judges = Judges(held_out, test, questions)
+        result = compare(model, tokenizer, rows, ratios, calibrations, judges, settings)
+        result.to_csv(Path(options.folder) / f"bake_off_{part}.csv")
+        report(part, result, ratios)
+        done.append((part, result))
+    for part, result in done:
+        leads(part, result)
+
+
+def texts(options, tokenizer):  # type: ignore[no-untyped-def]
+    """Calibrations, held-out rows and test rows; no two share a row."""
+    if options.model == "demo":
+        calibrations = [
+            demo_rows("calibration", options.rows, tokenizer, seed) for seed in range(options.seeds)
+        ]
+        held_out = demo_rows("held_out", options.held_out, tokenizer)
+        return calibrations, held_out, demo_rows("test", options.test, tokenizer)
+    count = options.seeds * options.rows + options.held_out + options.test
+    text = cl.CalibrationSet.from_file(
+        options.text, tokenizer, num_sequences=count, positions_per_sequence="all"
     )
+    first = options.held_out + options.test
     calibrations = [
-        demo_rows("calibration", options.rows, tokenizer, seed) for seed in range(options.seeds)
+        text.rows(start, start + options.rows) for start in range(first, count, options.rows)
     ]
-    result = compare(
-        model,
-        tokenizer,
-        all_methods() | {"CoCurve, gate": CoCurve("gate")},
-        options.ratios,
-        calibrations,
-        judges,
-        CompareOptions(options.folder),
-    )
-    result.to_csv(Path(options.folder) / "bake_off.csv")
-    report(result, options.ratios)
+    return calibrations, text.rows(0, options.held_out), text.rows(options.held_out, first)
 
 
-def report(result: Comparison, ratios: list[float]) -> None:
+def line_up(part: str, options) -> dict[str, Contender | cl.Method]:  # type: ignore[no-untyped-def]
+    if part == "plain":
+        ours = {OURS_CHOSEN: alike()[OURS_CHOSEN]}
+        return all_methods() | {"CoCurve, gate": CoCurve("gate")} | ours
+    if part == "refitted":
+        return dict(alike("refit"))
+    return {
+        treated(method.title, repair, options.evaluations): Contender(
+            (method,), repair, options.evaluations
+        )
+        for repair in ("own", "refit")
+        for method in map(get_method, STARTS)
+    }
+
+
+def guards(part: str) -> tuple[Guards, ...]:
+    """The grid of a part. A search may change everything but the guards, so it has none."""
+    return () if part == "searched" else CompareOptions().guards
+
+
+def report(part: str, result: Comparison, ratios: list[float]) -> None:
     """Print Markdown tables: methods down, ratios across, mean ± spread, the best two marked."""
     dense = result.dense()
-    print(f"dense: perplexity {dense['perplexity']:.3f}, accuracy {dense['accuracy all']:.3f}\n")
-    for search in ("none", "searched"):
+    print(f"## {part}\n\ndense: perplexity {dense['perplexity']:.3f}", end="")
+    print(f", accuracy {dense['accuracy all']:.3f}\n" if "accuracy all" in dense else "\n")
+    for search in dict.fromkeys(row["search"] for row in result.rows if row["search"] != "dense"):
         summaries = {ratio: result.summary(ratio, search) for ratio in ratios}
-        for metric in SHOWN:
+        for metric in [name for name in SHOWN if name in result.metrics]:
             print(f"{metric}, guards {search}")
-            print("| method | " + " | ".join(f"{ratio:.0%}" for ratio in ratios) + " |")
-            print("|---" * (len(ratios) + 1) + "|")
+            head(ratios)
             for place, row in enumerate(summaries[ratios[0]]):
                 cells = [shown(summaries[ratio][place], metric) for ratio in ratios]
                 print(f"| {row['method']} | " + " | ".join(cells) + " |")
             print()
+    print("passes of a row, seconds (evidence, search and repair)")
+    head(ratios)
+    for place, row in enumerate(result.summary(ratios[0], "searched")):
+        found = [result.summary(ratio, "searched")[place] for ratio in ratios]
+        cells = ["-" if r["seconds"] is None else price(r) for r in found]
+        print(f"| {row['method']} | " + " | ".join(cells) + " |")
+    print()
+
+
+def head(ratios: list[float]) -> None:
+    print("| method | " + " | ".join(f"{ratio:.0%}" for ratio in ratios) + " |")
+    print("|---" * (len(ratios) + 1) + "|")
 
 
 def shown(row: dict, metric: str) -> str:
@@ -78,18 +147,53 @@ def shown(row: dict, metric: str) -> str:
     return {1: f"**{text}**", 2: f"_{text}_"}.get(row[f"{metric}_rank"], text)
 
 
+def price(row: dict) -> str:
+    return f"{row['evaluations']:,.0f}, {row['seconds']:.0f} s"
+
+
+def leads(part: str, result: Comparison) -> None:
+    """Print how far each baseline, treated alike, is behind CoCurve with lambda chosen."""
+    if part == "searched":
+        return
+    repair: Repairing = "refit" if part == "refitted" else "own"
+    rivals = [treated(get_method(name).title, repair) for name in BASELINES]
+    rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
+    print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
+    ratios = list(dict.fromkeys(row["requested_ratio"] for row in rows))
+    head(ratios)
+    for rival in rivals:
+        cells = {row["requested_ratio"]: row for row in rows if row["method"] == rival}
+        texts = [gap(cells[ratio]) if ratio in cells else "-" for ratio in ratios]
+        print(f"| {rival} | " + " | ".join(texts) + " |")
+    print()
+
+
+def gap(row: dict) -> str:
+    clear = row["behind"] > 2 * row["behind_error"]
+    return plus_minus(row["behind"], row["behind_error"]) + ("" if clear else " (not clear)")
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--folder", default="bake_off", help="folder that keeps evidence and cells")
-    made.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.3, 0.4, 0.5])
+    made.add_argument("--model", default="demo", help="or a folder or name, with --text")
+    made.add_argument("--text", help="text file for another model")
+    made.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    made.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
+    made.add_argument("--search-ratios", type=float, nargs="+", default=[0.2, 0.4])
     made.add_argument("--seeds", type=int, default=3, help="calibration sets")
     made.add_argument("--rows", type=int, default=64, help="calibration rows of 256 tokens")
     made.add_argument("--held-out", type=int, default=16, help="rows to search guards on")
     made.add_argument("--test", type=int, default=32, help="rows to report on")
     made.add_argument("--questions", type=int, default=40, help="prompts per family")
+    made.add_argument("--evaluations", type=int, default=1500, help="of each measured search")
+    made.add_argument(
+        "--repaired", type=int, default=2, help="plans of a row that are refitted to choose guards"
+    )
     made.add_argument("--threads", type=int, default=2)
+    made.add_argument("--backwards", action="store_true", help="last row first: for a second run")
     made.add_argument("--quick", action="store_true")
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 
@@ -20,4 +21,8 @@ def cell(method: str, kl: float | None, **changes: Any) -> dict[str, Any]:
         "perplexity": None if kl is None else 2 + kl,
         "accuracy all": None if kl is None else 1 - kl,
     }
-    return row | changes
+    row |= changes
+    if row["kl"] is not None:  # two test rows with this mean and standard error
+        error = row.get("kl_error", 0.0)
+        row.setdefault("kl_rows", json.dumps([row["kl"] - error, row["kl"] + error]))
+    return row

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.bake_off.frontier import all_methods
+from cocurve_lab.studies.bake_off.contenders import all_methods
 from cocurve_lab.tables import pick
 from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, run, text_of, written

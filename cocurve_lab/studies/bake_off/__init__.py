@@ -2,7 +2,11 @@
 
 In reading order:
 
-    compare.py     `compare`: every method at one budget, measured and kept cell by cell
+    contenders.py  the rows: methods, alone or several to choose from, a search, a repair
+    settings.py    who judges, and the options
+    compare.py     `compare`: every row at one budget
+    bench.py       its cells: evidence, plans, their choice, repairs; measured and kept one by one
+    costs.py       what a row's work costs
     comparison.py  its table, also in the paper's form
     frontier.py    the plans behind its cells, paired differences, texts side by side
     speeds.py      size and speed of the plans' pruned models

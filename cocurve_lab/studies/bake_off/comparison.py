@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ...tables import Row, Table, as_csv, pick
 OURS = "CoCurve"  # its label in the table
 COMPARABLE = 0.012  # largest distance of realised from requested ratio at which rows are ranked
 LOWER_IS_BETTER = ("kl", "perplexity")
+COSTS = ("evaluations", "seconds")
 DAGGER = "†"
 
 
@@ -27,8 +29,10 @@ class Comparison:
 
     Attributes:
         rows: one dict per cell (method, search, calibration, requested_ratio), the dense model's
-            first. `kl` and its standard error over rows `kl_error` are in nats per token;
-            `accuracy <family>` are shares of right answers; `failed` says why a cell has no
+            first. `kl` and its standard error over rows `kl_error` are in nats per token, and
+            `kl_rows` is a JSON list of the values by test row; `accuracy <family>` are shares of
+            right answers. `evaluations` (rows run through all layers) and `seconds` are what the
+            evidence, a measured search and the repair cost. `failed` says why a cell has no
             numbers, else it is empty.
     """
 
@@ -74,7 +78,7 @@ class Comparison:
             "guards": " / ".join(dict.fromkeys(cell["guards"] for cell in done)),
         }
         row["mark"] = "" if row["comparable"] or not done else DAGGER
-        for name in ("realized_ratio", *self.metrics):
+        for name in ("realized_ratio", *COSTS, *self.metrics):
             values = np.array([cell[name] for cell in done if cell.get(name) is not None])
             row[name] = float(values.mean()) if len(values) else None
             row[f"{name}_spread"] = float(values.std(ddof=1)) if len(values) > 1 else None
@@ -91,6 +95,59 @@ class Comparison:
             raise InputError("this table has no row of the dense model. Run `compare` for one.")
         return found[0]
 
+    def leads(self, leader: str, rivals: Sequence[str], search: str = "searched") -> Table:
+        """Compare the KL of one row with others, test row by test row.
+
+        Args:
+            leader: a method of the table.
+            rivals: those it is compared with. A rival without cells at a ratio has no row there.
+            search: "none" or "searched"; a method that ignores guards is taken as it is.
+
+        Returns:
+            A row per ratio and rival: method, requested_ratio, leader_kl, kl, `behind` (KL of the
+            rival minus the leader's; above 0 the leader is better) and `behind_error`, nats per
+            token, and the number of calibrations. The error joins the standard error over test
+            rows of the mean over calibrations, and that over calibrations of the mean over rows.
+
+        Raises:
+            InputError: the leader has no cells.
+        """
+        own = self._kl_rows(leader, search)
+        if not own:
+            raise InputError(f"this table has no cells of {leader!r}.")
+        rows: Table = []
+        for ratio in dict.fromkeys(ratio for ratio, _ in own):
+            for rival in rivals:
+                other = self._kl_rows(rival, search)
+                both = [cell for cell in own if cell in other and cell[0] == ratio]
+                if not both:
+                    continue
+                mine, theirs = (np.array([kl[cell] for cell in both]) for kl in (own, other))
+                gap = theirs - mine  # [calibrations, test rows]
+                parts = [gap.mean(axis=0), gap.mean(axis=1)]
+                errors = [p.std(ddof=1) / np.sqrt(len(p)) for p in parts if len(p) > 1]
+                rows.append(
+                    {
+                        "method": rival,
+                        "requested_ratio": ratio,
+                        "leader_kl": float(mine.mean()),
+                        "kl": float(theirs.mean()),
+                        "behind": float(gap.mean()),
+                        "behind_error": float(np.hypot.reduce(errors)) if errors else None,
+                        "calibrations": len(both),
+                    }
+                )
+        return rows
+
+    def _kl_rows(self, method: str, search: str) -> dict[tuple[float, int], list[float]]:
+        """KL by test row of each (ratio, calibration) that a method reached."""
+        cells = pick(self.rows, method=method, search=search)
+        return {
+            (cell["requested_ratio"], cell["calibration"]): json.loads(cell["kl_rows"])
+            for cell in cells or pick(self.rows, method=method, search="none")
+            if not cell["failed"]
+        }
+
     # Files ----------------------------------------------------------------------------------------
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
@@ -102,7 +159,9 @@ class Comparison:
         """Format a ratio as the paper does: best bold, second underlined, under-pruned a dagger."""
         metrics = self.metrics
         named = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
-        heads = ["method", "removed", *named, *(["guards"] * (search != "none"))]
+        priced = any("seconds" in row for row in self.rows)
+        heads = ["method", "removed", *named, *(("passes", "seconds") if priced else ())]
+        heads += ["guards"] * (search != "none")
         lines = ["<table>", "<tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in heads) + "</tr>"]
         for row in [*pick(self.rows, search="dense"), *self.summary(ratio, search)]:
             cells = [f"{html.escape(row['method'])}{row.get('mark', '')}"]
@@ -114,6 +173,7 @@ class Comparison:
                 continue
             cells.append(f"{row['realized_ratio']:.1%}")
             cells += [_shown(row, metric) for metric in metrics]
+            cells += [_whole(row.get(name)) for name in COSTS] if priced else []
             if search != "none":
                 cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
             lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
@@ -121,6 +181,8 @@ class Comparison:
             f"Best bold, second underlined. {DAGGER} not ranked: the realised ratio is more than "
             f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
             "perplexity are shares of right answers; ± is the standard deviation over calibrations."
+            + " Passes (rows run through all layers) and seconds are those of the evidence, a "
+            "measured search and a repair." * priced
         )
         return "\n".join([*lines, "</table>", f"<p>{html.escape(note)}</p>"])
 
@@ -155,6 +217,10 @@ def _shown(row: Row, metric: str) -> str:
     tags = {1: ("<b>", "</b>"), 2: ("<u>", "</u>")}
     before, after = tags.get(row.get(f"{metric}_rank") or 0, ("", ""))
     return f"{before}{text}{after}"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None or not np.isfinite(value) else f"{value:,.0f}"
 
 
 def merged(parts: Sequence[Comparison]) -> Comparison:

@@ -99,28 +99,20 @@ def attention_finding(plan: Selection | None) -> Finding:
 
 
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:
-    """Judge whether CoCurve's selection alone is better than SlimGPT with its weights refitted.
-
-    Cells hold no row-by-row differences, so the errors of both add up and the verdict is cautious.
-    """
-    rows = {row["method"]: row for row in comparison.rows if _is(row, ratio, "searched")}
+    """Judge whether CoCurve's selection alone is better than SlimGPT with its weights refitted."""
     claim = f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)"
-    if not {OURS, repaired} <= set(rows):
+    rows = {row["method"] for row in comparison.rows}
+    found = comparison.leads(OURS, [repaired]) if OURS in rows else []
+    if not (found := pick(found, requested_ratio=ratio)):
         return Finding("recovery", claim, RECOVERY, f"no cells of both at {percent(ratio)}", None)
-    own, other = rows[OURS], rows[repaired]
-    gap = other["kl"] - own["kl"]
-    errors = [row["kl_error"] for row in (own, other)]
-    error = math.hypot(*errors) if None not in errors else math.inf
+    (row,) = found
+    gap, error = row["behind"], row["behind_error"]
     ours = (
-        f"at {percent(ratio)} {OURS} has KL {plus_minus(own['kl'], own['kl_error'])}, {repaired} "
-        f"{plus_minus(other['kl'], other['kl_error'])}"
+        f"at {percent(ratio)} {OURS} has KL {plus_minus(row['leader_kl'])}, {repaired} "
+        f"{plus_minus(row['kl'])}; difference {plus_minus(gap, error)}"
     )
-    return Finding("recovery", claim, RECOVERY, ours, judged(gap, error, *ABOVE))
-
-
-def _is(row: Row, ratio: float, search: str) -> bool:
-    found = (row["requested_ratio"], row["search"], row["calibration"])
-    return found == (ratio, search, 0) and not row["failed"]
+    verdict = judged(gap, math.inf if error is None else error, *ABOVE)
+    return Finding("recovery", claim, RECOVERY, ours, verdict)
 
 
 def speed_finding(speeds: Table) -> Finding:

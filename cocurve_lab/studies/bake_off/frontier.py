@@ -13,16 +13,13 @@ from ...errors import InfeasibleError, InputError
 from ...measuring.lockstep import Sampling, compare_text
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans, standard_error
-from ...methods.base import Method
-from ...methods.cocurve import CoCurve
-from ...methods.registry import get_method, method_names
-from ...methods.slimgpt import SlimGpt
-from ...methods.slimllm import SlimLlm
 from ...models.units import enumerate_units
 from ...solver.selection import Selection
 from ...tables import Row, Table
-from .compare import NO_SEARCH, SEARCHED, Bench, CompareOptions, Judges
+from .bench import NO_SEARCH, SEARCHED, Bench
 from .comparison import Comparison
+from .contenders import Competitor, named
+from .settings import CompareOptions, Judges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,26 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONG = 80  # characters of a prompt that a table still shows whole
-
-
-def all_methods(top_r: int = 256) -> dict[str, Method]:
-    """Make all of `method_names()`, and four more that explain or repair, by label.
-
-    "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
-    takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
-    the weights that stay.
-
-    Args:
-        top_r: size of the teacher's support, for CoCurve and its controls.
-    """
-    from_h = ("cocurve", "diagonal", "head-only", "ffn-only")
-    named = [get_method(n, **({"top_r": top_r} if n in from_h else {})) for n in method_names()]
-    return {method.title: method for method in named} | {
-        "CoCurve, measured diagonal": CoCurve(top_r=top_r, measured_diagonal=True),
-        "SlimLLM, layers alike": SlimLlm(alpha=0.0),
-        "CoCurve + gains": CoCurve(top_r=top_r, compensate=True),
-        "SlimGPT + refit": SlimGpt(reconstruct=True),
-    }
 
 
 def leaders(
@@ -87,7 +64,7 @@ def _round(value: float | None, places: int) -> float | None:
 
 def chosen_plans(
     model: PreTrainedModel,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Competitor],
     ratio: float,
     calibration: CalibrationSet,
     judges: Judges,
@@ -101,7 +78,7 @@ def chosen_plans(
 
     Args:
         model: the dense model.
-        methods: label -> Method, as given to `compare`.
+        methods: label -> Method or Contender, as given to `compare`.
         ratio: share of removable cost, [0, 1).
         calibration: the first calibration of that run.
         judges, options: of that run; empty `options.guards` give the plans without guards.
@@ -116,13 +93,13 @@ def chosen_plans(
     units = enumerate_units(model, options.ffn_groups)
     bench = Bench(model, units, judges, replace(options, progress=False))
     plans = {}
-    for label, method in methods.items():
-        if method.repairs:
+    for label, contender in named(methods).items():
+        if contender.repairs:
             continue
-        search = SEARCHED if method.honours_guards and options.guards else NO_SEARCH
+        search = SEARCHED if contender.honours_guards and options.guards else NO_SEARCH
         try:
-            evidence = bench.evidence(method, calibration, 0)
-            plans[label] = bench.plan(method, evidence, ratio, search)
+            seen = bench.seen(contender, calibration, 0)
+            plans[label] = bench.enter(contender, seen, ratio, search).plan
         except InfeasibleError as error:
             log.warning("%s has no plan at %.0f %%: %s", label, 100 * ratio, error)
     return plans

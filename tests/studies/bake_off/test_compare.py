@@ -23,8 +23,10 @@ from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.studies.bake_off.compare import Bench, CompareOptions, Judges, compare
+from cocurve_lab.studies.bake_off.bench import Bench
+from cocurve_lab.studies.bake_off.compare import compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
+from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
 from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
@@ -102,21 +104,21 @@ def test_a_killed_run_goes_on(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = {"one": CoCurve(top_r=16), "two": Magnitude(), "three": Random()}
-    real, calls = Bench.plan, []
+    real, calls = Bench.enter, []
 
-    def counted(self: Any, *arguments: Any) -> Selection:
-        calls.append(arguments[0].name)
+    def counted(self: Any, *arguments: Any) -> Any:
+        calls.append(arguments[0].methods[0].name)
         if len(calls) == 7:
             raise KeyboardInterrupt
         return real(self, *arguments)
 
-    monkeypatch.setattr(Bench, "plan", counted)
+    monkeypatch.setattr(Bench, "enter", counted)
     with pytest.raises(KeyboardInterrupt):
         setting.run(methods, tmp_path)
     first = setting.run(methods, tmp_path)
     # six finished cells are read, and magnitude's are the same on the second calibration
     assert len(calls) == 7 + (3 * 2 * 2 * 2 - 6 - 4)
-    monkeypatch.setattr(Bench, "plan", None)
+    monkeypatch.setattr(Bench, "enter", None)
     monkeypatch.setattr(Magnitude, "measure", None)
     again = setting.run(methods, tmp_path)
     assert again.rows == first.rows
@@ -129,7 +131,7 @@ def test_the_model_is_read_once_for_all_cells(
 ) -> None:
     seen: list[PreTrainedModel] = []
     monkeypatch.setattr(
-        "cocurve_lab.studies.bake_off.compare.fingerprint_model",
+        "cocurve_lab.studies.bake_off.bench.fingerprint_model",
         lambda model: seen.append(model) or fingerprint_model(model),
     )
     setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)

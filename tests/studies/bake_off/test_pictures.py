@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.bake_off import findings, frontier, pictures, speeds
-from cocurve_lab.studies.bake_off.compare import CompareOptions, Judges, compare
+from cocurve_lab.studies.bake_off import contenders, findings, frontier, pictures, speeds
+from cocurve_lab.studies.bake_off.compare import compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
+from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
 from cocurve_lab.tables import pick
 from helpers.comparisons import cell
 from helpers.problems import make_units
@@ -29,8 +30,8 @@ def planted(**ours: Any) -> Comparison:
         for search, factor in (("none", 1.0), ("searched", 0.5)):
             for name, value in kl.items():
                 more = {"search": search, "requested_ratio": ratio, "realized_ratio": ratio + 0.01}
-                made = cell(name, value * factor * ratio, kl_error=0.001, **more)
-                rows.append(made | {"accuracy sums": 0.75} | (ours if name == "CoCurve" else {}))
+                more |= {"accuracy sums": 0.75, "kl": value * factor * ratio, "kl_error": 0.001}
+                rows.append(cell(name, **more | (ours if name == "CoCurve" else {})))
             rows.append(cell("Broken", None, search=search, requested_ratio=ratio, failed="why"))
     return Comparison(rows)
 
@@ -242,7 +243,7 @@ def test_leaders_and_the_guards_table() -> None:
 
 
 def test_all_methods_are_the_registry_and_four() -> None:
-    methods = frontier.all_methods(32)
+    methods = contenders.all_methods(32)
     assert len(methods) == len(cl.method_names()) + 4
     assert [name for name, m in methods.items() if m.repairs] == [
         "CoCurve + gains",
