@@ -38,7 +38,8 @@ from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 STARTS = ("random", "magnitude", "cocurve")  # of a measured search
-PARTS = ("plain", "refitted", "searched")
+REPAIRED: dict[str, Repairing] = {"alike": "own", "refitted": "refit"}
+PARTS = ("all", "alike", "refitted", "searched")
 
 
 def main() -> None:
@@ -53,12 +54,14 @@ def main() -> None:
     done = []
     for part in options.parts:
         rows, ratios = line_up(part, options), options.ratios
+        if options.only:
+            rows = {label: row for label, row in rows.items() if label in options.only}
         if part == "searched":
             ratios = [ratio for ratio in ratios if ratio in options.search_ratios]
         settings = CompareOptions(
             options.folder,
             guards(part),
-            unguarded=part != "refitted",  # a refit of its own for each cell
+            unguarded=part in ("all", "searched"),
             repaired=options.repaired,
         )
         if options.backwards:
@@ -92,11 +95,10 @@ def texts(options, tokenizer):  # type: ignore[no-untyped-def]
 
 
 def line_up(part: str, options) -> dict[str, Contender | cl.Method]:  # type: ignore[no-untyped-def]
-    if part == "plain":
-        ours = {OURS_CHOSEN: alike()[OURS_CHOSEN]}
-        return all_methods() | {"CoCurve, gate": CoCurve("gate")} | ours
-    if part == "refitted":
-        return dict(alike("refit"))
+    if part == "all":
+        return all_methods() | {"CoCurve, gate": CoCurve("gate")}
+    if part in REPAIRED:
+        return dict(alike(REPAIRED[part]))
     return {
         treated(method.title, repair, options.evaluations): Contender(
             (method,), repair, options.evaluations
@@ -153,9 +155,9 @@ def price(row: dict) -> str:
 
 def leads(part: str, result: Comparison) -> None:
     """Print how far each baseline, treated alike, is behind CoCurve with lambda chosen."""
-    if part == "searched":
+    if part not in REPAIRED:
         return
-    repair: Repairing = "refit" if part == "refitted" else "own"
+    repair = REPAIRED[part]
     rivals = [treated(get_method(name).title, repair) for name in BASELINES]
     rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
@@ -181,6 +183,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", default="demo", help="or a folder or name, with --text")
     made.add_argument("--text", help="text file for another model")
     made.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    made.add_argument("--only", nargs="+", help="labels of the rows to measure")
     made.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
     made.add_argument("--search-ratios", type=float, nargs="+", default=[0.2, 0.4])
     made.add_argument("--seeds", type=int, default=3, help="calibration sets")

@@ -66,6 +66,8 @@ def counted(architecture: Architecture, row_length: int) -> Iterator[Cost]:
 def build_evaluations(units: UnitSet, layers: int, rows: int) -> float:
     """Forward passes that H costs: the teacher, and for each unit the layers from its own on.
 
+    That is a little too much: within its own layer a unit's ablation starts at the projection.
+
     Args:
         units: the units ablated.
         layers: of the model.
