@@ -7,11 +7,13 @@ pass it to `adopt`; one build then serves all four.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
-from ..errors import FileFormatError, InfeasibleError, InputError
+from ..curvature.pair_kl import PAIR_KL
+from ..curvature.shifts import Shifts
+from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError
 from ..estimator.estimate import estimate_curvature
 from ..models.families import Kind
 from ..models.units import UnitSet
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Strength = float | Literal["gate"]
+Surrogate = Literal["H", "pair-kl", "additive-kl"]
+_SHIFTS = "shifts/"  # before the names of the arrays of a sketch
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,19 @@ class CoCurve(Method):
             where they help on held-out rows.
         measured_diagonal: solve on H with the measured KL of single units on its diagonal (see
             `variants.measured_diagonal`), on the top-r support of H; not in the paper.
+        surrogate: what is solved on: H; or, from the sketch of shifts beside it, the pair KL or the
+            additive KL. These two are not in the paper.
 
     Raises:
-        InputError: lambda or top_r is out of range.
+        InputError: lambda or top_r is out of range, an unknown surrogate, or one that cannot have
+            gains, the gate or a measured diagonal.
     """
 
     interaction_strength: Strength = 1.0
     top_r: int = 256
     compensate: bool = False
     measured_diagonal: bool = False
+    surrogate: Surrogate = "H"
 
     name = "cocurve"
     title = "CoCurve"
@@ -74,6 +82,15 @@ class CoCurve(Method):
             require_strength(self.interaction_strength)
         if self.top_r < 1:
             raise InputError(f"top_r is {self.top_r}. Give a support of at least one token.")
+        if self.surrogate not in get_args(Surrogate):
+            names = ", ".join(get_args(Surrogate))
+            raise InputError(f"surrogate is {self.surrogate!r}. Give one of {names}.")
+        of_h = self.compensate or self.measured_diagonal or self.interaction_strength == "gate"
+        if self.surrogate != "H" and of_h:
+            raise InputError(
+                f"gains, the measured diagonal and the gate are of H, and surrogate is "
+                f"{self.surrogate!r}. Leave them out, or solve on H."
+            )
         # an option decides it, so the instance says it, not the class
         object.__setattr__(self, "repairs", self.compensate)
 
@@ -95,10 +112,18 @@ class CoCurve(Method):
         )
 
     def adopt(self, curvature: Curvature) -> Evidence:
-        """Make this method's evidence of an existing H, without the model."""
+        """Make this method's evidence of an existing H, without the model.
+
+        Raises:
+            InputError: the surrogate needs the shifts, and they are not kept beside this H.
+        """
+        if self.surrogate == "pair-kl":
+            curvature = curvature.pair_kl()
         arrays = {"matrix": curvature.matrix} | {
             name: value for name in GROUPED if (value := getattr(curvature, name)) is not None
         }
+        if self.surrogate == "additive-kl":
+            arrays |= {_SHIFTS + n: a for n, a in vars(curvature.require_shifts()).items()}
         known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
         provenance: dict[str, Any] = {key: curvature.provenance.get(key) for key in known}
         options = asdict(self) | {"top_r": provenance["top_r"]}  # of that H, not of this instance
@@ -112,11 +137,19 @@ class CoCurve(Method):
         self.require_own(evidence, units)
         ratio = require_ratio(ratio)
         curvature = curvature_of(evidence)
+        wanted = PAIR_KL if self.surrogate == "pair-kl" else "H"
+        if curvature.surrogate != wanted:
+            raise MismatchError(
+                f"the evidence holds {curvature.surrogate}, the method solves on {wanted}. Make it "
+                "with `adopt` of the method that selects."
+            )
         guards = self._narrowed(guards, ratio)
         strength = self.interaction_strength
         if strength == "gate":
             strength = _gated(curvature)
-        if self.measured_diagonal:
+        if self.surrogate == "additive-kl":
+            selection = curvature.additive().solve(ratio, float(strength), guards)
+        elif self.measured_diagonal:
             solved_on = measured_diagonal(curvature)
             selection = solve_variant(curvature, solved_on, ratio, float(strength), guards)
         else:
@@ -181,6 +214,13 @@ def curvature_of(evidence: Evidence) -> Curvature:
         )
     grouped: dict[str, Any] = {name: evidence.arrays.get(name) for name in GROUPED}
     provenance = dict(evidence.provenance.get("curvature", {}))
+    shifts = {
+        n: a
+        for n in Shifts.__dataclass_fields__
+        if (a := evidence.arrays.get(_SHIFTS + n)) is not None
+    }
+    if shifts:
+        grouped["shift_source"] = Shifts(**shifts)
     return Curvature(matrix, evidence.units, provenance, **grouped)
 
 

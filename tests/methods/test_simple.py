@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError, NumericalError
+from cocurve_lab.errors import (
+    FileFormatError,
+    InfeasibleError,
+    InputError,
+    MismatchError,
+    NumericalError,
+)
 from cocurve_lab.methods import inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
@@ -428,6 +435,43 @@ def test_the_gate_without_ffn_pairs_asks_for_a_number() -> None:
     method = get_method("cocurve", interaction_strength="gate")
     with pytest.raises(InputError, match="interaction_strength a number"):
         method.select(method.adopt(random_curvature(units)), units, 0.3)
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+def test_cocurve_solves_on_each_surrogate(strength: float, tmp_path: Path) -> None:
+    model, text = tiny_model(), tiny_text()
+    units = cl.enumerate_units(model, GROUPS)
+    h = cl.estimate_curvature(model, units, text, progress=False)
+    expected = {
+        "H": cl.solve_greedy(h, 0.4, strength),
+        "pair-kl": cl.solve_greedy(h.pair_kl(), 0.4, strength),
+        "additive-kl": h.additive().solve(0.4, strength),
+    }
+    for surrogate, plan in expected.items():
+        method = CoCurve(strength, surrogate=surrogate)  # type: ignore[arg-type]
+        evidence = method.adopt(h)
+        evidence.save(tmp_path / "evidence.pkl")
+        for known in (evidence, Evidence.load(tmp_path / "evidence.pkl")):
+            found = method.select(known, units, 0.4)
+            assert (found.pruned, found.surrogate) == (plan.pruned, plan.surrogate)
+
+
+def test_a_surrogate_needs_its_own_evidence() -> None:
+    units = make_units()
+    h = random_curvature(units)
+    with pytest.raises(InputError, match="no sketch of shifts"):
+        CoCurve(surrogate="pair-kl").adopt(h)
+    with pytest.raises(MismatchError, match="solves on pair KL"):
+        CoCurve(surrogate="pair-kl").select(CoCurve().adopt(h), units, 0.3)
+    with pytest.raises(InputError, match="no sketch of shifts"):
+        CoCurve(surrogate="additive-kl").select(CoCurve().adopt(h), units, 0.3)
+    with pytest.raises(InputError, match="'hessian'"):
+        CoCurve(surrogate="hessian")  # type: ignore[arg-type]
+    for options in ({"compensate": True}, {"measured_diagonal": True}):
+        with pytest.raises(InputError, match="are of H"):
+            CoCurve(surrogate="additive-kl", **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="are of H"):
+        CoCurve("gate", surrogate="pair-kl")
 
 
 def test_compensation_carries_gains_into_the_weights() -> None:
