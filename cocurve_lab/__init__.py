@@ -142,6 +142,7 @@ _ALSO = {
     "SearchOptions": "measuring.search",
     "search_front": "measuring.search",
     "RiskSplit": "measuring.gap",
+    "staged_plan": "measuring.staged",
     "split_risk": "measuring.gap",
     "Agreement": "measuring.agreement",
     "same_budget_pool": "measuring.agreement",

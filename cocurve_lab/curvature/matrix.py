@@ -23,7 +23,14 @@ from ..models.units import Unit, UnitSet
 from ..numeric import as_list, as_path, require_type
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
-from .merging import FULL_VOCABULARY, RISK_SUPPORT, TEMPERATURE, join_shards, sum_builds
+from .merging import (
+    FULL_VOCABULARY,
+    REMOVED,
+    RISK_SUPPORT,
+    TEMPERATURE,
+    join_shards,
+    sum_builds,
+)
 from .pair_kl import PAIR_KL, pair_kl_sums
 from .release import read_release
 from .saturation import Saturation
@@ -43,6 +50,7 @@ GROUPED = (  # the fields that hold one value per group of sequences
     "group_sure_risks",
 )
 BLOCKS = ("attention", "cross", "ffn")
+STAGED = "staged H"  # the `surrogate` of an H of a model without some units
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +96,7 @@ class Curvature:
             )
         matrix = np.array(self.matrix, dtype=np.float64)  # a copy, made read-only below
         object.__setattr__(self, "matrix", matrix)
-        _require_curvature(matrix, len(self.units))
+        _require_curvature(matrix, len(self.units), signed=bool(self.removed))
         # exact symmetry (Alg. 1), so that the solver may read a row where the paper has a column
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
@@ -114,12 +122,21 @@ class Curvature:
         return self.provenance.get("method") == "probe"
 
     @property
+    def removed(self) -> tuple[int, ...]:
+        """Indices of the units that were masked throughout the build (`BuildOptions.removed`)."""
+        return tuple(self.provenance.get(REMOVED) or ())
+
+    @property
     def surrogate(self) -> str:
-        """What the matrix is: "H", the paper's, or "pair KL" (pair_kl.py)."""
-        return str(self.provenance.get("surrogate", "H"))
+        """What the matrix is: "H", the paper's; "pair KL" (pair_kl.py); "staged H".
+
+        A staged H is that of a model without some units. Its diagonal has the first-order term too,
+        so it may be negative.
+        """
+        return str(self.provenance.get("surrogate", STAGED if self.removed else "H"))
 
     def require_gram(self, what: str) -> None:
-        """Raise InputError if this is a pair KL, which need not be a Gram matrix.
+        """Raise InputError if this is not an H alone, and so need not be a Gram matrix.
 
         Args:
             what: the result that holds for Gram matrices alone, such as "the gate".
@@ -128,11 +145,16 @@ class Curvature:
             raise InputError(
                 f"{what} rests on H being a Gram matrix (Proposition gram), and this is a "
                 f"{self.surrogate} with its smallest eigenvalue at "
-                f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H that it was made of."
+                f"{np.linalg.eigvalsh(self.matrix)[0]:.3g}. Use the H of the whole model."
             )
 
     def note(self, view: str = "instrument") -> str:
         """A note to show beside anything but an H of ablations: a preview, or a pair KL."""
+        if self.surrogate == STAGED:
+            return (
+                f"H of the model without {len(self.removed)} units: what removing more adds to the "
+                "KL of the whole model, a departure from the paper."
+            )
         if self.surrogate == PAIR_KL:
             return (
                 "Pair KL, not the paper's H: edges are the KL of pairs, from the shifts of their "
@@ -167,7 +189,8 @@ class Curvature:
         build renormalises both distributions, unless it was told `BuildOptions(full_vocabulary=
         True)`. The support misses what moves between it and the rest: some percent of the sum over
         units on the models measured, more for single units (tests/benchmarks/bench_estimator.py
-        prints both). `pruning_risk` is over the full vocabulary. None without a build.
+        prints both). `pruning_risk` is over the full vocabulary. None without a build. Where units
+        were `removed` beforehand it is what each other unit adds to their KL.
         """
         if self.group_risks is None or self.group_positions is None:
             return None
@@ -179,6 +202,8 @@ class Curvature:
 
         It warns where H cannot be trusted: see `Saturation.warning`.
         """
+        if self.removed:  # what others add may be negative, so it has no shares
+            return None
         sure, parts = self.group_sure_positions, self.group_sure_risks
         positions, risks = self.group_positions, self.group_risks
         if sure is None or parts is None or positions is None or risks is None:
@@ -566,7 +591,7 @@ def _with_all_shifts(
     return merged.with_shifts(Shifts.joined(there, in_order=in_order))
 
 
-def _require_curvature(matrix: np.ndarray, size: int) -> None:
+def _require_curvature(matrix: np.ndarray, size: int, *, signed: bool) -> None:
     if matrix.shape != (size, size):
         raise InputError(
             f"H has shape {matrix.shape}, but there are {size} units. Give one row and one column "
@@ -587,7 +612,7 @@ def _require_curvature(matrix: np.ndarray, size: int) -> None:
             f"{scale:.3g}. It is not a Gram matrix; check its source."
         )
     lowest = float(np.diagonal(matrix).min(initial=0.0))
-    if lowest < -1e-9 * scale:
+    if lowest < -1e-9 * scale and not signed:
         raise NumericalError(
             f"H has a negative diagonal entry {lowest:.3g}, impossible for a Gram matrix "
             "(Proposition gram). Check its source."

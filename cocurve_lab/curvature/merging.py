@@ -25,6 +25,9 @@ _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
 # the setting of the tokens that single-unit risks are over; absent, they are the top-r support
 RISK_SUPPORT, FULL_VOCABULARY = "risk_support", "full vocabulary"
 TEMPERATURE = "temperature"  # of a softened teacher; absent for the paper's, 1
+REMOVED = "removed"  # indices of units masked throughout, rising; absent where there are none
+# settings that older and plain builds lack, and what to compare there
+MAY_BE_ABSENT: dict[str, Any] = {RISK_SUPPORT: None, TEMPERATURE: None, REMOVED: None}
 _MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "model_fingerprint",
     "model_dtype",
@@ -32,8 +35,7 @@ _MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "seq_len",
     "positions_per_sequence",
     "method",
-    RISK_SUPPORT,
-    TEMPERATURE,
+    *MAY_BE_ABSENT,
 )
 
 
@@ -148,7 +150,7 @@ def progress_of(curvature: Part) -> tuple[int, int]:
 def settings_of(curvature: Part) -> dict[str, Any]:
     """Return the settings with which a curvature was built, from its provenance."""
     known = curvature.provenance
-    further = {key: known[key] for key in (RISK_SUPPORT, TEMPERATURE) if known.get(key)}
+    further = {key: known[key] for key in MAY_BE_ABSENT if known.get(key)}
     return {key: known.get(key) for key in SETTINGS} | further
 
 
@@ -249,9 +251,7 @@ def join_shards(parts: Sequence[Part]) -> Combined:
             )
         what = f"part {number} (shard {index} of {count})"
         parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        require_settings(
-            part.provenance, {RISK_SUPPORT: None, TEMPERATURE: None} | settings_of(parts[0]), what
-        )
+        require_settings(part.provenance, MAY_BE_ABSENT | settings_of(parts[0]), what)
         if index in found:
             raise MismatchError(
                 f"shard {index} of {count} is given twice and would count twice. Give each once."

@@ -9,6 +9,9 @@ r_u = p_u / p_0 of the models without u, the edge is Q_uv = E log E_{p_0}[r_u r_
 in the shifts Q is H. Q need not be a Gram matrix: it may have negative eigenvalues, and a pair may
 cost more than its units suggest.
 
+Of a build that starts where a set S is removed (`Shifts.base`), Q is that of F(S + T) - F(S): what
+u, or u and v, cost next. Q_uu is then negative where removing u makes good what S did.
+
 This departs from the paper, whose edges are those of H.
 """
 
@@ -35,7 +38,7 @@ def pair_kl_sums(shifts: Shifts, groups: int) -> tuple[np.ndarray, np.ndarray, n
         [G, M, M] float64, sums of Q over positions, nats; [G] int64, positions; [G, M] float64,
         sums of F({u}).
     """
-    units = len(shifts.values)
+    units, start, teacher = len(shifts.values), shifts.start, shifts.teacher
     sums = np.zeros((groups, units, units))
     risks = np.zeros((groups, units))
     for group in range(groups):
@@ -43,9 +46,9 @@ def pair_kl_sums(shifts: Shifts, groups: int) -> tuple[np.ndarray, np.ndarray, n
         for few in np.array_split(places, -(-len(places) // _AT_ONCE) or 1):
             product = np.ones((units, units))
             for place in few:
-                p = shifts.probabilities[place]
-                ratios, single = likelihood_ratios(shifts.values[:, place], p)
-                roots = ratios * np.sqrt(p, dtype=np.float64)
+                p, p_0 = start[place], None if teacher is None else teacher[place]
+                ratios, single = likelihood_ratios(shifts.values[:, place], p, p_0)
+                roots = ratios * np.sqrt(p)
                 product *= np.clip(roots @ roots.T, *_RANGE)
                 risks[group] += single
             sums[group] += np.log(product)  # one logarithm for several positions: it is what takes
@@ -54,21 +57,30 @@ def pair_kl_sums(shifts: Shifts, groups: int) -> tuple[np.ndarray, np.ndarray, n
 
 
 def likelihood_ratios(
-    values: np.ndarray, probabilities: np.ndarray
+    values: np.ndarray, probabilities: np.ndarray, teacher: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """p_u / p_0 [..., K] float64 of each unit on the tokens of the sketch, and its KL [...], nats.
+    """p_u / p [..., K] float64 of each unit on the tokens of the sketch, and its KL [...], nats.
 
     Args:
         values: d [..., K].
-        probabilities: p_0 [K], or [..., K] to go with the shifts.
+        probabilities: p [K], or [..., K] to go with the shifts: where they start.
+        teacher: p_0, in the same shape, if that is another; the KL is then KL(p_0 || p_u) less
+            KL(p_0 || p), which may be negative.
     """
     d = values.astype(np.float64)
-    p = probabilities.astype(np.float64)
-    p /= p.sum(axis=-1, keepdims=True)  # float32 sums to 1 to seven digits only
+    p = _normalized(probabilities)
     d -= (p * d).sum(axis=-1, keepdims=True)  # E_{p_0}[d] = 0, so the KL is log E_{p_0}[exp d]
     top = d.max(axis=-1, keepdims=True)
     ratios = np.exp(d - top)
     mean = (p * ratios).sum(axis=-1, keepdims=True)
     # a KL is never negative; log of almost 1 may be, by rounding
     kl = np.maximum(np.log(mean[..., 0]) + top[..., 0], 0.0)
+    if teacher is not None:
+        kl = kl + ((p - _normalized(teacher)) * d).sum(axis=-1)
     return ratios / mean, kl
+
+
+def _normalized(probabilities: np.ndarray) -> np.ndarray:
+    p = probabilities.astype(np.float64)
+    p /= p.sum(axis=-1, keepdims=True)  # float32 sums to 1 to seven digits only
+    return p

@@ -9,6 +9,10 @@ and if shifts add up, that of a set S is F(S) = E KL(p_0 || softmax(z_0 + sum of
 additive KL. The Hessian of F at the empty set is H. A sketch has the shifts at some of the scored
 positions, on the first tokens of the support there. pair_kl.py and solver/additive.py read it.
 
+Shifts do not quite add up. A build may start where a set S is removed already: D_0 = z_S - z_0 is
+then kept as `base`, d_u = z_{S+u} - z_S, and F(S + T) = E KL(p_0 || softmax(z_0 + D_0 + sum of d_u
+over T)) is exact at S. The teacher stays p_0, and its likeliest tokens are the ones kept.
+
 This departs from the paper, which goes from H alone.
 """
 
@@ -33,6 +37,7 @@ SHIFTS: Schema = {  # its arrays, here and in a checkpoint
     "probabilities": Field("finite float32 [positions, tokens]", array_of("float32", 2)),
     "sequences": Field("int64 [positions]", array_of("int64", 1)),
     "groups": Field("int64 [positions]", array_of("int64", 1)),
+    "base": Field("finite float32 [positions, tokens]", array_of("float32", 2), True),
 }
 _FILE: Schema = {"format": TEXT, "version": COUNT, "curvature": TEXT, **SHIFTS}
 
@@ -52,6 +57,8 @@ class Shifts:
         probabilities: p_0 [S, K] float32, summing to 1 over the K tokens.
         sequences: [S] int64, the number of each position's sequence in the calibration.
         groups: [S] int64, the group of sequences of each position, as in `Curvature.group_grams`.
+        base: D_0 [S, K] float32, nats, the shift of the units that the build had removed already;
+            d is then what each other unit adds to it, and 0 for them. None where none was removed.
 
     Raises:
         InputError: shapes do not fit.
@@ -61,11 +68,13 @@ class Shifts:
     probabilities: np.ndarray
     sequences: np.ndarray
     groups: np.ndarray
+    base: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         positions, tokens = self.probabilities.shape
-        shapes = (self.values.shape[1:], self.sequences.shape, self.groups.shape)
-        if shapes != ((positions, tokens), (positions,), (positions,)):
+        base = self.probabilities if self.base is None else self.base
+        shapes = (self.values.shape[1:], base.shape, self.sequences.shape, self.groups.shape)
+        if shapes != ((positions, tokens), (positions, tokens), (positions,), (positions,)):
             raise InputError(
                 f"shifts of shape {self.values.shape}, probabilities {self.probabilities.shape}, "
                 f"sequences {self.sequences.shape} and groups {self.groups.shape} do not fit. Take "
@@ -99,30 +108,47 @@ class Shifts:
         return self if part == "all" else self._at(mine)
 
     def _at(self, positions: np.ndarray) -> Shifts:
-        return Shifts(
-            self.values[:, positions],
-            self.probabilities[positions],
-            self.sequences[positions],
-            self.groups[positions],
-        )
+        rest = {name: array[positions] for name, array in self.arrays().items() if name != "values"}
+        return Shifts(self.values[:, positions], **rest)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays there are, by name."""
+        return {name: array for name, array in vars(self).items() if array is not None}
+
+    @property
+    def start(self) -> np.ndarray:
+        """p_S [S, K] float64, where the shifts start: p_0, or without the units already removed."""
+        p = self.probabilities.astype(np.float64)
+        if self.base is not None:
+            z = np.log(np.maximum(p, np.finfo(p.dtype).tiny)) + self.base
+            p = np.exp(z - z.max(axis=-1, keepdims=True))
+        start: np.ndarray = p / p.sum(axis=-1, keepdims=True)
+        return start
+
+    @property
+    def teacher(self) -> np.ndarray | None:
+        """p_0 [S, K] where `start` is another distribution; None where it is p_0 itself."""
+        return None if self.base is None else self.probabilities
 
     @classmethod
     def joined(cls, parts: Sequence[Shifts], *, in_order: bool = False) -> Shifts:
         """Put the positions of several sketches together; `in_order` of their sequences.
 
         Raises:
-            InputError: they have other units or another number of tokens.
+            InputError: they have other units or another number of tokens, or only some a base.
         """
-        if len({(len(part.values), part.probabilities.shape[1]) for part in parts}) != 1:
+        kinds = {(len(p.values), p.probabilities.shape[1], p.base is None) for p in parts}
+        if len(kinds) != 1:
             raise InputError(
                 f"these sketches do not fit: {', '.join(map(str, parts))}. Build them alike."
             )
         whole = cls(
-            np.concatenate([part.values for part in parts], axis=1),
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("probabilities", "sequences", "groups")
-            ),
+            **{
+                name: np.concatenate(
+                    [getattr(part, name) for part in parts], axis=1 if name == "values" else 0
+                )
+                for name in parts[0].arrays()
+            }
         )
         return whole._at(np.argsort(whole.sequences, kind="stable")) if in_order else whole
 
@@ -130,7 +156,7 @@ class Shifts:
 
     def save(self, path: str | os.PathLike[str], curvature: str) -> None:
         """Write to an `.npz`, with the fingerprint of the H it belongs to."""
-        content = {"format": FORMAT, "version": VERSION, "curvature": curvature} | vars(self)
+        content = {"format": FORMAT, "version": VERSION, "curvature": curvature} | self.arrays()
         write_atomically(path, dump_npz(content))
 
     @classmethod
@@ -147,7 +173,7 @@ class Shifts:
             require_fields(content, _FILE)
             if (content["probabilities"] < 0).any() or (content["groups"] < 0).any():
                 raise FileFormatError("probabilities or groups are negative")
-            found = cls(*(content[name] for name in cls.__dataclass_fields__))
+            found = cls(**{name: content[name] for name in SHIFTS if name in content})
         if content["curvature"] != curvature:
             raise MismatchError(
                 f"{path} has the shifts of another H than the one beside it. Build again, or put "

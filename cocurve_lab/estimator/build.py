@@ -20,15 +20,21 @@ import numpy as np
 from ..atomic import is_full, previous, write_atomically
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.merging import RISK_SUPPORT, TEMPERATURE, Shard, as_shard, shard_sequences
+from ..curvature.merging import (
+    MAY_BE_ABSENT,
+    REMOVED,
+    Shard,
+    as_shard,
+    shard_sequences,
+)
 from ..curvature.shifts import SHIFTS, Shifts
 from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
 from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, require_threads
-from ..models.units import UnitSet
-from ..numeric import as_float, as_int
+from ..models.units import Unit, UnitSet
+from ..numeric import as_float, as_int, as_list
 from ..progress import Progress, duration, open_bar
 from ..schema import (
     COUNT,
@@ -72,7 +78,7 @@ _MAY_BE_NONE = ("units_per_batch", "num_threads", "shard")  # options of a build
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; only `temperature` changes the H that is estimated.
+    """Options of a build by ablations; only the last two change the H that is estimated.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -98,9 +104,13 @@ class BuildOptions:
             softmax(z_0 / T) and shifts are 1 / T of what they were. H then looks further than
             where a sure teacher lets it see. 1 is the paper's; any other is a departure, which the
             provenance states.
+        removed: units, names or indices that are masked throughout: H is then about what goes next,
+            on the model without them, while the teacher stays the whole model. 1/2 s^T H s is what
+            s adds to their KL, first-order term included, and a sketch has their own shift
+            (`Shifts.base`). Their rows are 0. A departure from the paper, for `staged_plan`.
 
     Raises:
-        InputError: a value out of range.
+        InputError: a value out of range, or full_vocabulary with removed units.
     """
 
     units_per_batch: int | None = None
@@ -113,6 +123,7 @@ class BuildOptions:
     sketch_positions: int = 1024
     sketch_top: int = 64
     temperature: float = 1.0
+    removed: tuple[Unit | str | int, ...] = ()
 
     @property
     def sketch(self) -> tuple[int, int] | None:
@@ -137,6 +148,12 @@ class BuildOptions:
             raise InputError(
                 f"temperature is {self.temperature}, but logits are divided by it. Give a number "
                 "above 0, such as 2; 1 is the paper's."
+            )
+        object.__setattr__(self, "removed", tuple(as_list(self.removed, "removed")))
+        if self.removed and self.full_vocabulary:
+            raise InputError(
+                f"full_vocabulary is asked for with {len(self.removed)} removed units, whose risks "
+                "are on the support alone. Omit one of the two."
             )
         if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
             raise InputError(
@@ -222,6 +239,11 @@ class Build:
         return len(self.numbers)
 
     @property
+    def removed(self) -> tuple[int, ...]:
+        """Indices of the units that are masked throughout."""
+        return tuple(self.settings.get(REMOVED, ()))
+
+    @property
     def done(self) -> int:
         """Number of sequences done."""
         return self.sums.done
@@ -263,12 +285,13 @@ class Build:
 
     def _go_on(self, crew: Crew, progress: Progress) -> None:
         """Measure and add the remaining sequences, saving in between."""
-        saved, size = time.monotonic(), len(self.units)
+        saved, size = time.monotonic(), len(self.units) - len(self.removed)
+        rest = f" without {len(self.removed)} units" if self.removed else ""
         with open_bar(
             progress,
             total=self.total * size,
             initial=self.done * size,
-            desc=f"H of {self.name}",
+            desc=f"H of {self.name}{rest}",
             unit="ablation",
         ) as bar:
             try:
@@ -343,6 +366,7 @@ class Build:
             None if self.sums.shifts is None else self.options.sketch,
             self.settings["groups"],
             self.options.temperature,
+            self.removed,
         )
 
     def _settle_runtime(self, crew: Crew) -> None:
@@ -363,8 +387,9 @@ class Build:
         )
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
+        left = len(self.units) - len(self.removed)
         return (
-            f"{len(self.units)} units x {self.total - self.done} sequences{whose} of "
+            f"{left} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
             f"each: {taking}{memory / 1e9:.2g} GB beside the model "
             f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
@@ -402,7 +427,7 @@ class Build:
         }
         if self.sums.shifts is not None:
             kept = Shifts.joined(self.sums.shifts)
-            content |= {"sketch": list(self.options.sketch or ()), "shifts": vars(kept)}
+            content |= {"sketch": list(self.options.sketch or ()), "shifts": kept.arrays()}
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
         except OSError as error:  # a full disk must not cost the hours that are done
@@ -434,7 +459,7 @@ class Build:
             return
         # what is not a setting is compared too: the checkpoint of a shard is not that of the whole
         # build, and risks on two supports cannot be added
-        asked_for = {"shard": None, RISK_SUPPORT: None, TEMPERATURE: None} | self.settings
+        asked_for = {"shard": None} | MAY_BE_ABSENT | self.settings
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
             self._require_consistent(content)

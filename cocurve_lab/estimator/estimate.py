@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..atomic import clean, previous
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
-from ..curvature.merging import FULL_VOCABULARY, RISK_SUPPORT, TEMPERATURE
+from ..curvature.merging import (
+    FULL_VOCABULARY,
+    MAY_BE_ABSENT,
+    REMOVED,
+    RISK_SUPPORT,
+    TEMPERATURE,
+)
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable
-from ..models.units import UnitSet, enumerate_units, require_units
+from ..models.units import Unit, UnitSet, enumerate_units, require_units
 from ..numeric import as_int, require_type
 from ..progress import Progress
 from .build import Build, BuildOptions, remedy, tell_saturation
@@ -165,7 +172,7 @@ def load_or_estimate(
     path = kept_at(whole, options.shard)  # the whole H if it is there, even if a shard is asked for
     if path.exists():
         shard = None if path == whole or options.shard is None else list(options.shard)
-        curvature = Curvature.load(path, expected=settings | {"shard": shard})
+        curvature = Curvature.load(path, expected=MAY_BE_ABSENT | settings | {"shard": shard})
         _discard(checkpoint_of(path))  # there if a build was killed right after it saved H
         if progress:
             print(f"Loaded H from {path} (nothing was rebuilt).")
@@ -251,6 +258,8 @@ def build_settings(
     risks: dict[str, Any] = {RISK_SUPPORT: FULL_VOCABULARY} if full else {}
     if isinstance(options, BuildOptions) and options.temperature != 1:
         risks[TEMPERATURE] = options.temperature
+    if isinstance(options, BuildOptions) and options.removed:
+        risks[REMOVED] = _gone(units, options.removed)
     return (probes | risks) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),
@@ -264,6 +273,14 @@ def build_settings(
         "method": _stored_name(options),
         "groups": min(options.groups, len(calibration)),
     }
+
+
+def _gone(units: UnitSet, removed: Iterable[Unit | str | int]) -> list[int]:
+    """The indices of removed units, rising, so that the order of removal makes no other build."""
+    gone = sorted(units.indices(removed))
+    if len(gone) == len(units):
+        raise InputError(f"all {len(gone)} units are removed, so none is left. Remove fewer.")
+    return gone
 
 
 def _chosen(method: str | None, options: Options | None) -> Options:

@@ -9,7 +9,7 @@ positions, and `Curvature` makes H symmetric and checks its diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from ..curvature.saturation import SURE
 from ..errors import NumericalError
 from ..models.architectures import Architecture
 from ..models.identity import model_device
-from ..models.units import UnitSet
+from ..models.masking import column_scales, scaled
+from ..models.units import Unit
 from .batches import Batches
 from .fisher import center, centered_kl
 from .replay import Replay, SupportHead, top_support
@@ -31,7 +32,7 @@ _GRAM_COLUMNS = 1 << 14  # float32 products are summed over this many features, 
 
 def sequence_gram(
     architecture: Architecture,
-    units: UnitSet,
+    units: Sequence[Unit],
     calibration: CalibrationSet,
     number: int,
     top_r: int,
@@ -39,6 +40,7 @@ def sequence_gram(
     full_kl: Callable[[Tensor, Tensor], Tensor] | None = None,
     sketch: SequenceSketch | None = None,
     temperature: float = 1.0,
+    removed: Sequence[Unit] = (),
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
@@ -52,11 +54,15 @@ def sequence_gram(
         full_kl: `FullVocabulary.kl`, for risks over the full vocabulary; None: on the support.
         sketch: keeps some of the shifts, which are not part of the algorithm.
         temperature: by which logits are divided; 1 is the paper's.
+        removed: units S that are gone already, none of them in `units`; the paper has none. The
+            teacher stays the whole model. All below is then about what goes next.
 
     Returns:
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
             sequences and divided by the total number of positions (the P of eq. gram) it is H.
-        risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u), in nats.
+            With `removed`, the diagonal also has twice the first-order term, E_{p_S - p_0}[dz_u]:
+            1/2 s^T H s is then what s adds to the KL, to second order, because s_u^2 = s_u.
+        risk: [M] float64, the sum over T(x) of KL(p_0 || p_-u), in nats; less KL(p_0 || p_S).
         sure: the number of positions where the teacher is sure, and the part of `risk` there [M].
 
     Raises:
@@ -69,28 +75,42 @@ def sequence_gram(
     z_0, p_0 = teacher.logits, teacher.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
     D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
     risk = torch.zeros(len(units), dtype=torch.float64)
-    sure_risk = torch.zeros_like(risk)
-    for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
-        with batches.halved_when_too_large():
-            hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
-            z_u = teacher.head(hidden)  # z_-u [B, P, r]
-            # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
-            # for all units alike, so no product of two of them sees it
-            shift = center(p_0, z_u.sub_(z_0))
-            if sketch is not None:
-                sketch.take(rows, p_0, shift)
-            kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p_0, shift)
-            kl = kl.double()  # [B, P]
-            risk[rows] = kl.sum(dim=-1).cpu()
-            sure_risk[rows] = (kl * teacher.sure).sum(dim=-1).cpu()
-            torch.mul(shift, p_0.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)
+    slope, sure_risk = torch.zeros_like(risk), torch.zeros_like(risk)
+    with scaled(architecture, column_scales(architecture, removed)):
+        z, p = z_0, p_0
+        if removed:  # ablations start from z_S; with none removed this is the teacher
+            replay = Replay(architecture, ids, positions)
+            z = teacher.head(replay.scored_hidden)[0]
+            p = torch.softmax(z, dim=-1)
+        if sketch is not None:
+            sketch.begin(p_0, z - z_0 if removed else None)
+        for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
+            with batches.halved_when_too_large():
+                hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
+                z_u = teacher.head(hidden)  # z_-u [B, P, r]
+                # dz_u - E_p[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv)
+                # for all units alike, so no product of two of them sees it
+                shift = center(p, z_u.sub_(z))
+                if sketch is not None:
+                    sketch.take(rows, shift)
+                kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p, shift)
+                kl = kl.double()  # [B, P]
+                if removed:  # KL(p_0 || p_u) - KL(p_0 || p) = KL(p || p_u) + E_{p - p_0}[dz_u]
+                    first = ((p - p_0) * shift).sum(dim=-1).double()
+                    slope[rows] = first.sum(dim=-1).cpu()
+                    kl += first
+                risk[rows] = kl.sum(dim=-1).cpu()
+                sure_risk[rows] = (kl * teacher.sure).sum(dim=-1).cpu()
+                torch.mul(shift, p.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)
     unknown = (~torch.isfinite(risk)).nonzero()
     if len(unknown):
         raise NumericalError(
             f"removing {units[int(unknown[0])]} gives NaN or infinite logits on sequence {number}. "
             "Half precision may overflow: try bfloat16 or float32."
         )
-    return gram_matrix(D), risk.numpy(), (int(teacher.sure.sum()), sure_risk.numpy())
+    gram = gram_matrix(D)
+    gram[np.diag_indices_from(gram)] += 2 * slope.numpy()
+    return gram, risk.numpy(), (int(teacher.sure.sum()), sure_risk.numpy())
 
 
 class Teacher:

@@ -7,6 +7,8 @@ for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,27 +25,35 @@ class SequenceSketch:
         number: of the sequence.
         sequences: how many the calibration has.
         units: M.
+        left: indices of the units that are measured; the others are removed, and have no shift.
         size: (positions, tokens) of the whole sketch. Each sequence has its share of the positions,
             spread over its own, and K tokens are at most its support.
         groups: G, of the build.
     """
 
     def __init__(
-        self, number: int, sequences: int, units: int, size: tuple[int, int], groups: int
+        self,
+        number: int,
+        sequences: int,
+        units: int,
+        left: Sequence[int],
+        size: tuple[int, int],
+        groups: int,
     ) -> None:
         self.number, self.group, self.units = number, number % groups, units
         self.share, self.tokens = share_of(number, sequences, size[0]), size[1]
-        self.chosen: Tensor | None = None
+        self.left = list(left)
 
-    def take(self, rows: slice, probabilities: Tensor, shift: Tensor) -> None:
-        """Keep the part of the shifts [B, P, r] of the units `rows`; the teacher is p_0 [P, r]."""
-        if self.chosen is None:
-            self.chosen = self._begin(probabilities)
+    def take(self, rows: slice, shift: Tensor) -> None:
+        """Keep the part of the shifts [B, P, r] of the units `left[rows]`."""
         here = shift[:, self.chosen].gather(-1, self.ids.expand(len(shift), -1, -1))
-        self.values[rows] = here.clamp_(-_LARGEST, _LARGEST).half()
+        self.values[self.left[rows]] = here.clamp_(-_LARGEST, _LARGEST).half()
 
-    def _begin(self, probabilities: Tensor) -> Tensor:
-        """Choose the tokens, and return the positions chosen."""
+    def begin(self, probabilities: Tensor, base: Tensor | None) -> None:
+        """Choose positions and tokens by the teacher p_0 [P, r].
+
+        `base` is the shift [P, r] of the units removed already.
+        """
         (scored, support), device = probabilities.shape, probabilities.device
         count = min(self.share, scored)
         chosen = torch.linspace(0, scored - 1, count + 2, device=device)[1:-1].round().long()
@@ -52,8 +62,9 @@ class SequenceSketch:
         top = probabilities[chosen].topk(min(self.tokens, support), dim=-1)
         self.ids = top.indices  # [S, K]
         self.probabilities = top.values / top.values.sum(dim=-1, keepdim=True)
-        self.values = torch.empty(self.units, *self.ids.shape, dtype=torch.float16, device=device)
-        return chosen
+        self.values = torch.zeros(self.units, *self.ids.shape, dtype=torch.float16, device=device)
+        self.base = None if base is None else base[chosen].gather(-1, self.ids)
+        self.chosen = chosen
 
     def kept(self) -> Shifts:
         """The shifts taken, on the CPU."""
@@ -63,4 +74,5 @@ class SequenceSketch:
             self.probabilities.float().cpu().numpy(),
             np.full(count, self.number, np.int64),
             np.full(count, self.group, np.int64),
+            None if self.base is None else self.base.float().cpu().numpy(),
         )

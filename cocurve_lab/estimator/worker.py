@@ -47,6 +47,7 @@ class Job:
         sketch: (positions, tokens) of the sketch of shifts to keep; None keeps none.
         groups: number of groups of sequences.
         temperature: by which logits are divided.
+        removed: indices of units that are masked throughout.
     """
 
     units: UnitSet
@@ -59,6 +60,12 @@ class Job:
     sketch: tuple[int, int] | None = None
     groups: int = 1
     temperature: float = 1.0
+    removed: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> list[int]:
+        """Indices of the units that are ablated one by one."""
+        return [index for index in range(len(self.units)) if index not in set(self.removed)]
 
 
 class Measured(NamedTuple):
@@ -144,14 +151,19 @@ class Worker:
             InputError: one ablation alone does not fit in memory.
             NumericalError: NaN or infinite logits.
         """
-        job, batches = self.job, Batches(self.units_per_batch, tick)
-        inputs = (self.architecture, job.units, job.calibration, number, job.top_r)
+        job, batches, size = self.job, Batches(self.units_per_batch, tick), len(self.job.units)
+        left, gone = job.left, [job.units[index] for index in job.removed]
+        inputs = ([job.units[index] for index in left], job.calibration, number, job.top_r)
         sketch = None
         if job.sketch is not None:
             sketch = SequenceSketch(
-                number, len(job.calibration), len(job.units), job.sketch, job.groups
+                number, len(job.calibration), size, left, job.sketch, job.groups
             )
-        gram, risks, sure = sequence_gram(*inputs, batches, self.full_kl, sketch, job.temperature)
+        found = sequence_gram(
+            self.architecture, *inputs, batches, self.full_kl, sketch, job.temperature, gone
+        )
+        gram, risks, sure_risks = (_spread(a, left, size) for a in (*found[:2], found[2][1]))
+        sure = found[2][0], sure_risks
         self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
         positions = len(job.calibration.scored[number])
         notes = tuple(batches.notes)
@@ -163,7 +175,8 @@ class Worker:
 
         None if a batch does not fit in memory yet.
         """
-        job, layers = self.job, [units for _, units in by_layer(self.job.units)]
+        job, left = self.job, [self.job.units[index] for index in self.job.left]
+        layers = [units for _, units in by_layer(left)]
         ids, positions = row(self.architecture, job.calibration, 0)
         for _ in range(2):  # the first one warms up
             begun = time.monotonic()
@@ -187,7 +200,14 @@ class Worker:
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
         # of the last and the first layer is the mean of all
         mean = sum(per_ablation[1:]) / 2
-        return job.sequences * (teacher_seconds + len(job.units) * mean)
+        return job.sequences * (teacher_seconds + len(left) * mean)
+
+
+def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:
+    """Values [m] or [m, m] of the units left, as [M] or [M, M] with 0 for the others."""
+    whole = np.zeros((size,) * values.ndim)
+    whole[np.ix_(*[left] * values.ndim)] = values
+    return whole
 
 
 class LocalCrew(Worker):

@@ -12,6 +12,7 @@ In reading order:
     choosing_gains.py which ridge of the gains, by the same rows
     swaps.py          plans near a plan, with its target and guards kept
     search.py         `search_plan`: swaps judged by measured KL, the result by held-out text
+    staged.py         `staged_plan`: the surrogate measured anew on what is left
     perplexity.py     perplexity by a sliding window, with its protocol in words
     generation.py     text before and after
     lockstep.py       both texts from one batch; the KL at every token of a text

@@ -44,6 +44,8 @@ class AdditiveKL:
     def predict(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> float:
         """F(S) of a plan, nats per token, on the tokens of the sketch.
 
+        If the build removed units beforehand, they count as part of every plan.
+
         A plan looks too cheap at the positions that it was solved on: for its price solve on "fit"
         and predict on "price" (`shifts.Part`).
 
@@ -77,6 +79,8 @@ class AdditiveKL:
             plan = plan.pruned
         shifts = self.shifts.of(part)
         total = np.zeros(shifts.probabilities.shape)
+        if shifts.base is not None:
+            total += shifts.base
         for index in units.indices(plan):
             total += shifts.values[index]
         return likelihood_ratios(total, shifts.probabilities)[1]
@@ -132,15 +136,15 @@ class _State:
 
     def __init__(self, shifts: Shifts) -> None:
         self.shifts = shifts
-        p = shifts.probabilities.astype(np.float64)
-        self.weights = p.astype(np.float32)  # p_S [S, K], which sums to 1 at each position
-        # r_u = p_u / p_0 of each unit, in float32: the sums below are of a few dozen terms
+        start, teacher = shifts.start, shifts.teacher  # p_0 both, if nothing is removed already
+        self.weights = start.astype(np.float32)  # p_S [S, K], which sums to 1 at each position
+        # r_u = p_u / p_start of each unit, in float32: the sums below are of a few dozen terms
         units, positions, tokens = shifts.values.shape
         self.ratios = np.empty((positions, units, tokens), np.float32)
         self.logs = np.empty(shifts.values.shape[:2])  # E_{p_0}[log r_u], which is -F at a position
         self.singles = np.empty(len(shifts.values))
         for u, values in enumerate(shifts.values):
-            ratios, kl = likelihood_ratios(values, shifts.probabilities)
+            ratios, kl = likelihood_ratios(values, start, teacher)
             self.ratios[:, u], self.logs[u], self.singles[u] = ratios, -kl, kl.mean()
 
     def marginals(self) -> np.ndarray:

@@ -48,6 +48,7 @@ _FIELDS: Schema = {
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
     **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT}),
+    "stages": Field("a list of shares", list_of(SHARE.fits), True),
 }
 _GUARDS: Schema = optional(
     {

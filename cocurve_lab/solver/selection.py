@@ -51,7 +51,10 @@ class Selection:
             of parameters the target implies. Targets in other costs imply none; it is then the
             realised share.
         uniform: whether every layer was required to lose the same number of units.
-        surrogate: what the plan was solved on: "H", "pair KL" or "additive KL".
+        surrogate: what the plan was solved on: "H", "pair KL", "additive KL", or "staged H", the H
+            of a model without some units.
+        stages: the ratios at which the surrogate was measured anew (`staged_plan`); empty for a
+            plan in one shot.
     """
 
     units: UnitSet
@@ -68,6 +71,7 @@ class Selection:
     target: Target | None = None
     uniform: bool = False
     surrogate: str = "H"
+    stages: tuple[float, ...] = ()
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
@@ -304,6 +308,8 @@ class Selection:
             content["uniform"] = True
         if self.surrogate != "H":
             content["surrogate"] = self.surrogate
+        if self.stages:
+            content["stages"] = list(self.stages)
         return json.dumps(content)
 
     @classmethod
@@ -321,6 +327,7 @@ class Selection:
             content["guards"] = Guards(**content["guards"])
             if "target" in content:
                 content["target"] = Target(**content["target"])
+            content["stages"] = tuple(content.get("stages", ()))
             for name in ("node_terms", "edge_terms"):
                 content[name] = (
                     None if content[name] is None else np.array(content[name], np.float64)
@@ -366,6 +373,8 @@ class Selection:
         made = "" if strength is None else f" at lambda {strength:g}"
         made += ", the same counts in every layer" if self.uniform else ""
         made += "" if self.surrogate == "H" else f" on the {self.surrogate}"
+        if self.stages:
+            made += f", measured anew at {', '.join(f'{at:.0%}' for at in self.stages)}"
         asked = f"{self.requested_ratio:.2%} asked"
         if self.target is not None and self.realized_target is not None:
             asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realised"
@@ -390,7 +399,8 @@ def _require_consistent(plan: Selection) -> None:
             f"{units.total_cost:,} that its units hold"
         )
     terms = plan.node_terms
-    if terms is not None and len(terms) and terms.min() < -1e-9 * np.abs(terms).max():
+    gram = plan.surrogate == "H"
+    if gram and terms is not None and len(terms) and terms.min() < -1e-9 * np.abs(terms).max():
         raise FileFormatError(f"node_terms has {terms.min():.3g}, but 1/2 H_uu is never negative")
     if target is None and not ratio_budget(units, plan.requested_ratio).reached(plan.pruned):
         raise FileFormatError(
