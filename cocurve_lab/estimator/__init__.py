@@ -3,6 +3,7 @@
 In reading order:
 
     features.py  Algorithm 1 on one sequence: ablate, whiten, take the Gram
+    teacher.py   the teacher pass, and where ablations start
     fisher.py    centring, the whitened feature and the KL divergence
     replay.py    an ablation runs only what follows the unit
     batches.py   how many ablations run together

@@ -28,10 +28,11 @@ from ..models.runtime import differentiable, measuring
 from ..models.units import Unit, UnitSet
 from ..progress import Progress
 from .batches import by_layer
-from .features import Teacher, gram_matrix, row
+from .features import gram_matrix
 from .fisher import whiten
 from .replay import LayerCall, SupportHead, capture_calls, first_output, widen
 from .sums import sum_derivatives
+from .teacher import Teacher, row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -28,9 +28,9 @@ from ..models.units import UnitSet
 from ..numeric import as_int
 from ..progress import Progress
 from ..storage import fingerprint
-from .features import Teacher, row
 from .replay import GATHER_BYTES, SupportHead, first_output, widen
 from .sums import sum_derivatives
+from .teacher import Teacher, row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

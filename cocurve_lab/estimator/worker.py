@@ -22,10 +22,11 @@ from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.units import UnitSet
 from .batches import Batches, Tick, by_layer, choose_batch
-from .features import Teacher, row, sequence_gram
+from .features import sequence_gram
 from .fisher import kl_divergence
 from .replay import Replay
 from .sketch import SequenceSketch
+from .teacher import Teacher, row
 from .vocabulary import FullVocabulary
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES, Batches
-from ..estimator.features import row
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay, widen
+from ..estimator.teacher import row
 from ..models.architectures import Architecture, describe
 from ..models.masking import column_scales, resolve, scaled
 from ..models.runtime import measuring, require_measurable

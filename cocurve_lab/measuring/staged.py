@@ -101,15 +101,16 @@ def staged_plan(
         if error.stalled_ratio is None:
             raise
     top_r, options = _options(model, curvature, calibration)
-    done = _solve(curvature, surrogate, [*places, ratio][0], interaction_strength, rules)
+    ends = [*places, ratio]
+    done = _solve(curvature, surrogate, ends[0], interaction_strength, rules)
     measured: list[float] = []
-    for place, upto in zip(places, [*places[1:], ratio], strict=True):
+    for number, (place, upto) in enumerate(pairwise(ends), start=2):
         if done.realized_ratio >= upto:
             continue
         if progress:
             print(
-                f"Stage {places.index(place) + 2} of {len(places) + 1}: {len(done)} units are "
-                f"removed ({done.realized_ratio:.1%}), on to {upto:.1%}.",
+                f"Stage {number} of {len(ends)}: {len(done)} units are removed "
+                f"({done.realized_ratio:.1%}), on to {upto:.1%}.",
                 flush=True,
             )
         inputs = (model, curvature.units, calibration, top_r)

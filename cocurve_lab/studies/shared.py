@@ -38,6 +38,7 @@ class Recipe:
         cache: folder of the builds; None keeps nothing.
         progress: show a progress bar.
         temperature: of a softened teacher (`BuildOptions`); 1 is the paper's.
+        sketch_positions: positions of the sketch of shifts (`BuildOptions`).
     """
 
     calibration: CalibrationSet
@@ -46,6 +47,7 @@ class Recipe:
     cache: Folder = None
     progress: bool = True
     temperature: float = 1.0
+    sketch_positions: int = 1024
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
         """Build H [M, M] of a model, or load it where it lies in the cache.
@@ -56,7 +58,11 @@ class Recipe:
         from ..estimator import estimate
         from ..estimator.build import BuildOptions
 
-        options = BuildOptions(groups=self.groups, temperature=self.temperature)
+        options = BuildOptions(
+            groups=self.groups,
+            temperature=self.temperature,
+            sketch_positions=self.sketch_positions,
+        )
         rest: dict[str, Any] = {"progress": self.progress, "options": options}
         inputs = (model, units, self.calibration, self.top_r)
         if self.cache is None:
@@ -70,7 +76,11 @@ class Recipe:
     @property
     def mark(self) -> list[Any]:
         """The fields that decide the outcome, for `marks`."""
-        return [self.calibration.fingerprint, self.top_r, self.groups]
+        # later fields only where they are not the default: kept tables keep their names
+        fields = type(self).__dataclass_fields__
+        further = {name: getattr(self, name) for name in ("temperature", "sketch_positions")}
+        changed = {name: value for name, value in further.items() if value != fields[name].default}
+        return [self.calibration.fingerprint, self.top_r, self.groups, *changed.items()]
 
 
 # Kept tables --------------------------------------------------------------------------------------

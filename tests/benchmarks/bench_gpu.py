@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
-from cocurve_lab.estimator.features import row
+from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import Job, LocalExecutor
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.runtime import measuring

@@ -7,7 +7,7 @@
     improving.py     local search, the certified bound, and gains on top of a plan
     infinitesimal.py finite H against the exact H* or a preview
     redundancy.py    edge benefit against FFN redundancy, over models
-    iterative.py     H rebuilt half-way, against one shot
+    iterative.py     surrogates measured anew half-way, against one shot
     findings.py      claims and verdicts
 
 A study returns a tidy table. Beside it stand the columns for reading it, and its picture.

@@ -406,7 +406,7 @@ def iterative_findings(table: Table) -> list[Finding]:
     """From `iterative_study`: KL of plans in steps less that of one shot."""
     found = []
     for row in pick(table, plan=ITERATIVE):
-        claim = f"H rebuilt half-way makes a better plan ({_plan(row)})"
+        claim = f"{row['surrogate']} measured anew on the way makes a better plan ({_plan(row)})"
         ours = f"KL minus one shot's: {plus_minus(row['difference'], row['difference_error'])}"
         verdict = judged(row["difference"], row["difference_error"], *BELOW)
         found.append(Finding("steps", claim, "Conclusion, as an outlook", ours, verdict))

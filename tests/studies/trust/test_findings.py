@@ -258,10 +258,12 @@ def test_derivatives_and_steps() -> None:
     rows = [row | {"difference": value} for value in (0.1, -0.1, 0.01, None)]
     assert [f.agrees for f in findings.infinitesimal_findings(rows)] == [True, False, None, None]
     rows = [
-        row | {"plan": plan, "difference": -0.1, "difference_error": 0.01}
+        row | {"plan": plan, "surrogate": "pair KL", "difference": -0.1, "difference_error": 0.01}
         for plan in ("one shot", "iterative")
     ]
-    assert [f.agrees for f in findings.iterative_findings(rows)] == [True]
+    (found,) = findings.iterative_findings(rows)
+    assert found.agrees is True
+    assert found.claim.startswith("pair KL measured anew")
 
 
 def test_three_models_are_the_fewest_for_a_trend() -> None:
