@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from typing import Any
 
@@ -195,3 +195,13 @@ def test_a_kept_table_is_found_again(study: str, monkeypatch: pytest.MonkeyPatch
         run()
     assert asked["name"] == study
     assert json.dumps(asked["settings"], sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+def test_a_recipe_with_another_h_has_another_mark() -> None:
+    assert RECIPE.mark == [BUILT_ON.fingerprint, 16, 16]
+    marks = [replace(RECIPE, **change).mark for change in ({"temperature": 2.0}, {"groups": 4})]
+    marks += [replace(RECIPE, sketch_positions=20).mark, RECIPE.mark]
+    assert len({json.dumps(mark) for mark in marks}) == 4
+    shifts = replace(RECIPE, sketch_positions=20, progress=False).build(MODEL, UNITS).shifts
+    assert shifts is not None
+    assert len(shifts) == 20
