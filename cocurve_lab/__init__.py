@@ -141,6 +141,7 @@ _ALSO = {
     "SearchFront": "measuring.search",
     "SearchOptions": "measuring.search",
     "search_front": "measuring.search",
+    "TorchAdditiveKL": "measuring.additive_solve",
     "RiskSplit": "measuring.gap",
     "staged_plan": "measuring.staged",
     "split_risk": "measuring.gap",

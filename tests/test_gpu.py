@@ -133,6 +133,18 @@ def test_risks_over_the_full_vocabulary_are_those_of_the_cpu() -> None:
     require_close("KL", found.single_unit_risk, expected.single_unit_risk, FLOAT32)
 
 
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_a_plan_on_the_additive_kl_is_that_of_the_cpu(memory: int) -> None:
+    """With TF32, whose products are off by 1e-3, marginals and plans would differ."""
+    curvature = demo_build("cpu")
+    numpy = curvature.additive()
+    torched = cl.TorchAdditiveKL(curvature, DEVICE, memory=memory)
+    plan = numpy.solve(0.3)
+    assert torched.solve(0.3).pruned == plan.pruned
+    found, expected = (one.marginals(plan.pruned) for one in (torched, numpy))
+    require_close("marginals", found, expected, FLOAT32)
+
+
 @pytest.mark.parametrize("setting", ["allow_tf32", "fp32_precision"])
 def test_a_build_takes_no_tf32_where_the_session_allows_it(
     setting: str, monkeypatch: pytest.MonkeyPatch

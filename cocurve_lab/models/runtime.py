@@ -75,7 +75,7 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
     model.eval()
     torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
     try:
-        with _full_precision(), torch.inference_mode():
+        with full_precision(), torch.inference_mode():
             yield
     finally:
         torch.set_num_threads(before)
@@ -84,7 +84,7 @@ def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """Compute float32 products in full: no TF32, which keeps 10 bits of a factor."""
     onednn: Any = torch.backends.mkldnn  # its matmul is not in the types
     matmuls = (torch.backends.cuda.matmul, onednn.matmul)

@@ -23,10 +23,11 @@ from ..curvature.matrix import Curvature
 from ..errors import InfeasibleError, InputError
 from ..estimator.build import Build, BuildOptions
 from ..estimator.estimate import estimate_curvature
+from ..measuring.additive_solve import TorchAdditiveKL
 from ..measuring.plan_memory import plans_file
 from ..measuring.risk import Side, compare_models, measure_plans
 from ..measuring.search import PlanSearch, search_plan
-from ..models.identity import model_name
+from ..models.identity import model_device, model_name
 from ..models.units import UnitSet, enumerate_units
 from ..numeric import as_float
 from ..progress import Progress, duration
@@ -194,7 +195,7 @@ def best_plan(
     done = curvature.provenance["sequences_done"]
     rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
     with clock.step("plans"):
-        plans = _candidates(curvature, target, guards)
+        plans = _candidates(model, curvature, target, guards)
         made_by = _best_of(model, plans, rows, folder, progress)
         evaluations = clock.evaluations_until(_SEARCH, _seconds(model, plans, rows))
     with clock.step("search"):
@@ -295,10 +296,12 @@ def _build(
 
 
 def _candidates(
-    curvature: Curvature, target: float | Target, guards: Guards
+    model: PreTrainedModel, curvature: Curvature, target: float | Target, guards: Guards
 ) -> dict[str, Selection]:
     """The plans that H and the shifts make, by what made them."""
-    additive, pair = curvature.additive(), curvature.pair_kl()
+    additive, pair, device = curvature.additive(), curvature.pair_kl(), model_device(model)
+    if device.type == "cuda":
+        additive = TorchAdditiveKL(curvature, device)
     ways: dict[str, Callable[[], Selection]] = {
         "H, lambda 1": lambda: solve_greedy(curvature, target, 1.0, guards),
         "H, lambda 0": lambda: solve_greedy(curvature, target, 0.0, guards),

@@ -17,7 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.curvature.shifts import Shifts, share_of, shifts_path
 from cocurve_lab.storage import dump_npz, load_npz
-from helpers.problems import make_units, random_curvature
+from helpers.problems import make_units, random_curvature, with_random_shifts
 from helpers.tiny_models import tiny_model
 
 UNITS = make_units(3, 2, 3)
@@ -38,14 +38,8 @@ def built(rows: int = ROWS, top_r: int = 32, **options: Any) -> cl.Curvature:
     )
 
 
-def with_shifts(scale: float = 1.0, positions: int = 30, tokens: int = 7) -> cl.Curvature:
-    """An H with random shifts, which has nothing to do with them."""
-    rng = np.random.default_rng(3)
-    p = rng.dirichlet(np.ones(tokens), positions).astype(np.float32)
-    size = np.exp(rng.normal(size=(SIZE, 1, 1)))
-    values = (scale * size * rng.normal(size=(SIZE, positions, tokens))).astype(np.float16)
-    sequences = np.sort(rng.integers(0, 8, positions))
-    return random_curvature(UNITS).with_shifts(Shifts(values, p, sequences, sequences % 4))
+def with_shifts(**settings: Any) -> cl.Curvature:
+    return with_random_shifts(UNITS, **settings)
 
 
 def naive(shifts: Shifts, chosen: Sequence[int]) -> float:
