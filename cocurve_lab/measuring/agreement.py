@@ -6,12 +6,15 @@ This file needs numpy and scipy only: it makes plans, and `measure_plans` measur
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from ..curvature.matrix import Curvature
+from ..curvature.pair_kl import pair_kl_sums
 from ..errors import InputError
 from ..models.units import UnitSet
 from ..solver.selection import Selection
@@ -26,6 +29,8 @@ PREDICTIONS = {
     "predicted": "½ sᵀHs",
     "diagonal": "½ Σ H_uu",
     "single_units": "Σ KL of each unit alone",
+    "pair_kl": "pair KL",
+    "additive_kl": "additive KL",
 }
 FEW = 3  # fewer points have no correlation: two always lie on a line
 _TRIES = 50  # draws per wanted set; after that a small model is assumed to have no more sets
@@ -116,10 +121,11 @@ def _why_none(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float | None]:
-    """Compute the scores that order plans: with edges, without, and without H.
+    """Compute the scores that order plans: with edges, without, without H, and from the shifts.
 
-    The two without edges are what a ranking by H must beat. The last knows no quadratic form
-    either: what it lacks of the measured risk is the interaction of the units alone.
+    The two without edges are what a ranking by H must beat. The second of them knows no quadratic
+    form either: what it lacks of the measured risk is the interaction of the units alone. The two
+    from the shifts are not in the paper (curvature/pair_kl.py, solver/additive.py).
 
     Args:
         curvature: H [M, M].
@@ -129,14 +135,62 @@ def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float 
         Nats per token: "predicted" 1/2 s^T H s (eq. quadratic); "diagonal" 1/2 sum of H_uu;
         "single_units" the sum of R({u}), the KL of removing each unit alone as the build measured
         it (`Curvature.single_unit_risk`, over the tokens of its `risk_support`), None where it did
-        not.
+        not; "pair_kl" 1/2 s^T Q s and "additive_kl" F(S), both on the part "price" of the sketch of
+        shifts, None without one. A plan solved on the part "fit" has not seen those positions; H
+        has.
     """
-    chosen, alone = list(pruned), curvature.single_unit_risk
+    chosen, alone, prices = list(pruned), curvature.single_unit_risk, _prices(curvature)
+    pair_kl, additive_kl = (None, None) if prices is None else prices.of(chosen)
     return {
         "predicted": curvature.risk(chosen),
         "diagonal": float(curvature.saliency[chosen].sum() / 2),
         "single_units": None if alone is None else float(alone[chosen].sum()),
+        "pair_kl": pair_kl,
+        "additive_kl": additive_kl,
     }
+
+
+def price_error(curvature: Curvature, pruned: Sequence[int]) -> float:
+    """Compute the standard error of "additive_kl" in `predictions`, over groups of sequences.
+
+    NaN without a sketch of shifts, or where its part "price" has one group only.
+    """
+    prices = _prices(curvature)
+    return float("nan") if prices is None else prices.additive.standard_error(pruned)
+
+
+class _Prices:
+    """The surrogates of the shifts on the part "price", for many plans of one curvature."""
+
+    def __init__(self, curvature: Curvature) -> None:
+        self.shifts = curvature.require_shifts().of("price")
+        self.additive = curvature.with_shifts(self.shifts).additive()
+        self.known: dict[frozenset[int], tuple[float, float]] = {}  # an instrument asks often
+
+    def of(self, chosen: Sequence[int]) -> tuple[float, float]:
+        """1/2 s^T Q s and F(S)."""
+        mark = frozenset(chosen)
+        if mark not in self.known:
+            self.known[mark] = self._pair_kl(list(chosen)), self.additive.predict(chosen)
+        return self.known[mark]
+
+    def _pair_kl(self, chosen: list[int]) -> float:
+        # Q of these units alone: the whole matrix takes the square of their share of all units
+        one = np.zeros_like(self.shifts.groups)
+        part = replace(self.shifts, values=self.shifts.values[chosen], groups=one)
+        return float(pair_kl_sums(part, 1)[0].sum() / 2 / len(part))
+
+
+_PRICES: WeakKeyDictionary[Curvature, _Prices | None] = WeakKeyDictionary()
+
+
+def _prices(curvature: Curvature) -> _Prices | None:
+    """None where there is no sketch of shifts, or it has no part "price"."""
+    if curvature not in _PRICES:
+        _PRICES[curvature] = None
+        with suppress(InputError):
+            _PRICES[curvature] = _Prices(curvature)
+    return _PRICES[curvature]
 
 
 # Pools of plans ---------------------------------------------------------------------------------

@@ -103,10 +103,12 @@ class AdditiveKL:
             plan.require_units(units)
             plan = plan.pruned
         shifts = self.shifts.of(part)
-        total = np.zeros(shifts.probabilities.shape)
+        indices, total = units.indices(plan), np.zeros(shifts.probabilities.shape)
         if shifts.base is not None:
             total += shifts.base
-        for index in units.indices(plan):
+        elif not indices:
+            return np.zeros(len(shifts))  # not 1e-18, which would be a price on log axes
+        for index in indices:
             total += shifts.values[index]
         return likelihood_ratios(total, shifts.probabilities)[1]
 

@@ -273,6 +273,7 @@ def test_predictions_and_marginals_follow_the_definition() -> None:
             rise = naive(shifts, [*chosen, u]) - naive(shifts, chosen)
             assert found[u] == pytest.approx(rise, rel=1e-3, abs=1e-5)
         assert not found[chosen].any()
+    assert additive.predict([]) == 0  # exactly: log axes would show 1e-18
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP
-from helpers.problems import llama_8b_units, make_units, random_curvature
+from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, price_error
+from helpers.problems import llama_8b_units, make_units, random_curvature, with_random_shifts
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 
@@ -98,7 +99,7 @@ def test_agreement_refuses_unequal_lengths() -> None:
 # Predictions ------------------------------------------------------------------------------------
 
 
-def test_the_three_scores_of_a_plan_are_their_sums() -> None:
+def test_the_scores_of_h_are_their_sums() -> None:
     built = random_curvature(make_units(), seed=2, groups=4)
     assert built.group_risks is not None
     assert built.group_positions is not None
@@ -111,7 +112,25 @@ def test_the_three_scores_of_a_plan_are_their_sums() -> None:
     alone = [built.group_risks[:, u].sum() / built.group_positions.sum() for u in chosen]
     assert scores["single_units"] == pytest.approx(sum(alone))
     assert cl.predictions(CURVATURE, chosen)["single_units"] is None
-    assert set(cl.predictions(built, []).values()) == {0.0}
+    assert set(cl.predictions(built, []).values()) == {0.0, None}
+    assert scores["pair_kl"] is scores["additive_kl"] is None
+    assert math.isnan(price_error(built, chosen))
+
+
+def test_the_scores_of_the_shifts_are_prices() -> None:
+    built, chosen = with_random_shifts(make_units(), positions=200), [7, 1, 4]
+    additive, scores = built.additive(), cl.predictions(built, chosen)
+    assert scores["additive_kl"] == additive.predict(chosen, "price")
+    assert scores["additive_kl"] != pytest.approx(additive.predict(chosen, "fit"), rel=1e-3)
+    assert scores["pair_kl"] == pytest.approx(built.pair_kl("price").risk(chosen))
+    assert scores["predicted"] == built.risk(chosen)
+    assert set(cl.predictions(built, []).values()) == {0.0, None}  # it has no single-unit risks
+    shifts = built.require_shifts()
+    two = replace(shifts, groups=np.where(shifts.groups == 3, shifts.sequences, 0))  # 3 and 7
+    mine = built.with_shifts(two)
+    assert price_error(mine, chosen) == mine.additive().standard_error(chosen, "price") > 0
+    few = built.with_shifts(replace(shifts, groups=np.zeros_like(shifts.groups)))
+    assert cl.predictions(few, chosen)["additive_kl"] is None
 
 
 # Pool -------------------------------------------------------------------------------------------

@@ -161,6 +161,50 @@ def test_the_statistics_are_scipys(scatter: FidelityScatter) -> None:
     assert len({row["name"] for row in rows}) == len(rows)
 
 
+def test_another_surrogate_predicts_where_it_is_chosen(scatter: FidelityScatter) -> None:
+    assert len(CALIBRATION) >= 4  # so that the sketch has a part to price on
+    scatter.measure_pool(0.3)
+    by_h, additive = plans(scatter), CURVATURE.additive()
+    marks = [record.selection for record in scatter.session.measured]
+    prices = [additive.predict(plan, "price") for plan in marks]
+    assert [row["additive_kl_risk"] for row in by_h] == prices
+    scatter.controls.surrogate.set_state({"index": 2})
+    settle(scatter)
+    assert scatter.surrogate == "additive KL"
+    assert list(scatter.figure.plans.x) == prices
+    assert scatter.figure.widget.layout.xaxis.title.text.startswith("predicted additive KL")
+    np.testing.assert_allclose(
+        scatter.figure.singles.x, [additive.predict([u], "price") for u in range(len(UNITS))]
+    )
+    y = [row["measured_risk"] for row in by_h]
+    found = scatter.statistics()["all plans"]["spearman"]
+    assert found == pytest.approx(spearmanr(prices, y).statistic)
+    assert plans(scatter) == by_h  # predicted_risk stays that of H
+    assert "has not seen these positions" in scatter.controls.caption.value
+    assert "surrogate='additive KL'" in scatter.code()
+    scatter.session.selection = plan = cl.solve_greedy(CURVATURE, 0.45)
+    settle(scatter)
+    assert f"predicted {additive.predict(plan, 'price'):.3g} nats by the additive KL" in (
+        scatter.status
+    )
+    assert scatter.figure.waiting.x[0] == additive.predict(plan, "price")
+    scatter.surrogate = "pair KL"
+    settle(scatter)
+    pair = CURVATURE.pair_kl("price")
+    np.testing.assert_allclose(scatter.figure.plans.x, [pair.risk(p.pruned) for p in marks])
+
+
+def test_without_shifts_only_h_predicts() -> None:
+    curvature = random_curvature(make_units())
+    scatter = FidelityScatter(curvature)
+    scatter.controls.surrogate.set_state({"index": 1})
+    assert "no sketch of shifts" in scatter.error
+    assert (scatter.surrogate, scatter.controls.surrogate.value) == ("H", "H")
+    with pytest.raises(cl.InputError, match="Choose one of H, pair KL, additive KL"):
+        scatter.surrogate = "Q"
+    scatter.close()
+
+
 def test_no_statistics_before_the_first_plan(scatter: FidelityScatter) -> None:
     score = scatter.statistics()["all plans"]
     assert (score["points"], score["worst"]) == (0, None)

@@ -17,7 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 from cocurve_lab.tables import as_csv
 
-from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, Rows
+from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, SURROGATES, Rows
 from .instrument import Instrument, front
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
@@ -36,7 +36,9 @@ COLUMNS = {  # of the table in the page: heading -> key of a row
     "asked": "requested_ratio",
     "removed": "realized_ratio",
     "units": "units",
-    "predicted": "predicted_risk",
+    "predicted by H": "predicted_risk",
+    "pair KL": "pair_kl_risk",
+    "additive KL": "additive_kl_risk",
     "measured": "measured_risk",
     "±": "measured_risk_error",
     "text": "text",
@@ -72,6 +74,9 @@ class FidelityControls:
         self.ratios = self._field(W.Text, "Ratios to sweep", "ratios", "330px")
         self.seed = self._field(W.IntText, "Seed", "seed", "110px")
         self.rows = self._field(W.IntText, "Rows of text (0: all)", "rows", "210px")
+        self.surrogate = self._field(
+            W.ToggleButtons, "Predicted by", "surrogate", "auto", options=list(SURROGATES)
+        )
         self.unit = self._field(W.Text, "Mark unit", "selected_unit", "220px")
         self.unit.placeholder = "such as L0.ffn[3]"
         self.buttons = {label: self._button(label, actions[label]) for label in BUTTONS}
@@ -102,6 +107,7 @@ class FidelityControls:
             row(*self.buttons.values()),
             row(self.progress, self.moving),
             row(*self.boxes.values()),
+            row(self.surrogate),
             figure,
             self.caption,
             row(self.plan, self.unit, self.text),
@@ -177,7 +183,7 @@ class FidelityControls:
         if name == "selected_unit":
             units = self.owner.session.curvature.units
             return units.index(value.strip()) if value.strip() else None
-        if not isinstance(value, str):
+        if name == "surrogate" or not isinstance(value, str):
             return value
         try:
             return [float(part) for part in value.replace(",", " ").split()]
@@ -260,7 +266,9 @@ class FidelityControls:
     def show_words(self, scores: dict[str, dict[str, Any]], text: str | None) -> None:
         """Show the statistics, and the caption for plans measured on this text (None: no text)."""
         self._fill(self.scores, value=_scores_table(scores))
-        self._fill(self.caption, value=_caption(self.owner.session.curvature, text))
+        self._fill(
+            self.caption, value=_caption(self.owner.session.curvature, self.owner.surrogate, text)
+        )
 
     def show_table(self, rows: Rows, plan: str | None) -> None:
         """Show the table and files while their button is pressed; otherwise nothing is sent."""
@@ -277,20 +285,28 @@ def _preview_html(note: str) -> str:
     return f'<div class="cocurve">{line}{escape(note)}</p></div>'
 
 
-def _caption(curvature: cl.Curvature, text: str | None) -> str:
+def _caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
     """The support and text that predictions and measurements are on."""
     known = curvature.provenance
     top_r = known.get("top_r")
     support = "top-r support (r unknown)" if top_r is None else f"top-{top_r} support"
+    by, alone = f"on the teacher's {support}, from the calibration text", "½ H_uu"
+    if surrogate != "H":
+        count, tokens = curvature.require_shifts().of("price").probabilities.shape
+        by = (
+            f"by the {surrogate} of the shifts at {count:,} positions, on {tokens} tokens each. A "
+            'plan solved on part "fit" of the shifts has not seen these positions; H has'
+        )
+        alone = "its KL there"
     parts = [
-        f"Predicted: on the teacher's {support}, from the calibration text. Measured: over the "
-        f"full vocabulary, on {text or 'the text each point names'}."
+        f"Predicted: {by}. Measured: over the full vocabulary, on "
+        f"{text or 'the text each point names'}."
     ]
     if curvature.single_unit_risk is None:
         parts.append("This curvature does not hold the KL of single units: no grey points.")
     else:
         parts.append(
-            "Grey: each unit alone, ½ H_uu against its KL in the build, on the calibration text; "
+            f"Grey: each unit alone, {alone} against its KL in the build, on the calibration text; "
             f"that KL is over {curvature.risk_support}."
         )
     if text and "row_fingerprints" not in known:

@@ -88,17 +88,14 @@ class FidelityFigure:
     """The picture of the scatter, which follows the points.
 
     Args:
-        singles: rows of `points` of the single units.
-        single_text: their hover texts.
+        singles: rows of `points` of the single units; `draw_singles` changes what predicts them.
         preview: the note of a preview of H; empty on any other.
 
     Attributes:
         widget: the FigureWidget.
     """
 
-    def __init__(
-        self, singles: list[dict[str, Any]], single_text: list[str], preview: str = ""
-    ) -> None:
+    def __init__(self, singles: list[dict[str, Any]], preview: str = "") -> None:
         self.widget = QuietFigure(_legend())
         self._sent: dict[str, str] = {}  # what each part of the picture was last made of
         add = self.widget.add_scatter
@@ -108,9 +105,7 @@ class FidelityFigure:
         add(
             name="one unit alone",
             mode="markers",
-            x=np.array([point["predicted_risk"] for point in singles]),
             y=np.array([point["measured_risk"] for point in singles]),
-            text=single_text,
             marker={"color": GREY, "size": 5, "opacity": 0.55},
             showlegend=bool(singles),
         )
@@ -173,6 +168,21 @@ class FidelityFigure:
         if self.singles.visible != show_singles:
             self.singles.visible = show_singles
 
+    def draw_singles(self, singles: list[dict[str, Any]], text: list[str], axis: str) -> None:
+        """Show the single units as another surrogate predicts them.
+
+        Args:
+            singles: the rows of the constructor, with other predicted risks.
+            text: their hover texts.
+            axis: the title of the axis of predictions.
+        """
+        x = [point["predicted_risk"] for point in singles]
+        if self._changes("singles", (x, text)):
+            with self.widget.batch_update():
+                self.singles.x, self.singles.text = np.array(x), text
+        if self.widget.layout.xaxis.title.text != axis:
+            self.widget.layout.xaxis.title.text = axis
+
     def _changes(self, part: str, content: Any) -> bool:
         """Whether this part differs from the page's; a click must not resend all plans."""
         if self._sent.get(part) == repr(content):
@@ -209,7 +219,7 @@ class FidelityFigure:
         values += [] if waiting is None else [waiting]
         if show_singles:
             values += [*self.singles.x, *self.singles.y]
-        values = [value for value in values if value > 0]
+        values = [value for value in values if value > 0]  # not NaN either
         return (min(values), max(values)) if values else (1e-4, 1.0)
 
 
@@ -251,5 +261,5 @@ def _lay_out(figure: go.FigureWidget) -> None:
     figure.layout.legend = {"itemclick": False, "itemdoubleclick": False, "traceorder": "grouped"}
     figure.update_layout(autosize=True, margin={"l": 80, "t": 50}, hoverlabel={"align": "left"})
     axis = {"type": "log", "exponentformat": "power", "dtick": 1}
-    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
+    figure.update_xaxes(**axis)
     figure.update_yaxes(title_text="measured KL(dense ‖ pruned), nats per token", **axis)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.pair_kl import PAIR_KL
+from cocurve_lab.solver.additive import ADDITIVE_KL
 
 from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
 from .instrument import plan_code
@@ -20,6 +23,12 @@ METHODS = (EDGE_AWARE, DIAGONAL, SWAP, RANDOM, OTHER, SINGLE)
 ALL_PLANS, SINGLE_UNITS = "all plans", "single units"
 # the scores that order plans: H with its edges, and the two without edges that it must beat
 SCORES = ("predicted_risk", "diagonal_risk", "single_units_risk")
+# what can predict: its name -> (key of a row, title of the axis)
+SURROGATES = {
+    "H": ("predicted_risk", "predicted ½ sᵀHs, nats per token"),
+    PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
+    ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
+}
 RIVAL_RANKS = ("spearman_diagonal", "spearman_single_units")
 Rows = list[dict[str, Any]]
 
@@ -110,6 +119,8 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
         "text": record.text,
         "diagonal_risk": scores["diagonal"],
         "single_units_risk": scores["single_units"],
+        "pair_kl_risk": scores["pair_kl"],
+        "additive_kl_risk": scores["additive_kl"],
     }
 
 
@@ -125,6 +136,9 @@ def single_rows(curvature: cl.Curvature) -> Rows:
     source = curvature.provenance.get("calibration_source", "calibration")
     text = f"{source} ({curvature.risk_support.removeprefix('the ')})"
     shares = curvature.units.costs / curvature.units.total_cost
+    prices: list[float | None] = [None] * len(risks)
+    with suppress(cl.InputError):  # no sketch of shifts, or one of too few groups
+        prices = curvature.additive().state("price").singles.tolist()
     return [
         {
             "kind": SINGLE,
@@ -140,11 +154,20 @@ def single_rows(curvature: cl.Curvature) -> Rows:
             "text": text,
             "diagonal_risk": float(saliency / 2),
             "single_units_risk": float(risk),
+            "pair_kl_risk": price,  # of one unit the two are one
+            "additive_kl_risk": price,
         }
-        for unit, share, saliency, risk in zip(
-            curvature.units, shares, curvature.saliency, risks, strict=True
+        for unit, share, saliency, risk, price in zip(
+            curvature.units, shares, curvature.saliency, risks, prices, strict=True
         )
     ]
+
+
+def predicted_by(rows: Rows, surrogate: str) -> Rows:
+    """The rows with the prediction of a surrogate as their predicted risk; NaN where unknown."""
+    key = SURROGATES[surrogate][0]
+    unknown = ((row, math.nan if row[key] is None else row[key]) for row in rows)
+    return [row | {"predicted_risk": value} for row, value in unknown]
 
 
 def drawable(row: dict[str, Any]) -> bool:

@@ -18,12 +18,14 @@ from .fidelity_measuring import Measurer
 from .fidelity_points import (
     METHODS,
     SINGLE,
+    SURROGATES,
     Book,
     Rows,
     code_for,
     drawable,
     hover,
     plan_row,
+    predicted_by,
     predicted_risk,
     single_rows,
     status_line,
@@ -40,7 +42,10 @@ PAUSE = 0.2  # seconds between redraws at least
 
 
 class FidelityScatter(Instrument, W.VBox):
-    """Predicted 1/2 s^T H s against measured KL(dense || pruned), both in nats per token.
+    """Predicted against measured KL(dense || pruned), both in nats per token.
+
+    H predicts 1/2 s^T H s, as in the paper. With a sketch of shifts the pair KL and the additive KL
+    can predict instead (`surrogate`), on the part "price" of the sketch.
 
     The prediction is on the teacher's top-r support and the calibration text; the measurement is
     over the full vocabulary, on held-out text. Grey points are single units: both values are the
@@ -65,6 +70,7 @@ class FidelityScatter(Instrument, W.VBox):
         ratios: ratios of the ratio sweep, each in [0, 1).
         seed: seed of the pool's random sets and swaps.
         rows: rows of the held-out text to measure on; 0 means all of them.
+        surrogate: what predicts in the picture and the statistics: "H", "pair KL" or "additive KL".
         methods: the methods shown, of METHODS.
         text: name of the text whose plans are shown; empty for all texts.
         selected_unit: the unit ringed among the single units.
@@ -83,6 +89,7 @@ class FidelityScatter(Instrument, W.VBox):
     ratios: List[float] = List(Float(), [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]).tag(sync=True)
     seed = Int(0).tag(sync=True)
     rows = Int(0).tag(sync=True)
+    surrogate = Unicode("H").tag(sync=True)
     methods: List[str] = List(Unicode(), list(METHODS)).tag(sync=True)
     text = Unicode().tag(sync=True)
 
@@ -109,9 +116,7 @@ class FidelityScatter(Instrument, W.VBox):
         self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
-        self.figure = FidelityFigure(
-            self._singles, [hover(row) for row in self._singles], preview=self.preview
-        )
+        self.figure = FidelityFigure(self._singles, preview=self.preview)
         self.figure.on_click(self._clicked_plan, self._clicked_unit)
         actions = {
             "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),
@@ -124,7 +129,7 @@ class FidelityScatter(Instrument, W.VBox):
         self.children = self.controls.around(self.figure.widget)
         for trait in ("selection", "measured", "selected_unit"):
             self.follow(self._changed, trait)
-        self.observe(self._changed, ["methods", "text", "rows"])
+        self.observe(self._changed, ["methods", "text", "rows", "surrogate"])
         self.refresh()
 
     # Values -------------------------------------------------------------------------------------
@@ -157,6 +162,15 @@ class FidelityScatter(Instrument, W.VBox):
             )
         return proposal.value
 
+    @validate("surrogate")
+    def _check_surrogate(self, proposal: Any) -> Any:
+        if proposal.value not in SURROGATES:
+            known = ", ".join(SURROGATES)
+            raise cl.InputError(f"surrogate is {proposal.value!r}. Choose one of {known}.")
+        if proposal.value != "H":
+            self.curvature.require_shifts().of("price")  # says what is missing
+        return proposal.value
+
     @validate("methods")
     def _check_methods(self, proposal: Any) -> Any:
         unknown = [name for name in proposal.value if name not in METHODS]
@@ -171,9 +185,11 @@ class FidelityScatter(Instrument, W.VBox):
         """The shown points, one dict each: measured plans, then the single units.
 
         Keys: kind ("plan", "single unit"), method, name, interaction_strength, requested_ratio,
-        realized_ratio, units (how many), predicted_risk, measured_risk, measured_risk_error (NaN
-        where unknown) and text (measured on). Risks in nats per token. Includes points that log
-        axes cannot show.
+        realized_ratio, units (how many), predicted_risk (of H, whatever `surrogate` is),
+        measured_risk, measured_risk_error (NaN where unknown), text (measured on), and the other
+        scores of `cocurve_lab.predictions`: diagonal_risk, single_units_risk, pair_kl_risk and
+        additive_kl_risk, None where unknown. Risks in nats per token. Includes points that log axes
+        cannot show.
         """
         plans = [plan_row(self.curvature, self.book, record) for record in self._records()]
         return plans + (self._singles if SINGLE in self.methods else [])
@@ -192,7 +208,7 @@ class FidelityScatter(Instrument, W.VBox):
         return self.points
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """How well predictions agree with measurements, for the shown points.
+        """How well the predictions of `surrogate` agree with measurements, for the shown points.
 
         Keys: "all plans", each set measured together (sweeps, pools), and "single units" where they
         are known; single units are kept apart because both their values come from the build.
@@ -200,12 +216,20 @@ class FidelityScatter(Instrument, W.VBox):
         and the Spearman of two scores without edges: "spearman_diagonal" of ½ Σ H_uu and
         "spearman_single_units" of the sum of the measured KLs of the units alone (NaN if unknown).
         """
-        records = self._records()
-        return summarize(self.points, [r.selection.fingerprint for r in records], self.book)
+        records, rows = self._records(), predicted_by(self.points, self.surrogate)
+        return summarize(rows, [r.selection.fingerprint for r in records], self.book)
 
     def code(self) -> str:
         """The Python that measures the shown plans again; needs curvature, model, calibration."""
-        names = ("ratio", "interaction_strength", "strengths", "ratios", "seed", "methods")
+        names = (
+            "ratio",
+            "interaction_strength",
+            "strengths",
+            "ratios",
+            "seed",
+            "surrogate",
+            "methods",
+        )
         defaults = self.trait_defaults()
         changed = {n: getattr(self, n) for n in names if getattr(self, n) != defaults[n]}
         return code_for(self.curvature, self.book, self._records(), changed)
@@ -434,12 +458,16 @@ class FidelityScatter(Instrument, W.VBox):
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
         self._drawn_at = time.monotonic()
-        records, rows = self._records(), self.points
+        records, rows = self._records(), predicted_by(self.points, self.surrogate)
         plans = rows[: len(records)]
         pairs = [(record, row) for record, row in zip(records, plans, strict=True) if drawable(row)]
         self._drawn_plans = [record for record, _ in pairs]
         shown = [row for _, row in pairs]
-        rings, waiting = self._chosen(shown)
+        singles = predicted_by(self._singles, self.surrogate)
+        self.figure.draw_singles(
+            singles, [hover(r) for r in singles], SURROGATES[self.surrogate][1]
+        )
+        rings, waiting = self._chosen(shown, singles)
         self.figure.draw(
             shown,
             [hover(row) for row in shown],
@@ -449,7 +477,7 @@ class FidelityScatter(Instrument, W.VBox):
         )
         self._refresh_words(records, rows)
 
-    def _chosen(self, shown: Rows) -> tuple[list[tuple[float, float]], float | None]:
+    def _chosen(self, shown: Rows, singles: Rows) -> tuple[list[tuple[float, float]], float | None]:
         """Places of the rings, and the chosen plan's prediction if it is not measured."""
         rings, waiting = [], None
         plan, unit = self.session.selection, self.selected_unit
@@ -461,10 +489,10 @@ class FidelityScatter(Instrument, W.VBox):
                 if m.selection.fingerprint == mark
             ]
             rings += [(row["predicted_risk"], row["measured_risk"]) for row in mine]
-            predicted = predicted_risk(self.curvature, plan)
+            predicted = self._predicted(plan)
             waiting = predicted if not mine and predicted > 0 else None
         if unit is not None and SINGLE in self.methods and self._singles:
-            row = self._singles[unit]
+            row = singles[unit]
             rings += [(row["predicted_risk"], row["measured_risk"])] if drawable(row) else []
         return rings, waiting
 
@@ -478,7 +506,7 @@ class FidelityScatter(Instrument, W.VBox):
         controls.show_work(self.reason(), work.done, work.total, work.words())
         controls.show_menus(names, chosen if chosen in names else "", texts)
         controls.show_words(summarize(rows, marks, self.book), here)
-        controls.show_table(rows, None if plan is None else plan.to_json())
+        controls.show_table(self.points, None if plan is None else plan.to_json())
         self.status = status_line(rows, marks, self._plan_words(), work.took)
 
     def _plan_words(self) -> str:
@@ -489,8 +517,18 @@ class FidelityScatter(Instrument, W.VBox):
         known = (record.selection.fingerprint for record in self.session.measured)
         measured = plan.fingerprint in known  # also where the filters hide its point
         how = "measured" if measured else "only predicted so far"
-        predicted = predicted_risk(self.curvature, plan)
-        return f"chosen: {self.book.name(plan)[1]}, predicted {predicted:.3g} nats ({how})"
+        by = "" if self.surrogate == "H" else f" by the {self.surrogate}"
+        predicted = f"predicted {self._predicted(plan):.3g} nats{by}"
+        return f"chosen: {self.book.name(plan)[1]}, {predicted} ({how})"
+
+    def _predicted(self, plan: cl.Selection) -> float:
+        """The prediction of `surrogate`."""
+        if self.surrogate == "H":
+            return predicted_risk(self.curvature, plan)
+        name = SURROGATES[self.surrogate][0].removesuffix("_risk")
+        known = cl.predictions(self.curvature, plan.pruned)[name]
+        assert known is not None  # `_check_surrogate` has seen the sketch
+        return known
 
     # Closing ------------------------------------------------------------------------------------
 

@@ -18,7 +18,13 @@ from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InputError
 from ...figures import COLORS, GUIDE, LABELS, finish, graph_objects, look
-from ...measuring.agreement import PREDICTIONS, RANDOM, predictions, same_budget_pool
+from ...measuring.agreement import (
+    PREDICTIONS,
+    RANDOM,
+    predictions,
+    price_error,
+    same_budget_pool,
+)
 from ...measuring.plan_memory import plans_file
 from ...measuring.risk import measure_plans
 from ...solver.selection import Selection
@@ -50,6 +56,7 @@ COLUMNS: Columns = {
     "requested_ratio": "removed",
     "units": "",
     "predicted": "",
+    "additive_kl": "additive KL",
     "measured": "",
     "measured_over_predicted": "measured / predicted",
 }
@@ -166,10 +173,11 @@ def fidelity_study(
 
     Returns:
         One row per plan: group (ACROSS, POOL), method, interaction_strength, requested_ratio,
-        realized_ratio, units, and in nats per token: the three scores of `predictions` (predicted,
-        diagonal, single_units), the first with its sampling error (plan fixed, so without the
-        optimism of a plan chosen on the same H), measured with its standard error over sequences
-        (measured_error), kl_<n> of each sequence; and measured_over_predicted.
+        realized_ratio, units, and in nats per token: the scores of `predictions` (predicted,
+        diagonal, single_units, pair_kl, additive_kl), the first and the last with their sampling
+        errors (plan fixed, so without the optimism of a plan chosen on the same H), measured with
+        its standard error over sequences (measured_error), kl_<n> of each sequence; and
+        measured_over_predicted.
 
     Raises:
         InputError: a ratio, lambda or size out of range.
@@ -178,6 +186,8 @@ def fidelity_study(
     held_out.require_disjoint(curvature)
     names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
     asked = {name: getattr(options, name) for name in names}
+    asked["scores"] = list(PREDICTIONS)  # a table of an earlier version has fewer
+    asked["sketch"] = curvature.shifts is not None
     settings = marks(model, curvature, held_out, **asked)
 
     def compute() -> Table:
@@ -232,6 +242,7 @@ def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: 
         "units": len(plan),
         **predictions(curvature, plan.pruned),
         "predicted_error": sampling,
+        "additive_kl_error": known(price_error(curvature, plan.pruned)),
         "measured": kl.mean(),
         "measured_error": known(error),
         "measured_over_predicted": kl.mean() / predicted if predicted > 0 else None,
@@ -242,13 +253,13 @@ def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: 
 def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
     """Statistics of how well `fidelity_study` predicted, beside the paper's figures.
 
-    Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of two
-    predictions without edges (columns diagonal and single_units). Plans across ratios also get the
-    exponent of the gap: the slope of log |measured - predicted| on the log of the number of units
-    (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube), and on that of the predicted
-    risk. The pool gets the factor by which random plans are worse. value_error, low and high (95 %)
-    come from a bootstrap over sequences, with plans and predictions fixed; fit_error is the
-    regression's own standard error.
+    Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
+    scores of `predictions` (columns diagonal, single_units, pair_kl and additive_kl). Plans across
+    ratios also get the exponent of the gap: the slope of log |measured - predicted| on the log of
+    the number of units (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube), and on that
+    of the predicted risk. The pool gets the factor by which random plans are worse. value_error,
+    low and high (95 %) come from a bootstrap over sequences, with plans and predictions fixed;
+    fit_error is the regression's own standard error.
 
     Args:
         table: from `fidelity_study`.
@@ -266,7 +277,7 @@ def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
     for group, members in _groups(table).items():
         x, y = predicted[members], means[:, members]
         rows += _agreement_rows(group, x, y)
-        for name in ("diagonal", "single_units"):
+        for name in [name for name in PREDICTIONS if name != "predicted" and name in table[0]]:
             other = column(table, name)[members].astype(float)
             good = np.isfinite(other)
             values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))

@@ -17,12 +17,15 @@ _AXES: dict[Literal["p_max", "shift"], str] = {
 }
 _BARS = {  # column of `RiskSplit.rows`: name, colour, pattern
     "predicted": ("predicted", COLORS["attention"], ""),
+    "kl_of_sum": ("additive KL", COLORS["ffn"], "."),
     "measured": ("measured", COLORS["bridge"], "/"),
 }
 
 
 def plot_split(split: RiskSplit) -> Figure:
     """Predicted and measured risk of a plan by confidence of the teacher and by size of the shift.
+
+    Between them the additive KL, the exact KL of the summed shifts, on the same positions.
 
     Bars are parts of the whole, nats per token, so those of one colour add up to the same total in
     both panels; above them stands the share of positions in the bin.

@@ -17,9 +17,13 @@ def test_the_bars_are_the_bins_and_add_up_alike(rows: int) -> None:
     figure = plot_split(split)
     bars = iter(figure.data)
     for by in ("p_max", "shift"):
-        for name, whole in (("predicted", split.predicted), ("measured", split.measured)):
+        for name, label, whole in (
+            ("predicted", "predicted", split.predicted),
+            ("kl_of_sum", "additive KL", split.kl_of_sum.mean()),
+            ("measured", "measured", split.measured),
+        ):
             bar = next(bars)
-            assert bar.name == name
+            assert bar.name == label
             assert list(bar.x) == [row["bin"] for row in split.rows(by)]
             assert list(bar.y) == [row[name] for row in split.rows(by)]
             assert sum(bar.y) == pytest.approx(whole)
