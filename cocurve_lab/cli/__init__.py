@@ -5,6 +5,7 @@ In the order of the flow:
     inventory.py   `inventory`: the removable units and their costs
     building.py    `build` and `merge`: H
     planning.py    `solve`: a plan
+    searching.py   `search`: a plan of lower measured KL
     pruning.py     `prune` and `export`: a smaller model
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
@@ -92,7 +93,16 @@ def _told(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from . import building, compressing, evaluating, inventory, paper, planning, pruning
+    from . import (
+        building,
+        compressing,
+        evaluating,
+        inventory,
+        paper,
+        planning,
+        pruning,
+        searching,
+    )
 
     parser = argparse.ArgumentParser(
         prog="cocurve",
@@ -105,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in (inventory, building, planning, pruning, evaluating, compressing, paper):
+    flow = (inventory, building, planning, searching, pruning, evaluating, compressing, paper)
+    for module in flow:
         module.add_to(verbs)
     return parser
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..atomic import write_atomically
-from ..errors import InputError
+from ..errors import FileFormatError, InputError
 from ..models.identity import MANIFEST
 from ..models.loading import load_model, load_tokenizer, place_of
 from ..progress import Progress
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..calibration import CalibrationSet
     from ..curvature.matrix import Curvature
+    from ..solver.selection import Selection
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Run = Callable[[argparse.Namespace], int]
@@ -58,7 +59,7 @@ def progress() -> Progress:
     return True if sys.stderr.isatty() else "lines"
 
 
-# Models and H -------------------------------------------------------------------------------------
+# Models, H and plans ------------------------------------------------------------------------------
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
@@ -123,6 +124,27 @@ def read_curvature(place: str) -> Curvature:
                 advice = "It holds an unfinished build: run its command again to resume."
         raise InputError(f"{there} holds {names}. {advice}")
     return Curvature.load(files.whole[0])
+
+
+def read_plan(path: Path) -> Selection:
+    """Read the plan in a file; errors name the file.
+
+    Raises:
+        InputError: there is no such file.
+        FileFormatError: it is not a plan.
+    """
+    from ..solver.selection import Selection
+
+    if not path.is_file():
+        raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
+    try:
+        return Selection.from_json(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise FileFormatError(
+            f"{path} is not a plan: it is not UTF-8 text. Give a file from `cocurve solve`."
+        ) from None
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from None
 
 
 def add_suite(parser: argparse.ArgumentParser, what: str) -> None:
@@ -271,6 +293,22 @@ def calibration_rows(
 
     return default_rows(
         options.model, tokenizer, options.sequences, text_file=options.text, **_cut(options)
+    )
+
+
+def calibration_and_held_out(
+    options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase, held_out: int
+) -> tuple[CalibrationSet, CalibrationSet]:
+    """Make the rows H is built on, and rows after them that share no document with them."""
+    from ..calibration import default_calibration
+
+    return default_calibration(
+        options.model,
+        tokenizer,
+        options.sequences,
+        held_out,
+        text_file=options.text,
+        **_cut(options),
     )
 
 

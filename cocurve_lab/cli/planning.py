@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from ..solver.guards import FREE, Guards
 from .common import DTYPES, add_verb, as_path, read_curvature, write_new
 
 if TYPE_CHECKING:
     from ..curvature.matrix import Curvature
-    from ..solver.guards import Guards
     from ..solver.selection import Selection
+    from ..solver.targets import Target
 
 SURROGATES = ("H", "pair-kl", "additive-kl")
 DESCRIPTION = """\
@@ -69,9 +70,6 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve solve`."""
-    from ..solver.guards import Guards
-    from ..solver.solve import solve_greedy
-
     budget = _budget(options)
     curvature = read_curvature(options.curvature)
     strength = options.strength
@@ -82,39 +80,45 @@ def run(options: argparse.Namespace) -> int:
         protect_first=options.protect_first,
         protect_last=options.protect_last,
     )
-    price = ""
-    if options.surrogate == "H":
-        selection = solve_greedy(curvature, budget, strength, guards, uniform=options.uniform)
-    else:
-        selection, price = _by_shifts(curvature, budget, strength, guards, options)
+    selection = solve_on(curvature, options.surrogate, budget, strength, guards, options.uniform)
+    price = "" if options.surrogate == "H" else _price(curvature, selection)
     new = write_new(options.out, selection.to_json())
     print(f"{selection}\n{price}" + (f"Saved to {options.out}." if new else _same(options.out)))
     return 0
 
 
-def _by_shifts(
+def solve_on(
     curvature: Curvature,
-    budget: Any,
+    surrogate: str,
+    budget: float | Target,
     strength: float,
-    guards: Guards,
-    options: argparse.Namespace,
-) -> tuple[Selection, str]:
-    """A plan solved on the shifts at most positions, and its price at the others, in words."""
+    guards: Guards = FREE,
+    uniform: bool = False,
+) -> Selection:
+    """A plan solved on one of SURROGATES; on the shifts at the positions of the part "fit".
+
+    Raises:
+        InputError: there is no sketch of shifts, or a uniform plan is asked of the additive KL.
+    """
     from ..solver.solve import solve_greedy
 
+    if surrogate == "additive-kl":
+        if uniform:
+            raise InputError(
+                "--uniform does not go with additive-kl. Use --surrogate pair-kl, or H."
+            )
+        return curvature.additive().solve(budget, strength, guards, part="fit")
+    solved_on = curvature if surrogate == "H" else curvature.pair_kl("fit")
+    return solve_greedy(solved_on, budget, strength, guards, uniform=uniform)
+
+
+def _price(curvature: Curvature, selection: Selection) -> str:
+    """The additive KL of a plan at the positions that it was not solved on, in words."""
     additive = curvature.additive()
-    if options.surrogate == "pair-kl":
-        pair = curvature.pair_kl("fit")
-        selection = solve_greedy(pair, budget, strength, guards, uniform=options.uniform)
-    elif options.uniform:
-        raise InputError("--uniform does not go with additive-kl. Use --surrogate pair-kl, or H.")
-    else:
-        selection = additive.solve(budget, strength, guards, part="fit")
     kl, error = (f(selection, "price") for f in (additive.predict, additive.standard_error))
-    count = len(additive.shifts.of("price"))
-    return selection, (
-        f"Additive KL at {count:,} positions that it was not solved on: {kl:.4g} ± {error:.2g} "
-        "nats per token.\n"
+    return (
+        f"Additive KL at {len(additive.shifts.of('price')):,} positions that it was not solved on: "
+        f"{kl:.4g} ± {error:.2g} nats per token.\n"
     )
 
 

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FileFormatError, InputError
+from ..errors import InputError
 from ..models.identity import MANIFEST
 from .common import (
     add_model,
@@ -17,6 +17,7 @@ from .common import (
     calibration_rows,
     held_out_rows,
     progress,
+    read_plan,
     read_tokenizer,
     require_new,
     require_text,
@@ -98,7 +99,7 @@ def prune(options: argparse.Namespace) -> int:
 
     if options.calibration is not None and not options.refit:
         raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
-    selection = _read_plan(options.plan)
+    selection = read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
         require_writable(options.out.resolve().parent)  # it is made there, and then renamed
@@ -134,27 +135,6 @@ def prune(options: argparse.Namespace) -> int:
         f"{options.out}."
     )
     return 0
-
-
-def _read_plan(path: Path) -> Selection:
-    """Read the plan in a file; errors name the file.
-
-    Raises:
-        InputError: there is no such file.
-        FileFormatError: it is not a plan.
-    """
-    from ..solver.selection import Selection
-
-    if not path.is_file():
-        raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
-    try:
-        return Selection.from_json(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise FileFormatError(
-            f"{path} is not a plan: it is not UTF-8 text. Give a file from `cocurve solve`."
-        ) from None
-    except FileFormatError as error:
-        raise FileFormatError(f"{path}: {error}") from None
 
 
 def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None:

@@ -26,6 +26,8 @@ from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import features
 from cocurve_lab.estimator.files import build_path
+from cocurve_lab.measuring import risk
+from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST
 from helpers.problems import interrupt_at
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
@@ -247,6 +249,131 @@ def test_solve_on_the_shifts_prices_the_plan_elsewhere(
     assert "--uniform does not go with additive-kl" in capsys.readouterr().err
 
 
+# Search -----------------------------------------------------------------------------------------
+
+
+def search_command(place: Path, built: Path, out: Path, *more: str) -> list[str]:
+    text = ["--calibration", str(place / "calibration.jsonl"), *CUT, "--rows", "4"]
+    budget = ["--held-out", "3", "--evaluations", "60", "--device", "cpu", "--out", str(out)]
+    return ["search", str(place / "model"), str(built), *text, *budget, *more]
+
+
+def texts(place: Path) -> tuple[Any, cl.CalibrationSet, cl.CalibrationSet]:
+    """The model, and the rows that the command measures on."""
+    model, tokenizer = cl.load_model(place / "model", device="cpu")
+    calibration, held_out = cl.default_calibration(
+        str(place / "model"), tokenizer, ROWS, 3, text_file=place / "calibration.jsonl",
+        seq_len=20, positions_per_sequence="all",
+    )  # fmt: skip
+    return model, calibration, held_out
+
+
+def test_search_writes_the_plan_that_search_plan_finds(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curvature = the_h_in(built)
+    model, calibration, held_out = texts(place)
+    for more, start, proposer in (
+        (["--ratio", "0.3", "--lambda", "0"], cl.solve_greedy(curvature, 0.3, 0.0), curvature),
+        (
+            ["--ratio", "0.3", "--surrogate", "additive-kl"],
+            curvature.additive().solve(0.3, part="fit"),
+            curvature.pair_kl(),
+        ),
+    ):
+        out = tmp_path / f"{len(more)}{more[-1]}.json"
+        assert main(search_command(place, built, out, *more)) == DONE
+        expected = cl.search_plan(
+            model, start, calibration.rows(0, 4), held_out=held_out, evaluations=60,
+            surrogate=proposer, progress=False,
+        )  # fmt: skip
+        assert expected.selection.pruned == cl.Selection.from_json(out.read_text()).pruned
+        said = capsys.readouterr().out
+        assert f"KL {expected.kl:.5f}" in said
+        assert f"Saved to {out}." in said
+    assert main(search_command(place, built, out, *more)) == FAILED
+    assert "it is not overwritten" in capsys.readouterr().err
+
+
+def test_search_from_a_plan_can_refit_every_plan(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = cl.solve_greedy(the_h_in(built), 0.3, guards=cl.Guards(protect_first=1))
+    (tmp_path / "plan.json").write_text(start.to_json())
+    more = ["--plan", str(tmp_path / "plan.json"), "--refit", "--refit-rows", "5"]
+    more += ["--checkpoint", str(tmp_path / "measured")]
+    assert main(search_command(place, built, tmp_path / "out.json", *more)) == DONE
+    found = cl.Selection.from_json((tmp_path / "out.json").read_text())
+    assert found.guards == start.guards
+    assert found.realized_ratio >= 0.3
+    model, calibration, held_out = texts(place)
+    refitted = cl.repair(model, found, calibration.rows(0, 5))
+    kl = compare_models(model, refitted, held_out).kl.mean()
+    assert f"KL {kl:.5f}" in (said := capsys.readouterr().out)
+    assert "after repair on 3 held-out rows" in said
+    assert all("_refit_" in file.name for file in (tmp_path / "measured").iterdir())
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupted_search_says_what_is_kept_and_goes_on(
+    place: Path,
+    built: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real, asked = risk._Engine.measure, []
+
+    def measure(engine: Any, *arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 12:
+            signal.raise_signal(signal.SIGINT)
+        return real(engine, *arguments)
+
+    whole, command = tmp_path / "whole.json", ["--ratio", "0.3"]
+    assert main(search_command(place, built, whole, *command)) == DONE
+    monkeypatch.setattr(risk._Engine, "measure", measure)
+    out, more = tmp_path / "out.json", [*command, "--checkpoint", str(tmp_path / "my measured")]
+    assert main(search_command(place, built, out, *command)) == INTERRUPTED
+    assert "nothing is kept. With --checkpoint FOLDER" in capsys.readouterr().err
+    asked.clear()
+    assert main(search_command(place, built, out, *more)) == INTERRUPTED
+    said = capsys.readouterr().err
+    assert "To resume:\n  cocurve search " in said
+    assert "--checkpoint '" in said
+    assert not out.exists()
+    interrupted = len(asked)
+    asked.clear()
+    monkeypatch.setattr(risk._Engine, "measure", lambda *a: (asked.append(1), real(*a))[1])
+    assert main(search_command(place, built, out, *more)) == DONE
+    again = len(asked)
+    assert out.read_text() == whole.read_text()
+    asked.clear()
+    assert main(search_command(place, built, tmp_path / "once.json", *command)) == DONE
+    assert again < len(asked)
+    assert interrupted == 12
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--ratio", "0.3", "--refit-rows", "3"], "--refit-rows is 3. Add --refit"),
+        (["--ratio", "0.3", "--rows", "0"], "--rows is 0. Give at least 1"),
+        (["--plan", "nowhere.json"], "there is no plan nowhere.json"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    place: Path,
+    built: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    message: str,
+) -> None:
+    assert main(search_command(place, built, tmp_path / "out.json", *more)) == FAILED
+    assert message in capsys.readouterr().err
+
+
 # Inventory --------------------------------------------------------------------------------------
 
 
@@ -387,7 +514,8 @@ def test_bad_command_lines_say_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "inventory", "build", "merge", "solve", "prune", "evaluate", "export", "paper"]
+    "verb",
+    ["", "inventory", "build", "merge", "solve", "search", "prune", "evaluate", "export", "paper"],
 )
 def test_help_explains_every_verb_with_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]
