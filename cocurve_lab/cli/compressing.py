@@ -37,6 +37,13 @@ def add_to(verbs: Any) -> None:
         help="the most rows for H; also those of the refit (128)",
     )
     parser.add_argument("--length", type=int, help="tokens per row (2048, or the context)")
+    parser.add_argument(
+        "--questions",
+        metavar="FILE",
+        type=as_path,
+        help='questions for the report: JSON lines with "family", "prompt" and "answer"; default: '
+        "the demo model's own, none for other models",
+    )
     parser.add_argument("--no-refit", action="store_true", help="leave the weights as they are")
     parser.add_argument(
         "--checkpoint",
@@ -48,12 +55,14 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve compress`."""
+    from ..measuring.generation import read_questions
     from ..pruner.best_plan import best_plan
     from ..pruner.card import CardFacts
     from ..pruner.saving import save_pruned
     from ..solver.targets import Target
 
     require_new(options.out)
+    questions = None if options.questions is None else read_questions(options.questions)
     budget = Target(parameters=options.parameters) if options.ratio is None else options.ratio
     model, tokenizer = read_any_model(options.model, options)
     if tokenizer is None:
@@ -67,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         num_sequences=options.sequences,
         text_file=options.text,
         seq_len=options.length,
+        questions=questions,
         checkpoint=options.checkpoint,
         progress=progress(),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,13 @@ from ..errors import InfeasibleError, InputError
 from ..estimator.build import Build, BuildOptions
 from ..estimator.estimate import estimate_curvature
 from ..measuring.additive_solve import TorchAdditiveKL
+from ..measuring.answers import ALL, AnswerTable, answer_accuracy
+from ..measuring.generation import Question, demo_questions
 from ..measuring.plan_memory import plans_file
 from ..measuring.risk import Side, compare_models, measure_plans
 from ..measuring.search import PlanSearch, search_plan
 from ..models.identity import model_device, model_name
+from ..models.loading import is_demo
 from ..models.units import UnitSet, enumerate_units
 from ..numeric import as_float
 from ..progress import Progress, duration
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
 _BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
 _SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
+_QUESTIONS = 40  # of each ability of the demo model
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +65,8 @@ class BestPlan:
         minutes: that were given.
         seconds: that each step took, by name.
         gained: by how much the second half of the search lowered the KL on its rows, nats.
+        answers: replies of the dense model and of the result to the questions; None where there are
+            none.
     """
 
     selection: Selection
@@ -74,6 +80,7 @@ class BestPlan:
     minutes: float
     seconds: dict[str, float]
     gained: float
+    answers: tuple[AnswerTable, AnswerTable] | None = None
 
     @property
     def side(self) -> Side:
@@ -108,6 +115,7 @@ class BestPlan:
                 f"on {len(side.kl)} rows that no step before has seen.",
                 f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
                 f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
+                *self._abilities(),
                 f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}.",
                 f"Search: {search.evaluations:,} row evaluations; {search.distance} units differ "
                 f"from the start, whose KL on the judging rows was {search.held_out.mean[0]:.4f}, "
@@ -117,6 +125,16 @@ class BestPlan:
                 self._more(),
             ]
         )
+
+    def _abilities(self) -> list[str]:
+        """Right answers by ability, in one line; none without questions."""
+        if self.answers is None:
+            return []
+        parts = []
+        for ability in (*self.answers[0].capabilities, ALL):
+            dense, now = (table.right[0, table.of(ability)] for table in self.answers)
+            parts.append(f"{ability} {dense.sum()} to {now.sum()} of {len(now)}")
+        return [f"Right answers, dense to now: {', '.join(parts)}."]
 
     def _more(self) -> str:
         """What more time might bring, as far as the numbers tell."""
@@ -138,6 +156,7 @@ def best_plan(
     num_sequences: int = 128,
     text_file: str | os.PathLike[str] | None = None,
     seq_len: int | None = None,
+    questions: Sequence[Question] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = True,
 ) -> BestPlan:
@@ -160,6 +179,8 @@ def best_plan(
             are for judging and for the report.
         text_file: the text for all of it; None takes the model's default (C4 from the hub).
         seq_len: tokens per row; None = min(2048, the context).
+        questions: asked of the dense model and of the result (`read_questions`); None takes 40 of
+            each ability for the demo model, and none for another.
         checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
         progress: show progress.
 
@@ -167,7 +188,8 @@ def best_plan(
         A BestPlan; `.model` can be saved with `save_pruned`.
 
     Raises:
-        InputError: minutes are not above 0, there is too little text, or the hub cannot be reached.
+        InputError: minutes are not above 0, there is too little text, the hub cannot be reached, or
+            a question cannot be judged.
         InfeasibleError: no plan reaches the target under the guards.
         KeyboardInterrupt: Ctrl-C; with a checkpoint nothing that was measured is lost.
     """
@@ -190,6 +212,10 @@ def best_plan(
     units = enumerate_units(model)
     # before hours of work: whether the target can be reached at all
     solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
+    if questions is None and is_demo(model_name(model)):
+        questions = demo_questions(_QUESTIONS)
+    # the dense replies first, because they tell whether the questions can be judged
+    dense = None if questions is None else _answers(model, tokenizer, questions, progress)
     with clock.step("H"):
         curvature = _build(model, units, calibration, clock, folder, progress)
     done = curvature.provenance["sequences_done"]
@@ -220,6 +246,9 @@ def best_plan(
             take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
             refitted = compare_models(model, other, test)
             smaller = other if take else smaller
+        answers = None
+        if questions is not None and dense is not None:
+            answers = dense, _answers(smaller, tokenizer, questions, progress)
     return BestPlan(
         selection=plan,
         model=smaller,
@@ -232,6 +261,7 @@ def best_plan(
         minutes=minutes,
         seconds=clock.seconds,
         gained=_second_half(found),
+        answers=answers,
     )
 
 
@@ -335,6 +365,17 @@ def _seconds(model: PreTrainedModel, plans: dict[str, Selection], rows: Calibrat
     few, begun = rows.rows(0, 2), time.monotonic()
     measure_plans(model, list(plans.values()), few, progress=False)  # no file: it may know them
     return (time.monotonic() - begun) / (len(plans) * len(few))
+
+
+def _answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    progress: Progress,
+) -> AnswerTable:
+    """The replies of a model as it is."""
+    whole = Selection.from_pruned(enumerate_units(model), ())
+    return answer_accuracy(model, tokenizer, [whole], questions, progress=progress is True)
 
 
 def _second_half(search: PlanSearch) -> float:

@@ -1,7 +1,12 @@
 """How much a search by measured KL lowers the KL of a plan of H, and of a random plan.
 
 python tests/benchmarks/bench_search.py             # the demo model at 20 and 40 %
-python tests/benchmarks/bench_search.py --quick     # for checking the script
+python tests/benchmarks/bench_search.py --repair --ratios 0.4 --evaluations 480
+python tests/benchmarks/bench_search.py --front --ratios 0.1 0.2 0.3 --evaluations 1500
+python tests/benchmarks/bench_search.py --quick     # for checking the script; also with the others
+
+--repair refits every plan on the rows of H and of the search before it is measured. --front
+searches at all ratios in one run, on one budget.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -20,39 +26,58 @@ import cocurve_lab as cl
 from cocurve_lab.measuring.agreement import random_set
 from helpers.demo_rows import demo_rows
 
+HEAD = (
+    "| removed | start | swaps | KL of the start | KL found | difference | on the search rows | "
+    "units that differ | evaluations | minutes |\n|" + "---|" * 10
+)
+
 
 def main() -> None:
     options = parser().parse_args()
     torch.set_num_threads(options.threads)
     model, tokenizer = cl.load_model("demo", device="cpu", dtype="float32")
-    units = cl.enumerate_units(model)
     text = demo_rows("calibration", 2 * options.rows, tokenizer)
     seen, rows = text.split(held_out=options.rows)  # H, and the search
     held_out = demo_rows("held_out", options.held_out, tokenizer)
-    curvature = cl.estimate_curvature(model, units, seen, progress=False)
-    print(f"search on {rows}\njudged on {held_out}\n")
-    print("| removed | start | swaps | KL of the start | KL found | difference | on the search "
-          "rows | units that differ | evaluations | minutes |\n|" + "---|" * 10)  # fmt: skip
-    for ratio in options.ratios:
-        drawn = random_set(units, ratio, np.random.default_rng(options.seed))
-        starts = {
-            "H": cl.solve_greedy(curvature, ratio),
-            "random": cl.Selection.from_pruned(units, sorted(drawn), requested_ratio=ratio),
-        }
+    curvature = cl.estimate_curvature(model, None, seen, progress=False)
+    print(f"search on {rows}\njudged on {held_out}\n\n{HEAD}")
+    settings = {
+        "held_out": held_out,
+        "evaluations": options.evaluations,
+        "progress": "lines",
+        "options": cl.SearchOptions(seed=options.seed),
+    }
+    counted = Refit(text) if options.repair else None
+    for swaps in options.swaps:
+        settings |= {"surrogate": curvature if swaps == "guided" else None, "repair": counted}
         for name in options.starts:
-            for swaps in options.swaps:
+            starts = [start(name, curvature, ratio, options.seed) for ratio in options.ratios]
+            for few in [starts] if options.front else [[one] for one in starts]:
                 begun = time.monotonic()
-                found = cl.search_plan(
-                    model,
-                    starts[name],
-                    rows,
-                    held_out=held_out,
-                    evaluations=options.evaluations,
-                    surrogate=curvature if swaps == "guided" else None,
-                    progress="lines",
-                    options=cl.SearchOptions(seed=options.seed),
-                )
-                report(name, swaps, found, (time.monotonic() - begun) / 60)
+                front = cl.search_front(model, few, rows, **settings)
+                minutes = (time.monotonic() - begun) / 60
+                for found in front.results:
+                    report(name, swaps, found, minutes)
+    if counted is not None:
+        print(f"\n{counted.plans} plans refitted on {text}")
+
+
+def start(name: str, curvature: cl.Curvature, ratio: float, seed: int) -> cl.Selection:
+    if name == "H":
+        return cl.solve_greedy(curvature, ratio)
+    drawn = random_set(curvature.units, ratio, np.random.default_rng(seed))
+    return cl.Selection.from_pruned(curvature.units, sorted(drawn), requested_ratio=ratio)
+
+
+class Refit:
+    """`cl.repair` on a text, which counts its plans."""
+
+    def __init__(self, text: cl.CalibrationSet) -> None:
+        self.text, self.plans = text, 0
+
+    def __call__(self, model: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
+        self.plans += 1
+        return cl.repair(model, plan, self.text, options=cl.RepairOptions(progress=False))
 
 
 def report(name: str, swaps: str, found: cl.PlanSearch, minutes: float) -> None:
@@ -85,6 +110,8 @@ def parser() -> argparse.ArgumentParser:
         default=["random"],
         help="guided: half of them proposed by H",
     )
+    made.add_argument("--repair", action="store_true", help="refit every plan")
+    made.add_argument("--front", action="store_true", help="all ratios in one run, on one budget")
     made.add_argument("--evaluations", type=int, default=4000)
     made.add_argument("--rows", type=int, default=16, help="of H, and of the search")
     made.add_argument("--held-out", type=int, default=32)

@@ -58,6 +58,33 @@ def test_the_report_is_measured_on_rows_that_nothing_else_has_seen(text: Path) -
     assert f"KL(dense || result) {best.kl:.4f}" in lines[1]
 
 
+def test_questions_are_asked_of_the_dense_model_and_of_the_result(text: Path) -> None:
+    model, tokenizer = tiny_model(), word_tokenizer(64)
+    said = cl.continue_text(model, tokenizer, "w1 w2")
+    questions = [
+        cl.Question("copying", "w1 w2", said.strip()),  # what the dense model says
+        cl.Question("copying", "w3 w4", "w5 w5"),
+        cl.Question("other", "w7", "w8 w8"),
+    ]
+    best = found(text, questions=questions)
+    dense, now = best.answers
+    assert dense.right.tolist() == [[True, False, False]]
+    expected = [
+        question.is_right(cl.continue_text(best.model, tokenizer, question.prompt))
+        for question in questions
+    ]
+    assert now.right.tolist() == [expected]
+    line = next(line for line in repr(best).splitlines() if line.startswith("Right answers"))
+    assert line == (
+        f"Right answers, dense to now: copying 1 to {int(expected[0])} of 2, other 0 to 0 of 1, "
+        f"all 1 to {int(expected[0])} of 3."
+    )
+    assert len(repr(best).splitlines()) == 10
+    assert found(text, refit=False).answers is None
+    with pytest.raises(cl.InputError, match="none of the 1 questions has an answer"):
+        found(text, questions=[cl.Question("other", "w1")])
+
+
 def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
     best = found(text)
     assert best.refitted is not None
@@ -116,8 +143,15 @@ def test_compress_writes_a_folder_and_a_report(
     command = ["compress", str(tmp_path / "model"), "--ratio", "0.3", "--minutes", "0.1"]
     command += ["--text", str(text), "--length", str(LENGTH), "--sequences", str(SEQUENCES)]
     command += ["--out", str(tmp_path / "smaller"), "--device", "cpu"]
+    question = {"family": "counting", "prompt": "w1 w2", "answer": "w3"}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(question))
+    assert main([*command, "--questions", str(tmp_path / "nowhere.jsonl")]) == FAILED
+    assert "nowhere.jsonl" in capsys.readouterr().err
+    command += ["--questions", str(tmp_path / "questions.jsonl")]
     assert main(command) == DONE
-    assert "nats per token, on 16 rows that no step before has seen" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nats per token, on 16 rows that no step before has seen" in said
+    assert "Right answers, dense to now: counting 0 to 0 of 1" in said
     assert cl.load_pruned(tmp_path / "smaller").num_parameters() < tiny_model().num_parameters()
     assert "no step of the search has seen" in (tmp_path / "smaller" / "README.md").read_text()
     assert main(command) == FAILED
