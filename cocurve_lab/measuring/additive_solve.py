@@ -65,12 +65,15 @@ class _TorchState:
     ) -> None:
         units, self.positions, tokens = shifts.values.shape
         size = max(1, _BLOCK_BYTES // (8 * units * tokens))
+        first, teacher = shifts.start, shifts.teacher
         self.blocks: list[_Block] = []
         for start in range(0, self.positions, size):
             places = slice(start, start + size)
-            values, p = shifts.values[:, places], shifts.probabilities[places]
+            values, other = shifts.values[:, places], None if teacher is None else teacher[places]
             memory -= values.size * dtype.itemsize
-            self.blocks.append(_Block(values, p, device, dtype, keep=memory >= 0))
+            self.blocks.append(
+                _Block(values, first[places], other, device, dtype, keep=memory >= 0)
+            )
         self.singles = -self._mean([block.logs.sum(0) for block in self.blocks])
 
     def marginals(self) -> np.ndarray:
@@ -95,21 +98,23 @@ class _Block:
         values: d [M, s, K] float16, on the CPU.
         weights: p_S [s, K].
         logs: E_{p_0}[log r_u] [s, M] float64, which is minus the KL of u alone at a position.
-        kept: r_u = p_u / p_0 [s, M, K], or None where they are computed at every step.
+        kept: r_u = p_u / p [s, M, K], or None where they are computed at every step; p is where the
+            shifts start, p_0 unless units were removed beforehand.
     """
 
     def __init__(
         self,
         values: np.ndarray,
-        probabilities: np.ndarray,
+        start: np.ndarray,
+        teacher: np.ndarray | None,
         device: torch.device,
         dtype: torch.dtype,
         *,
         keep: bool,
     ) -> None:
         self.values, self.dtype = values, dtype
-        p = torch.from_numpy(probabilities).to(device, torch.float64)
-        self.p = p / p.sum(-1, keepdim=True)
+        self.p = _normalized(start, device)
+        self.teacher = None if teacher is None else _normalized(teacher, device)
         self.weights = self.p.to(dtype)
         ratios, self.logs = self._ratios(values)
         self.kept = ratios if keep else None
@@ -124,6 +129,8 @@ class _Block:
         ratios = (d - top).exp_()
         mean = (p * ratios).sum(-1, keepdim=True)
         kl = (mean.log() + top)[..., 0].clamp_min(0)
+        if self.teacher is not None:
+            kl = kl + ((self.p - self.teacher)[:, None] * d).sum(-1)
         return (ratios / mean).to(self.dtype), -kl
 
     def marginals(self) -> Tensor:
@@ -138,3 +145,8 @@ class _Block:
         kept = self._ratios(self.values[one])[0] if self.kept is None else self.kept[:, one]
         weights = self.weights.double() * kept[:, 0]
         self.weights = (weights / weights.sum(-1, keepdim=True)).to(self.dtype)
+
+
+def _normalized(probabilities: np.ndarray, device: torch.device) -> Tensor:
+    p = torch.tensor(probabilities, dtype=torch.float64, device=device)
+    return p / p.sum(-1, keepdim=True)

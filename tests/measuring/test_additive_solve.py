@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,20 @@ def test_what_does_not_fit_is_computed_again_with_the_same_result(
         np.testing.assert_allclose(
             made.marginals([3, 5]), TorchAdditiveKL(CURVATURE, "cpu").marginals([3, 5]), rtol=1e-6
         )
+
+
+def test_shifts_of_a_later_stage_start_where_units_are_gone() -> None:
+    shifts = CURVATURE.require_shifts()
+    values, gone = shifts.values.copy(), [2, 11, 20]
+    base = values[gone].astype(np.float32).sum(axis=0)
+    values[gone] = 0
+    staged = CURVATURE.with_shifts(replace(shifts, values=values, base=base))
+    made, expected = TorchAdditiveKL(staged, "cpu", "float64"), staged.additive()
+    np.testing.assert_allclose(made.marginals([5]), expected.marginals([5]), rtol=1e-4, atol=1e-7)
+    assert made.solve(0.4, include=gone).pruned == expected.solve(0.4, include=gone).pruned
+    # without the base the same shifts price other sets
+    plain = TorchAdditiveKL(CURVATURE.with_shifts(replace(shifts, values=values)), "cpu")
+    assert not np.allclose(made.marginals([5]), plain.marginals([5]), rtol=1e-2)
 
 
 def test_what_cannot_be_used_is_said() -> None:
