@@ -11,8 +11,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
-from cocurve_lab.curvature.pair_kl import PAIR_KL
-from cocurve_lab.solver.additive import ADDITIVE_KL
 
 from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
 from .instrument import plan_code
@@ -26,8 +24,8 @@ SCORES = ("predicted_risk", "diagonal_risk", "single_units_risk")
 # what can predict: its name -> (key of a row, title of the axis)
 SURROGATES = {
     "H": ("predicted_risk", "predicted ½ sᵀHs, nats per token"),
-    PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
-    ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
+    cl.PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
+    cl.ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
 }
 RIVAL_RANKS = ("spearman_diagonal", "spearman_single_units")
 Rows = list[dict[str, Any]]
