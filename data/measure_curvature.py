@@ -2,6 +2,7 @@
 and notebooks/explore_demo.html, the explorers with H and the measured plans in one offline page.
 
     python data/measure_curvature.py
+    python data/measure_curvature.py --page-only  # the page alone: after a change of the front end
     python data/model_card.py
 
 H is built on several disjoint draws of calibration text, each as large as that of the notebooks.
@@ -28,12 +29,13 @@ def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTab
     """Everything the card says about H, as plain values; the first H; and its measured plans."""
     model, tokenizer = cl.load_model("demo")
     units = cl.enumerate_units(model)
+    # the page needs the first draw alone; its text is the same as among all draws
     draws, rows = options.draws, options.rows
     text, held_out = cl.default_calibration(
         "demo", tokenizer, draws * rows, options.held_out_rows, positions_per_sequence="all"
     )
     curvatures, seconds = [], []
-    for k in range(draws):
+    for k in range(1 if options.page_only else draws):
         begun = time.monotonic()
         drawn = text.rows(k * rows, (k + 1) * rows)
         curvatures.append(cl.load_or_estimate(options.work, model, units, drawn))
@@ -45,9 +47,12 @@ def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTab
             [cl.solve_greedy(h, ratio, x) for ratio in options.ratios for x in STRENGTHS],
             held_out,
             calibrated_on=h,
+            checkpoint=options.work / "plans.pkl",  # a second run measures nothing again
         )
         for h in curvatures
     ]
+    if options.page_only:
+        return {}, curvatures[0], tables[0]
     seeds = range(RANDOM_PLANS)
     random = cl.measure_plans(
         model, [random_plan(units, ratio, s) for ratio in options.ratios for s in seeds], held_out
@@ -121,10 +126,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/curvature"), help="keeps each H")
     parser.add_argument("--out", type=Path, default=Path("data/demo/curvature.json"))
     parser.add_argument("--page", type=Path, default=Path("notebooks/explore_demo.html"))
+    parser.add_argument("--page-only", action="store_true", help="make the page, measure no card")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     facts, curvature, table = measure(options)
-    options.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    if not options.page_only:
+        options.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     export_page(curvature, table, options.page)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_page_of_an_8b_is_one_small_file(tmp_path: Path) -> None:
 def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
     text = SHIPPED.read_text(encoding="utf-8")
     for part in (front(*MODULES), front("instrument.css")):
-        assert part in text, "make the page again: python data/measure_curvature.py"
+        assert part in text, "make the page again: python data/measure_curvature.py --page-only"
     assert SHIPPED.stat().st_size < 1_000_000
     packed = data_of(SHIPPED)["lambda"]["_problem"]
     assert len(packed["costs"]) == 160
@@ -78,6 +79,24 @@ def test_exporting_leaves_no_widget_behind(tmp_path: Path) -> None:
 def test_a_curvature_of_the_release_layout_is_enough(tmp_path: Path) -> None:
     bare = cl.Curvature(SMALL.matrix, SMALL.units)  # no groups, no provenance
     assert export_html(bare, tmp_path / "page.html").exists()
+
+
+def every_part_of_the_slider_has_a_plan_of_its_own(
+    slider: Any, root: Any, path: cl.LambdaPath
+) -> None:
+    most = int(slider.get_attribute("max"))
+    for k, segment in enumerate(path.segments):
+        place = round((k + 0.5) / len(path) * most)
+        slider.evaluate(
+            "(s, place) => { s.value = place; s.dispatchEvent(new Event('input')); }", place
+        )
+        shown = root.get_attribute("data-pruned").split()
+        assert sorted(map(int, shown)) == sorted(segment.selection.pruned)
+    assert len(path) > 3
+    slider.focus()
+    root.page.keyboard.press("ArrowLeft")  # one key press is one plan
+    shown = root.get_attribute("data-pruned").split()
+    assert sorted(map(int, shown)) == sorted(path.segments[-2].selection.pruned)
 
 
 @pytest.mark.browser
@@ -127,6 +146,8 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         page.wait_for_function(f"() => !{facts}.includes('being computed')", timeout=90_000)
         page.keyboard.press("PageUp")
         expect(root).not_to_have_attribute("data-pruned", before)
+        if size == "small":
+            every_part_of_the_slider_has_a_plan_of_its_own(slider, root, cl.lambda_path(seen, 0.2))
         root.locator("canvas[role=img]").first.focus()
         page.keyboard.press("ArrowDown")
         name = curvature.units[0].name

@@ -18,6 +18,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 from cocurve_widgets.instrument import front
+from cocurve_widgets.lambda_explorer import MODULES
 from cocurve_widgets.packing import pack_problem
 from helpers.pages import matrix_of
 from helpers.problems import make_units, random_curvature
@@ -143,7 +144,7 @@ def test_one_palette_for_pages_and_pictures() -> None:
 
 
 def test_front_joins_modules_without_their_imports() -> None:
-    joined = front("kit.js", "solver.js", "plan_pictures.js", "lambda.js", "lambda_main.js")
+    joined = front(*MODULES, "lambda_main.js")
     assert "import {" not in joined
     assert joined.count("export default") == 1
     assert joined.index("export function greedy") < joined.index("export function renderLambda")

@@ -146,6 +146,15 @@ def test_flips_come_from_the_worker_and_are_the_exact_path(explorer: LambdaExplo
     assert explorer._changes == [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
 
 
+def test_the_axis_is_a_trait_and_leaves_the_plan_alone(explorer: LambdaExplorer) -> None:
+    assert explorer.axis == explorer.state()["axis"] == "plans"
+    before = explorer.selection
+    explorer.axis = "logarithmic"
+    assert explorer.selection is before
+    with pytest.raises(TraitError, match="axis"):
+        explorer.axis = "log"
+
+
 def test_next_and_previous_plan_walk_the_path(explorer: LambdaExplorer) -> None:
     explorer.ratio, explorer.interaction_strength = 0.3, 0.0
     path = cl.lambda_path(CURVATURE, 0.3)

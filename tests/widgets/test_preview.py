@@ -305,7 +305,7 @@ LOOK = """() => {
   // below the flips, above the labels, right of lambda 0.5, left of a gate mark at 1
   const left = Math.round(0.95 * strip.width);
   const ink = pen.getImageData(left, 10, Math.round(0.02 * strip.width), 8).data;
-  const legend = document.querySelector('.cc-sliders .cc-legend');
+  const legend = document.querySelector('.cc-sliders .cc-legend:not(.cc-key)');
   return {
     notes: [...document.querySelectorAll('.cc-preview')].map(note => note.textContent),
     legend: legend.hidden ? '' : legend.textContent,

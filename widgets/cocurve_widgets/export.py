@@ -13,18 +13,11 @@ import cocurve_lab as cl
 
 from .bridge_explorer import BridgeExplorer
 from .instrument import front
+from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
 
-MODULES = (
-    "kit.js",
-    "solver.js",
-    "plan_pictures.js",
-    "lambda.js",
-    "bridge_parts.js",
-    "bridge.js",
-    "page.js",
-)
+MODULES = (*LAMBDA_MODULES, "bridge_parts.js", "bridge.js", "page.js")
 
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>

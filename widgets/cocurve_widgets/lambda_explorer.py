@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
-from traitlets import Bool, Dict, Float, Instance, Int, List, TraitError, validate
+from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, validate
 
 import cocurve_lab as cl
 
@@ -20,6 +20,7 @@ from .session import CancelToken, Session
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+MODULES = ("kit.js", "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "lambda.js")
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 CONTROLS = (
     "interaction_strength",
@@ -52,6 +53,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         layer_cap_factor: the cap as a multiple of the ratio; None for no cap.
         protect_first, protect_last: number of layers at either end that stay whole.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
+        axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
+            as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
         selection: the plan (a Selection); None while no plan is possible.
         flips: the lambdas at which the plan changes, for the ratio and guards; of an earlier
             setting while `flips_stale`.
@@ -64,7 +67,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         TraitError: a control out of range, at construction or when set.
     """
 
-    _esm = front("kit.js", "solver.js", "plan_pictures.js", "lambda.js", "lambda_main.js")
+    _esm = front(*MODULES, "lambda_main.js")
     _css = front("instrument.css")
 
     interaction_strength = Float(1.0).tag(sync=True)
@@ -74,6 +77,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
+    axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -394,7 +398,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        names = (*CONTROLS, "selected_unit", "status", "error", "preview", "_marks")
+        names = (*CONTROLS, "axis", "selected_unit", "status", "error", "preview", "_marks")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
             "_problem": problem,

@@ -1,19 +1,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { aboutToFlip, flipsOf, neighbour } from "../../../widgets/cocurve_widgets/front/lambda.js";
+import { aboutToFlip, flipsOf } from "../../../widgets/cocurve_widgets/front/lambda.js";
 
 const breaks = [0.1, 0.4, 0.8];
 const changes = [[3], [5, 6], [3, 9]];
-
-test("next and previous plan land in the middle of their segment", () => {
-  assert.equal(neighbour(breaks, 0.2, 1), (0.4 + 0.8) / 2);
-  assert.equal(neighbour(breaks, 0.2, -1), 0.05);
-  assert.equal(neighbour(breaks, 0.1, -1), 0.05); // a segment holds its start
-  assert.equal(neighbour(breaks, 0.05, -1), null);
-  assert.equal(neighbour(breaks, 0.9, 1), null);
-  assert.equal(neighbour([], 0.5, 1), null);
-});
 
 test("units of the flips on either side are about to flip", () => {
   assert.deepEqual([...aboutToFlip(breaks, changes, 0.2)], [3, 5, 6]);

@@ -1,28 +1,21 @@
 // The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
 
-import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
+import { COLORS, Cleaner, assign, count, frame, h, labelled, named, palette, percent, picture,
   receiveFiles, show, typed, unitCount, watch } from "./kit.js";
-import { MOST, capAt, flips, ledger, nameOf, placeOf, strengthAt, symmetricDifference, unpack,
-  viewOf } from "./solver.js";
-import { KINDS, layerLabels, paintBudget, paintCurves, paintReach, paintStrip,
+import { axisOf, neighbour, planAt } from "./axis.js";
+import { MOST, capAt, flips, ledger, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
   untrusted } from "./plan_pictures.js";
+import { paintMap, unitGrid } from "./unit_map.js";
 
 const STEPS = 1000; // of the lambda slider
+const PATIENCE = 600; // ms for a new path; until then the axis of the old one stays, to be calm
 const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
   "protect_first", "protect_last", "kinds"];
 
-/** The lambda in the middle of the next (step 1) or previous (step -1) plan, or null at the end. */
-export function neighbour(breaks, strength, step, most = 1) {
-  const here = breaks.filter((b) => b <= strength).length;
-  const edges = [0, ...breaks, most];
-  const there = here + step;
-  if (there < 0 || there > breaks.length) return null;
-  return (edges[there] + edges[there + 1]) / 2;
-}
-
 /** Units that join or leave the plan at the flips just below and just above a lambda. */
 export function aboutToFlip(breaks, changes, strength) {
-  const here = breaks.filter((b) => b <= strength).length;
+  const here = planAt(breaks, strength);
   return new Set([...(changes[here - 1] ?? []), ...(changes[here] ?? [])]);
 }
 
@@ -41,6 +34,9 @@ export function renderLambda({ model, el }) {
   let hovered = null;
   let note = "";
   let flip = { breaks: [], changes: [], stale: true };
+  let axis = axisOf("linear", []);
+  let held = false; // while the hand is on the slider, the axis must not move under it
+  let late = 0; // when the wait for a path ends
 
   const drawn = (label) => picture(named(model, label));
   const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
@@ -62,10 +58,14 @@ export function renderLambda({ model, el }) {
   const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
   const number = (attributes) => h("input", { type: "number", ...attributes });
   const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
-    oninput: () => put({ interaction_strength: strengthAt(lambda.value / STEPS) }),
-    onkeydown: turnPage });
+    oninput: () => put({ interaction_strength: axis.strength(lambda.value / STEPS) }),
+    onkeydown: turnPage, onpointerdown: () => { held = true; }, onpointerup: release,
+    onpointercancel: release });
   const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
     onchange: () => take(lambdaBox, 0, 1, (value) => put({ interaction_strength: value })) });
+  const axisChoice = h("select", { onchange: () => put({ axis: axisChoice.value }) },
+    h("option", { value: "plans" }, "one width per plan"), h("option", { value: "linear" }, "linear"),
+    h("option", { value: "logarithmic" }, "logarithmic"));
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
     oninput: () => put({ ratio: Number(ratio.value) }) });
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
@@ -85,20 +85,22 @@ export function renderLambda({ model, el }) {
     h("option", { value: "ffn" }, "FFN only"));
   const button = (text, hint, step) =>
     h("button", { type: "button", title: hint, onclick: () => go(step) }, text);
+  const key = h("p", { class: "cc-legend cc-key" });
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
   const sliders = h("div", { class: "cc-sliders" },
-    labelled("lambda: 0 ignores the edges, 1 counts them in full (Page Up / Down: next plan)",
+    labelled("weight of the edges (lambda): 0 ignores them, 1 counts them in full; arrow keys: next plan",
       h("span", { class: "cc-row" }, lambda, lambdaBox,
         button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
         button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
-    strip, doubt,
+    strip, key, doubt,
     labelled("ratio: share of removable parameters to remove",
       h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
     reach);
   ui.controls.append(sliders,
     labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
       "the largest share of a layer's cost that may be removed"),
+    labelled("scale of lambda", axisChoice),
     labelled("protect first layers", first), labelled("protect last layers", last),
     labelled("units", kinds));
 
@@ -144,8 +146,14 @@ export function renderLambda({ model, el }) {
         layer_cap: mode === "share" ? size : null, layer_cap_factor: mode === "factor" ? size : null }));
     }
   }
+  function release() {
+    held = false;
+    paint();
+  }
   function turnPage(event) {
-    const step = { PageUp: 1, PageDown: -1 }[event.key];
+    const arrows = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
+    // where every plan has a width of its own, a key press goes to the next one
+    const step = { PageUp: 1, PageDown: -1, ...(axis.kind === "plans" && arrows) }[event.key];
     if (!step) return;
     event.preventDefault();
     go(step);
@@ -170,16 +178,18 @@ export function renderLambda({ model, el }) {
       input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
     };
-    lambda.value = Math.round(placeOf(now.strength) * STEPS);
+    axisChoice.value = model.get("axis") ?? "plans";
+    chooseAxis();
+    lambda.value = Math.round(axis.place(now.strength) * STEPS);
     const marks = model.get("_marks") || {};
     const far = untrusted(marks, now.strength);
     lambda.setAttribute("aria-valuetext",
-      `lambda ${show(now.strength)}${far ? ", not to be trusted on a preview" : ""}`);
+      `lambda ${show(now.strength)}${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`);
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
     doubt.firstChild.lastChild.textContent =
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
-    put1(lambdaBox, Number(now.strength.toPrecision(6)));
+    put1(lambdaBox, Number(now.strength.toPrecision(4)));
     ratio.value = now.ratio;
     ratio.setAttribute("aria-valuetext", percent(now.ratio));
     put1(ratioBox, Number((100 * now.ratio).toFixed(2)));
@@ -189,6 +199,24 @@ export function renderLambda({ model, el }) {
     put1(first, now.first);
     put1(last, now.last);
     kinds.value = model.get("kinds").join("+");
+  }
+
+  /** The axis asked for; that of the plans only once their path is known, else a linear one. */
+  function chooseAxis() {
+    const wanted = model.get("axis") ?? "plans";
+    if (!flip.stale) late = 0;
+    else if (!late) {
+      late = performance.now() + PATIENCE;
+      const timer = setTimeout(() => flip.stale && paint(), PATIENCE + 20);
+      cleaner.add(() => clearTimeout(timer));
+    }
+    if (held) return;
+    if (wanted !== "plans") axis = axisOf(wanted, flip.breaks);
+    else if (!flip.stale) axis = axisOf("plans", flip.breaks);
+    else if (axis.kind !== "plans" || performance.now() >= late) axis = axisOf("linear", flip.breaks);
+  }
+  function planText(strength) {
+    return flip.stale ? "" : `, plan ${planAt(flip.breaks, strength) + 1} of ${flip.breaks.length + 1}`;
   }
 
   // Solving ------------------------------------------------------------------------------------
@@ -286,29 +314,7 @@ export function renderLambda({ model, el }) {
 
   // Painting -----------------------------------------------------------------------------------
 
-  const attention = Math.max(0, ...problem.places.filter((_, u) => !problem.kinds[u]).map((p) => p + 1));
-  const ffn = Math.max(0, ...problem.places.filter((_, u) => problem.kinds[u]).map((p) => p + 1));
-  let geometry = null;
-  function place(width) {
-    const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
-    const cell = Math.max(3, Math.min(30, (width - left - 6) / problem.numLayers));
-    const tall = Math.max(5, Math.min(15, 420 / Math.max(1, attention + ffn)));
-    geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
-      width: left + cell * problem.numLayers + 6 };
-  }
-  function box(u) {
-    const { left, top, gap, cell, tall } = geometry;
-    const row = problem.kinds[u] ? attention + problem.places[u] : problem.places[u];
-    return [left + problem.layers[u] * cell, top + row * tall + (problem.kinds[u] ? gap : 0), cell, tall];
-  }
-  function unitAt(x, y) {
-    for (let u = 0; u < problem.size; u++) {
-      const [left, top, w, t] = box(u);
-      if (x >= left && x < left + w && y >= top && y < top + t) return u;
-    }
-    return null;
-  }
-
+  const grid = unitGrid(problem);
   let paints = 0;
   function paint() {
     showControls();
@@ -317,8 +323,8 @@ export function renderLambda({ model, el }) {
     const wide = ui.root.clientWidth || 900;
     const column = Math.min(620, wide - 30);
     const now = controls();
-    place(column);
-    const mapWidth = Math.max(250, geometry.width);
+    grid.place(column);
+    const mapWidth = Math.max(250, grid.geometry.width);
     mapColumn.style.width = `${mapWidth}px`;
     const room = wide - mapWidth - 24 - 26; // padding and a gap
     const three = room - 24 - 340 >= 340; // the card has its own column
@@ -327,12 +333,13 @@ export function renderLambda({ model, el }) {
     const beside = three ? room - 366 : room;
     const gone = new Map(view.feasible ? view.order.map((u, k) => [u, k]) : []);
     const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, model.get("interaction_strength"));
-    paintMap(colors, gone, turning);
-    const scene = { problem, colors, geometry, gone, flip, view, ratio: model.get("ratio"),
+    const scene = { problem, colors, geometry: grid.geometry, gone, flip, axis, view, ratio: model.get("ratio"),
       strength: now.strength, cap: capAt(now, now.ratio), marks: model.get("_marks") || {} };
+    paintMap(map, grid, scene, { turning, marked: [model.get("selected_unit"), hovered] });
     paintBudget(budget, scene);
     paintCurves(curves, scene, beside >= 340 ? Math.min(600, beside) : column);
     paintStrip(strip, scene, Math.max(120, lambda.clientWidth || 400));
+    paintKey(scene);
     paintReach(reach, scene, Math.max(120, ratio.clientWidth || 400));
     paintFacts();
     paintCard(gone);
@@ -343,33 +350,19 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.pruned = view.feasible ? view.order.join(" ") : "";
   }
 
-  function paintMap(colors, gone, turning) {
-    const pen = fit(map, geometry.width, geometry.height);
-    const selected = model.get("selected_unit");
-    for (let u = 0; u < problem.size; u++) {
-      const [x, y, w, t] = box(u);
-      pen.fillStyle = gone.has(u) ? COLORS[KINDS[problem.kinds[u]]] : colors.kept;
-      pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
-      if (turning.has(u)) {
-        pen.fillStyle = COLORS.flip;
-        pen.beginPath();
-        pen.moveTo(x + w - 0.5, y + 0.5);
-        pen.lineTo(x + w - 0.5 - Math.min(w, t) * 0.8, y + 0.5);
-        pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.8);
-        pen.fill();
-      }
-      if (u === selected || u === hovered) {
-        pen.strokeStyle = colors.text;
-        pen.lineWidth = 2;
-        pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
-      }
-    }
-    pen.fillStyle = colors.muted;
-    pen.textBaseline = "middle";
-    const { top, tall, gap } = geometry;
-    if (attention) pen.fillText("attention", 0, top + (attention * tall) / 2);
-    if (ffn) pen.fillText("FFN", 0, top + gap + attention * tall + (ffn * tall) / 2);
-    layerLabels(pen, { problem, geometry }, geometry.height - 10);
+  /** What the strip shows, in words; what it does not show at this ratio is not listed. */
+  function paintKey({ marks, strength }) {
+    const here = measuredAt(marks, model.get("ratio"));
+    const gate = typeof marks.gate?.strength === "number";
+    const count_ = flip.breaks.length + 1;
+    const plans = flip.stale ? "the plans are being computed"
+      : count_ === 1 ? "a single plan: at this ratio every lambda gives it"
+        : `plan ${planAt(flip.breaks, strength) + 1} of ${count_}: one cell each, lambda at the breaks`;
+    key.replaceChildren(...[h("span", {}, h("i", { class: "cc-swatch cc-cell" }), plans),
+      here.length > 0 && h("span", {}, h("i", { class: "cc-dot" }), "measured KL"),
+      gate && h("span", {}, h("i", { class: "cc-triangle" }), "recommended by the redundancy gate"),
+    ].filter(Boolean));
+    key.title = marks.gate?.reason ?? "";
   }
   function paintFacts() {
     const fact = (name, value) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), value);
@@ -442,7 +435,7 @@ export function renderLambda({ model, el }) {
   // Pointing and keys on the map ---------------------------------------------------------------
 
   map.addEventListener("mousemove", (event) => {
-    const u = unitAt(event.offsetX, event.offsetY);
+    const u = grid.unitAt(event.offsetX, event.offsetY);
     if (u !== hovered) {
       hovered = u;
       paint();
@@ -452,19 +445,14 @@ export function renderLambda({ model, el }) {
     hovered = null;
     paint();
   });
-  map.addEventListener("click", (event) => select(unitAt(event.offsetX, event.offsetY)));
+  map.addEventListener("click", (event) => select(grid.unitAt(event.offsetX, event.offsetY)));
   map.addEventListener("keydown", (event) => {
-    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     if (event.key === "Escape") return select(null);
-    if (!moves[event.key]) return undefined;
+    if (!event.key.startsWith("Arrow")) return undefined;
     event.preventDefault();
     const u = model.get("selected_unit");
     if (u === null || u === undefined) return select(0);
-    const [x, y, w, t] = box(u);
-    const [dx, dy] = moves[event.key];
-    const jump = geometry.gap + t;
-    const there = unitAt(x + w / 2 + dx * w, y + t / 2 + dy * t)
-      ?? unitAt(x + w / 2 + dx * w, y + t / 2 + dy * jump);
+    const there = grid.step(u, event.key);
     return there === null ? undefined : select(there);
   });
   function select(u) {
@@ -475,7 +463,7 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "_marks"]) cleaner.on(model, `change:${name}`, paint);
+  for (const name of ["selected_unit", "_marks", "axis"]) cleaner.on(model, `change:${name}`, paint);
   cleaner.on(model, "change:_view", confirm);
   cleaner.on(model, "change:_ends", () => problem.matrix || refresh());
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);

@@ -1,7 +1,8 @@
 // The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
+import { clearLabels } from "./axis.js";
 import { COLORS, fit, hatch, percent, show, ticks } from "./kit.js";
-import { MOST, placeOf } from "./solver.js";
+import { MOST } from "./solver.js";
 
 export const KINDS = ["attention", "ffn"];
 
@@ -129,50 +130,70 @@ function legendOf(pen, { view, tones, colors, marks }, left, top) {
   pen.fillText("solid total, dashed node, dotted edge", left, top + 50);
 }
 
+/** The measured plans of a ratio, which have a place on the lambda axis. */
+export function measuredAt(marks, ratio) {
+  return (marks.measured ?? []).filter(
+    (m) => m.strength !== null && m.strength <= 1 && Math.abs(m.ratio - ratio) <= 5e-4);
+}
+
+/** The lambdas written under an axis. */
+function labelsOf(axis, flip, trusted) {
+  const marked = trusted === null ? [] : [trusted];
+  if (axis.kind === "plans") return [0, ...flip.breaks, 1];
+  if (axis.kind === "linear") return [0, 0.25, 0.5, 0.75, ...marked, 1];
+  return [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, ...marked, 1];
+}
+
 /**
- * Draw the strip under the lambda slider: flips as ticks, measured plans as dots, the gate as a
- * triangle; on a preview of H, hatching over the part of the axis that is not to be trusted.
+ * Draw the strip under the lambda slider: the plans as cells with the present one filled, measured
+ * plans as dots, the gate as a triangle; on a preview of H, hatching over what is not to be trusted.
  */
-export function paintStrip(canvas, { colors, flip, marks, ratio }, width) {
-  const pen = fit(canvas, width, 36);
-  const x = (strength) => 8 + placeOf(strength) * (width - 16); // the thumb is 16 wide
+export function paintStrip(canvas, { colors, flip, axis, marks, ratio, strength }, width) {
+  const pen = fit(canvas, width, 38);
+  const at = (place) => 8 + place * (width - 16); // the thumb is 16 wide
+  const x = (lambda) => at(axis.place(lambda));
   const trusted = marks.trusted ?? null;
   if (trusted !== null) {
     pen.fillStyle = hatch(pen, colors.muted);
-    pen.fillRect(x(trusted), 0, width - x(trusted), 20);
+    pen.fillRect(x(trusted), 0, width - x(trusted), 22);
     pen.fillStyle = colors.text;
-    pen.fillRect(x(trusted), 0, 1, 20);
+    pen.fillRect(x(trusted), 0, 1, 22);
   }
-  pen.globalAlpha = flip.stale ? 0.3 : 1;
-  pen.fillStyle = COLORS.flip;
-  for (const b of flip.breaks) pen.fillRect(x(b) - 0.5, 0, 1.5, 9);
+  pen.globalAlpha = flip.stale ? 0.4 : 1;
+  const here = axis.place(strength);
+  axis.cells.forEach(([from, to], k) => {
+    const present = !flip.stale && here >= from && (here < to || k === axis.cells.length - 1);
+    pen.fillStyle = present ? colors.accent : colors.kept;
+    const gap = at(to) - at(from) > 3 ? 1 : 0;
+    pen.fillRect(at(from) + gap / 2, 0, Math.max(0.5, at(to) - at(from) - gap), 8);
+  });
   pen.globalAlpha = 1;
-  const measured = (marks.measured ?? []).filter(
-    (m) => m.strength !== null && Math.abs(m.ratio - ratio) <= 5e-4);
-  pen.fillStyle = COLORS.one;
+  const measured = measuredAt(marks, ratio);
+  pen.fillStyle = colors.text;
   for (const m of measured) {
     pen.beginPath();
-    pen.arc(x(m.strength), 13, 3.5, 0, 7);
+    pen.arc(x(m.strength), 15, 3.5, 0, 7);
     pen.fill();
   }
   const gate = marks.gate?.strength;
   if (gate !== null && gate !== undefined) {
-    pen.fillStyle = COLORS.bridge;
     pen.beginPath();
-    pen.moveTo(x(gate), 8);
-    pen.lineTo(x(gate) - 5, 17);
-    pen.lineTo(x(gate) + 5, 17);
+    pen.moveTo(x(gate), 10);
+    pen.lineTo(x(gate) - 5, 20);
+    pen.lineTo(x(gate) + 5, 20);
     pen.fill();
   }
   pen.fillStyle = colors.muted;
   pen.textBaseline = "bottom";
-  const labels = [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, ...(trusted === null ? [] : [trusted]), 1];
-  for (const s of labels) {
-    pen.textAlign = s === 1 ? "right" : s === 0 ? "left" : "center";
-    const text = s === 0 || s >= 0.01 ? String(s) : s.toExponential(0);
-    pen.fillText(text, s === 1 ? width : s === 0 ? 4 : x(s) + (s === 1e-5 ? 6 : 0), 34);
-  }
-  canvas.title = `${flip.breaks.length} flips (ticks)${flip.stale ? ", being computed" : ""}; ` +
+  pen.textAlign = "center";
+  const measure = (text) => pen.measureText(text).width;
+  const labels = labelsOf(axis, flip, trusted).map((s) => [x(s), show(Number(s.toPrecision(3)))])
+    .map(([place, text]) => {
+      const half = measure(text) / 2;
+      return [Math.min(width - half, Math.max(half, place)), text];
+    });
+  for (const [place, text] of clearLabels(labels, measure)) pen.fillText(text, place, 37);
+  canvas.title = `${flip.breaks.length + 1} plans (cells)${flip.stale ? ", being computed" : ""}; ` +
     `${measured.length} measured plans at this ratio (dots); ` +
     `gate (${typeof gate === "number" ? "triangle" : "no mark"}): ${marks.gate?.reason ?? "unknown"}`;
 }

@@ -281,21 +281,3 @@ export function symmetricDifference(a, b) {
 function sum(values) {
   return values.reduce((total, value) => total + value, 0);
 }
-
-// The lambda axis: 0 at the left end, linear to 1e-5, then logarithmic to 1.
-const SMALLEST = 1e-5;
-const LINEAR = 0.06; // share of the axis below SMALLEST
-
-/** Place in [0, 1] of a lambda. */
-export function placeOf(strength) {
-  if (strength <= SMALLEST) return (LINEAR * Math.max(0, strength)) / SMALLEST;
-  const share = Math.log(strength / SMALLEST) / Math.log(1 / SMALLEST);
-  return Math.min(1, LINEAR + (1 - LINEAR) * share);
-}
-
-/** Lambda at a place in [0, 1]; the inverse of placeOf. */
-export function strengthAt(place) {
-  if (place <= LINEAR) return (SMALLEST * Math.max(0, place)) / LINEAR;
-  if (place >= 1) return 1;
-  return SMALLEST * (1 / SMALLEST) ** ((place - LINEAR) / (1 - LINEAR));
-}
