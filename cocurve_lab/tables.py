@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,42 @@ _RENAMED: dict[str, dict[str, str]] = {
     "stability": {"ratio": "requested_ratio"},
     "sensitivity": {},
 }
+
+
+WIDTH = 100  # characters of a line of text; a cell's output in JupyterLab has 105 at 1280 pixels
+
+
+def fold(text: str, width: int = WIDTH) -> str:
+    """A text for `print`, its lines broken between words at `width` characters.
+
+    JupyterLab breaks a longer line anywhere, also inside words.
+    """
+    found = []
+    for line in text.splitlines():
+        if len(line) <= width:
+            found.append(line)
+            continue
+        start = line[: len(line) - len(line.lstrip())]
+        found += textwrap.wrap(
+            line.lstrip(),
+            width,
+            initial_indent=start,
+            subsequent_indent=start + "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(found)
+
+
+class Folded:
+    """A class whose repr is one line; `print` and a notebook show it broken between words."""
+
+    def __str__(self) -> str:
+        return fold(repr(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows of the last value of a cell."""
+        printer.text(str(self))
 
 
 def cached_table(

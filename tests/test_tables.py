@@ -13,7 +13,18 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.studies.trust.choices import FITTING_COLUMNS
-from cocurve_lab.tables import Table, as_csv, cached_table, column, pick, plus_minus, shown
+from cocurve_lab.tables import (
+    WIDTH,
+    Table,
+    as_csv,
+    cached_table,
+    column,
+    fold,
+    pick,
+    plus_minus,
+    shown,
+)
+from helpers.problems import make_units, random_curvature
 
 ROWS = [
     {"ratio": np.float64(0.2), "units": np.int64(3), "name": "a", "left": None, "best": np.True_},
@@ -28,6 +39,26 @@ class Counted:
     def __call__(self) -> Table:
         self.calls += 1
         return self.rows
+
+
+def test_long_lines_are_broken_between_words_and_others_kept() -> None:
+    text = "  - " + "word " * 40 + "\nshort   line\n\n" + "x" * 130
+    folded = fold(text)
+    lines = folded.splitlines()
+    assert folded.split() == text.split()
+    assert max(len(line) for line in lines if "x" not in line) <= WIDTH < 105
+    assert lines[0].startswith("  - word")
+    assert lines[1].startswith("    word")
+    assert "short   line" in lines
+    assert lines[-1] == "x" * 130  # one word, such as a path
+
+
+def test_a_plan_is_printed_in_lines_that_a_notebook_does_not_break() -> None:
+    plan = cl.solve_greedy(random_curvature(make_units()), 0.2)
+    shown = str(plan)
+    assert len(repr(plan)) > WIDTH
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert " ".join(shown.split()) == repr(plan)
 
 
 def test_a_table_is_computed_once_and_read_back_whole(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ..models.units import Unit, UnitSet
 from ..numeric import as_list, as_path, require_type
 from ..schema import reading
 from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
+from ..tables import Folded
 from .merging import (
     FULL_VOCABULARY,
     REMOVED,
@@ -54,7 +55,7 @@ STAGED = "staged H"  # the `surrogate` of an H of a model without some units
 
 
 @dataclass(frozen=True, eq=False)
-class Curvature:
+class Curvature(Folded):
     """The matrix H (eq. gram), its units, and how it was built.
 
     Attributes:

@@ -50,6 +50,7 @@ from ..schema import (
     require_fields,
 )
 from ..storage import dump_plain, load_plain, require_settings
+from ..tables import fold
 from .batches import SMALLER, memory_needed
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
@@ -388,13 +389,14 @@ class Build:
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
         left = len(self.units) - len(self.removed)
-        return (
+        text = (
             f"{left} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
             f"each: {taking}{memory / 1e9:.2g} GB beside the model "
             f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
             "You can interrupt at any time; finished sequences are kept."
         )
+        return fold(text)
 
     def _provenance(self, device: str) -> dict[str, Any]:
         facts = {

@@ -18,6 +18,7 @@ from ..atomic import replacing
 from ..errors import InputError
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_name
+from ..tables import Folded
 from .tensors import (
     BLOCK,
     FileTensor,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GGUFFile:
+class GGUFFile(Folded):
     """The result of `export_gguf`.
 
     Attributes:

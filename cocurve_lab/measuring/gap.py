@@ -35,7 +35,7 @@ from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
-from ..tables import Table
+from ..tables import Folded, Table
 from .risk import standard_error
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _BATCH_TOKENS = 4096  # tokens per batch of ablations
 
 
 @dataclass(frozen=True, eq=False)
-class RiskSplit:
+class RiskSplit(Folded):
     """Predicted and measured risk of a plan at every position of a text; made by `split_risk`.
 
     All arrays are [sequences, positions] float64, over the full vocabulary, in nats; their means

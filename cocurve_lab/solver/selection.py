@@ -19,6 +19,7 @@ from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
 from ..numeric import as_float
 from ..storage import fingerprint
+from ..tables import Folded
 from .guards import Guards
 from .plan_json import (
     FORMAT,
@@ -30,7 +31,7 @@ from .targets import Target, ratio_budget
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class Selection(Folded):
     """A plan: the pruned set S, how it was made, and what H predicts for it.
 
     Attributes:

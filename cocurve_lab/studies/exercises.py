@@ -23,7 +23,7 @@ from ..models.units import UnitSet
 from ..solver.guards import FREE
 from ..solver.solve import solve_greedy
 from ..solver.variants import measured_diagonal
-from ..tables import Row
+from ..tables import Row, fold
 from .surrogates import swapped
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def check(
         try:
             agree += _same(mine(*case), answer, rtol)
         except Exception as error:  # a reader's half-finished code may raise anything
-            return f"{NOT_YET}: {type(error).__name__}: {error}"
+            return fold(f"{NOT_YET}: {type(error).__name__}: {error}")
     if agree == len(cases):
         return RIGHT
-    return f"{NOT_YET}: {agree} of {len(cases)} cases are right. {hint}"
+    return fold(f"{NOT_YET}: {agree} of {len(cases)} cases are right. {hint}")
 
 
 def _same(value: Any, answer: Any, rtol: float) -> bool:

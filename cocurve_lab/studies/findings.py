@@ -11,7 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 from scipy.stats import norm
 
-from ..tables import Row, Table, plus_minus
+from ..tables import WIDTH, Row, Table, plus_minus
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
@@ -58,7 +58,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
     return [asdict(finding) | {"agrees": finding.verdict} for finding in findings]
 
 
-def told(findings: Iterable[Finding], width: int = 110) -> str:
+def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
     """The findings as a list for `print`, broken between words at `width` characters."""
     lines = (textwrap.fill(f"- {finding}", width, subsequent_indent="  ") for finding in findings)
     return "\n".join(lines)

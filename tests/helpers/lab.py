@@ -20,6 +20,7 @@ import nbformat
 
 from helpers.waiting import eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 NO_BROWSER = f"no browser at {CHROMIUM} (Debian: apt-get install chromium)"
 IN_LAB = "the test of this notebook in JupyterLab does it, in Chromium"
@@ -236,16 +237,13 @@ def running_lab(folder: Path) -> Iterator[Lab]:
         port = probe.getsockname()[1]
     places = {name: str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     environment = os.environ | {f"JUPYTER_{name}_DIR": path for name, path in places.items()}
-    settings = folder / "CONFIG/lab/user-settings/@jupyterlab/apputils-extension"
-    settings.mkdir(parents=True)
-    quiet = '{"fetchNews": "false", "checkForUpdates": false}'
-    (settings / "notification.jupyterlab-settings").write_text(quiet)
     environment["IPYTHONDIR"] = str(folder / "ipython")
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", "--allow-root", "--IdentityProvider.token=local"),
         *(f"--ServerApp.root_dir={work}", "--LabApp.expose_app_in_browser=True"),
         *("--LabApp.extension_manager=readonly", "--LabApp.news_url=None"),
+        f"--LabApp.app_settings_dir={ROOT / '.ci/settings'}",  # asks about no news, as make lab
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     address = f"http://127.0.0.1:{port}"

@@ -164,9 +164,33 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.picture("02_dark_1920", root)
         visit.theme("Light")
         visit.require_clean()
+        what_was_chosen_last_is_shown_where_the_mouse_rests(root)
         running_a_cell_again_leaves_no_old_widget(visit)
+        a_kernel_that_is_gone_is_told(visit)
         visit.require_clean()
         assert list(folder.glob("H_demo_*.pkl"))
+
+
+def what_was_chosen_last_is_shown_where_the_mouse_rests(root: Any) -> None:
+    unit_map = root.locator("canvas[role=img]").first
+    unit_map.click(position={"x": 80, "y": 8})
+    title = root.locator(".cc-card h4").first
+    first = title.text_content()
+    root.page.keyboard.press("ArrowDown")
+    eventually(title.text_content, lambda text: text != first)
+    assert title.text_content().startswith("L0.attention[1]")
+
+
+def a_kernel_that_is_gone_is_told(visit: Visit) -> None:
+    page, root = visit.page, visit.page.locator(".cocurve")
+    assert page.locator(".cocurve-still").first.is_hidden()  # for saved notebooks
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.get_by_label("lambda, typed").fill("0.3")
+    page.get_by_label("lambda, typed").press("Enter")
+    root.locator(".cc-facts", has_text="does not answer").wait_for()
+    assert "by this page" in str(root.locator(".cc-status").text_content())
+    with page.expect_download():
+        root.get_by_role("button", name="JSON", exact=True).click()
 
 
 def running_a_cell_again_leaves_no_old_widget(visit: Visit) -> None:

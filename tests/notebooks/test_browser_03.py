@@ -148,7 +148,9 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.run_all()
         page, it = visit.page, Instrument(visit)
         it.root.scroll_into_view_if_needed()
-        visit.becomes("explorer.blocks", "['cross']")
+        visit.becomes("explorer.blocks", "['attention', 'cross', 'ffn']")
+        # in section "What plans do" the reader has set it to cross edges alone
+        it.redrawn(it.graph, lambda: visit.ask("setattr(explorer, 'blocks', ['cross'])"))
         keyboard, root = page.keyboard, it.root
 
         # threshold: keyboard, mouse, typed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -19,6 +20,12 @@ PAGES = sorted(
     if path.name != "CHANGELOG.md"
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def test_make_lab_asks_about_no_news() -> None:
+    settings = json.loads((ROOT / ".ci/settings/overrides.json").read_text(encoding="utf-8"))
+    assert settings["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+    assert '--LabApp.app_settings_dir="$PWD/.ci/settings"' in (ROOT / ".ci/lab").read_text()
 
 
 def linked(page: Path) -> set[Path]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import gc
 import itertools
 import json
+import struct
 import weakref
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -253,6 +256,25 @@ def test_gexf_reads_back(tmp_path: Path) -> None:
     read = networkx.read_gexf(tmp_path / "g.gexf")
     assert read.number_of_edges() == 20
     assert read.nodes["3"]["name"] == CURVATURE.units[3].name
+
+
+def test_a_saved_notebook_keeps_a_picture_and_says_how_to_go_on(
+    explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    explorer._ipython_display_()
+    note, widget = shown
+    assert "run this cell" in note["text/html"]
+    assert explorer.status in note["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in widget
+    png = base64.b64decode(note["text/html"].split("base64,")[1].split('"')[0])
+    assert png.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", png[16:24])
+    assert (width, height) == (6 * 16, (3 + 8) * 8)
+    rows = np.frombuffer(zlib.decompress(png[41:-16]), np.uint8).reshape(height, width + 1)
+    dark = (rows[4::8, 1 + 8 :: 16] == 70).sum()
+    assert dark == len(explorer.selection.pruned)
 
 
 def test_payloads_are_small() -> None:

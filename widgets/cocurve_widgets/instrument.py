@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import html
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -18,6 +19,10 @@ import cocurve_lab as cl
 from cocurve_lab.tables import as_csv
 
 from .session import Session, require_unit
+
+_STILL = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets) .cocurve-still {{ display: none }}</style>
+<div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. A saved notebook does
+not hold the live instrument.</p><p>When the cell ran: {text}</p></div>"""  # noqa: E501
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -60,6 +65,7 @@ class Instrument(DOMWidget):
         error: message of the last error; empty if there is none.
         preview: warning shown at the top where H is a preview (`Curvature.note`); empty on an H
             from ablations. Read-only.
+        model_name: name of the model whose H it is; empty where H does not say. Read-only.
         session: the Session it belongs to.
         lock: the session's lock; held while callbacks change what is shown.
     """
@@ -70,6 +76,7 @@ class Instrument(DOMWidget):
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
     preview = Unicode(read_only=True).tag(sync=True)
+    model_name = Unicode(read_only=True).tag(sync=True)
 
     def __init__(self, session: Session, **controls: Any) -> None:
         self._require_known(controls)
@@ -103,11 +110,39 @@ class Instrument(DOMWidget):
     def _preview_note(self) -> str:
         return self.session.curvature.note()
 
+    @default("model_name")
+    def _named_model(self) -> str:
+        return str(self.session.curvature.provenance.get("model_name", ""))
+
     @validate("selected_unit")
     def _known_unit(self, proposal: Any) -> int | None:
         value: int | None = proposal.value
         require_unit(self.session.curvature, value, "selected_unit is")
         return value
+
+    # Showing ------------------------------------------------------------------------------------
+
+    def _ipython_display_(self) -> None:
+        """Show the instrument, and with it what stays in a saved notebook.
+
+        A notebook that is opened again has no kernel behind its outputs, and JupyterLab then shows
+        an error in place of a widget. The note beside it is hidden as long as the widget lives.
+        """
+        from IPython.display import display
+
+        display({"text/html": self._still(), "text/plain": repr(self)}, raw=True)
+        shown: Any = self._repr_mimebundle_()
+        data, metadata = shown if isinstance(shown, tuple) else (shown, {})
+        display(data, metadata=metadata, raw=True)
+
+    def _still(self) -> str:
+        """The note as HTML: how to get the instrument back, and what it showed when it was made."""
+        text = html.escape(" ".join(part for part in (self.error, self.status) if part))
+        return _STILL.format(name=type(self).__name__, text=text, picture=self._still_picture())
+
+    def _still_picture(self) -> str:
+        """A small picture for the note, as HTML; empty for none."""
+        return ""
 
     # Linking ------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import time
 from dataclasses import replace
@@ -14,13 +15,16 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded
-from .packing import curve, pack_problem
+from .packing import curve, gray_png, pack_problem
 from .session import CancelToken, Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MODULES = ("kit.js", "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "lambda.js")
+MODULES = (
+    *("kit.js", "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
+    "lambda.js",
+)
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 CONTROLS = (
     "interaction_strength",
@@ -315,7 +319,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         strength = plan.interaction_strength
         shown = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
         if not shown or plan.requested_ratio > MOST_RATIO:
-            self.status = f"Another view shows a plan that these controls cannot make: {plan}"
+            self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
             return
         guards = plan.guards
         self._adopting = True
@@ -398,12 +402,25 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        names = (*CONTROLS, "axis", "selected_unit", "status", "error", "preview", "_marks")
+        names = (*CONTROLS, "axis", "selected_unit", "status", "error", "preview", "model_name")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
-        return {name: getattr(self, name) for name in names} | {
+        return {name: getattr(self, name) for name in (*names, "_marks")} | {
             "_problem": problem,
             "kernel": False,
         }
+
+    def _still_picture(self) -> str:
+        """The map as a PNG: layer across, attention above FFN, removed units dark."""
+        units = self.curvature.units
+        kinds = [[unit for unit in units if unit.kind == kind] for kind in cl.KINDS]
+        tall = [max((unit.index + 1 for unit in kind), default=0) for kind in kinds]
+        grid = np.full((sum(tall), units.num_layers), 255, np.uint8)
+        gone = set(() if self.selection is None else self.selection.pruned)
+        for u, unit in enumerate(units):
+            row = unit.index + (tall[0] if unit.kind == cl.KINDS[1] else 0)
+            grid[row, unit.layer] = 70 if u in gone else 215
+        data = base64.b64encode(gray_png(np.kron(grid, np.ones((8, 16), np.uint8)))).decode()
+        return f'<img alt="map of the units" src="data:image/png;base64,{data}">'
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop

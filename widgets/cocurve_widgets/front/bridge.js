@@ -1,7 +1,7 @@
 // The bridge explorer: the graph of the edges, saliency against connectivity, the list of bridges.
 
-import { COLORS, Cleaner, assign, count, fit, frame, h, labelled, named, palette, percent, picture,
- receiveFiles, show, typed, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, palette, percent,
+  picture, receiveFiles, show, typed, unitCount, watch } from "./kit.js";
 import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
  readEdges, shareBelow, signColors, stepUnit, strokeEdges, tickText, unitsInside,
  visibleEdges } from "./bridge_parts.js";
@@ -32,9 +32,9 @@ export function renderBridge({ model, el }) {
   const plane = picture("Saliency against connectivity of every unit");
   const options = { title: "Bridges", name: "bridges", table: tableOf,
     canvases: () => [graph, plane] };
-  if (live) options.gexf = () => model.send({ want: ".gexf" });
-  const { root, controls, body } = frame(model, el, cleaner, options);
-  receiveFiles(model, cleaner, "bridges");
+  const request = receiveFiles(model, cleaner, "bridges");
+  if (live) options.gexf = () => request(".gexf", () => complain(GONE));
+  const { root, controls, body, complain } = frame(model, el, cleaner, options);
 
   // Controls ------------------------------------------------------------------------------------
 
@@ -100,7 +100,10 @@ export function renderBridge({ model, el }) {
   root.querySelector(".cc-files").prepend(
     h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
 
-  const select = (unit) => put("selected_unit", unit);
+  const select = (unit) => {
+    hover(null); // the mouse may rest on another unit: what was chosen last is shown
+    put("selected_unit", unit);
+  };
   const unitButton = (unit) => button(nodes.name[unit], "select this unit", () => select(unit));
   const curvature = (u, v, rho) => rho * Math.sqrt(nodes.saliency[u] * nodes.saliency[v]);
   const isBridge = (unit) => model.get("bridges").indices.includes(unit);

@@ -1,7 +1,8 @@
 // Two columns of text that grow together, and the KL at every token of one text.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
 import {
-  h, labelled, show, Cleaner, palette, watch, picture, fit, ticks, frame, receiveFiles, assign,
+  FONT, GONE, ask, h, labelled, show, typedNumber, Cleaner, palette, watch, picture, fit, ticks,
+  frame, receiveFiles, assign,
 } from "./kit.js";
 
 const SIDES = ["dense", "pruned"];
@@ -81,8 +82,9 @@ export function short(prompt, length = 56) {
 
 function numberInput(model, cleaner, name, attributes) {
   const input = h("input", { type: "number", ...attributes, onchange: () => {
-    if (Number.isFinite(input.valueAsNumber)) assign(model, { [name]: input.valueAsNumber });
-    else input.value = model.get(name);
+    const value = typedNumber(input); // what is out of bounds is brought in, and shown
+    input.value = value ?? model.get(name);
+    if (value !== null) assign(model, { [name]: value });
   } });
   const follow = () => { input.value = model.get(name); };
   cleaner.on(model, `change:${name}`, follow);
@@ -123,16 +125,19 @@ function buildControls(model, cleaner, view) {
   cleaner.on(model, "change:prompt", follow);
   follow();
   const inputs = {
-    max_new_tokens: numberInput(model, cleaner, "max_new_tokens", { min: 1, step: 1 }),
-    temperature: numberInput(model, cleaner, "temperature", { min: 0, step: 0.1 }),
-    seed: numberInput(model, cleaner, "seed", { min: 0, step: 1 }),
+    max_new_tokens: numberInput(model, cleaner, "max_new_tokens", { min: 1, max: 4096, step: 1 }),
+    temperature: numberInput(model, cleaner, "temperature", { min: 0, max: 5, step: 0.1 }),
+    seed: numberInput(model, cleaner, "seed", { min: 0, max: 2 ** 31 - 1, step: 1 }),
   };
   const generate = () => {
     const set = { prompt: prompt.value };
     for (const [name, input] of Object.entries(inputs)) {
-      if (Number.isFinite(input.valueAsNumber)) set[name] = input.valueAsNumber;
+      const value = typedNumber(input);
+      if (value !== null) set[name] = value;
     }
-    model.send({ do: "generate", set }); // in one message: a trait update could arrive later
+    // in one message: a trait update could arrive later
+    ask(model, cleaner, { do: "generate", set }, ["change:busy", "change:status", "change:error"],
+      () => view.complain(GONE));
   };
   const stop = h("button", { type: "button", onclick: () => model.send({ do: "stop" }) }, "Stop");
   const live = h("input", { type: "checkbox",
@@ -164,7 +169,9 @@ function buildControls(model, cleaner, view) {
 // Columns -------------------------------------------------------------------------------------
 
 function column(side) {
-  const head = h("h4", {}, TITLES[side]);
+  // one line, so that the two texts stand side by side; the whole of it is the hint
+  const head = h("h4", { style: "white-space: nowrap; overflow: hidden; text-overflow: ellipsis" },
+    TITLES[side]);
   const answer = h("p", { style: "min-height: 1.45em; font-weight: 600" });
   const prompt = h("span", { class: "cc-muted" });
   const text = h("span", { "aria-live": "polite" });
@@ -200,6 +207,7 @@ function paint(part, side, state, fork) {
   part.answer.textContent = state.finished ? verdict(state.right[side], state.answer) : "";
   const stopped = state.finished && state.stopped ? " (stopped)" : "";
   part.head.textContent = (side === "dense" ? "Dense" : `Pruned: ${state.plan}`) + stopped;
+  part.head.title = part.head.textContent;
 }
 
 function buildColumns(model, cleaner, view) {
@@ -301,7 +309,7 @@ function label(pen, token, x, y, colors, strong) {
   pen.rotate(-Math.PI / 2);
   pen.textAlign = "right";
   pen.fillStyle = strong ? colors.text : colors.muted;
-  pen.font = `${strong ? "bold " : ""}10px system-ui, sans-serif`;
+  pen.font = `${strong ? "bold " : ""}10px ${FONT}`;
   pen.fillText(token.length > BARS.named ? `${token.slice(0, BARS.named - 1)}…` : token, 0, 0);
   pen.restore();
 }
@@ -408,10 +416,10 @@ function render({ model, el }) {
   });
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
     name: "text_before_after", table, canvases: () => [canvas] });
+  const request = receiveFiles(model, cleaner, "text_before_after");
   view.root.querySelector(".cc-files").append(h("button", { type: "button",
     title: "save the plan; Selection.from_json reads it",
-    onclick: () => model.send({ want: ".json" }) }, "JSON"));
-  receiveFiles(model, cleaner, "text_before_after");
+    onclick: () => request(".json", () => view.complain(GONE)) }, "JSON"));
   buildControls(model, cleaner, view);
   buildColumns(model, cleaner, view);
   canvas = buildRibbon(model, cleaner, view);

@@ -11,6 +11,8 @@ export const COLORS = {
   one: "#009E73",
 };
 
+export const FONT = "system-ui, sans-serif"; // of pictures; that of the page is in instrument.css
+
 const FOCUSABLE = new Set(["input", "select", "textarea", "button", "canvas", "summary"]);
 
 /** Element with attributes (on* are listeners, true/false switch) and children. */
@@ -36,6 +38,38 @@ export function h(tag, attributes = {}, ...children) {
 /** A control inside its label, so that screen readers name it. */
 export function labelled(text, control, hint = "") {
   return h("label", { class: "cc-control", title: hint }, h("span", {}, text), control);
+}
+
+/** A number field moved into its bounds (its `min` and `max`); null where it holds no number. */
+export function typedNumber(field, round = (x) => x) {
+  if (!Number.isFinite(field.valueAsNumber)) return null;
+  const bound = (name, none) => (field[name] === "" ? none : Number(field[name]));
+  return round(Math.min(bound("max", Infinity), Math.max(bound("min", -Infinity), field.valueAsNumber)));
+}
+
+// A kernel that was restarted drops what is sent to it, mostly without an error.
+export const SILENCE = 3000; // ms without an answer after which the page says so
+export const GONE = "The kernel does not answer: it is busy, or it was restarted. If it was, run this " +
+  "cell again.";
+
+/** Send to the kernel. If none of the events follows in time, call `otherwise`. */
+export function ask(model, cleaner, content, events, otherwise) {
+  const timer = setTimeout(() => done(otherwise), SILENCE);
+  const heard = (message) => {
+    if (message === undefined || message.file === content.want) done();
+  };
+  const done = (then) => {
+    clearTimeout(timer);
+    for (const event of events) model.off(event, heard);
+    then?.();
+  };
+  for (const event of events) model.on(event, heard);
+  cleaner.add(done);
+  try {
+    model.send(content);
+  } catch { // where it is an error, it is certain
+    done(otherwise);
+  }
 }
 
 /** A number for people: four digits, exponents only where they help. */
@@ -156,9 +190,16 @@ export function wrapped(text, width, measure) {
   return lines;
 }
 
+let saving = false; // while a file is made, pictures have at least twice the screen's size
+
+function scaleOf() {
+  const screen = window.devicePixelRatio || 1;
+  return saving ? Math.max(2, screen) : screen;
+}
+
 /** Size a canvas in CSS pixels, sharp on every screen; return its cleared context. */
 export function fit(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
+  const scale = scaleOf();
   const [w, t] = [Math.round(width * scale), Math.round(height * scale)];
   if (canvas.width !== w || canvas.height !== t) {
     canvas.width = w;
@@ -169,7 +210,7 @@ export function fit(canvas, width, height) {
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
-  context.font = "12px system-ui, sans-serif";
+  context.font = `12px ${FONT}`;
   return context;
 }
 
@@ -227,7 +268,9 @@ function tableElement({ columns, rows }) {
  * The note on a preview of H (`preview`) is shown under the title and in the picture.
  *
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
- * one PNG; json() -> text of the plan, gexf() -> asks for the graph (both optional).
+ * one PNG, with caption() -> its lines of text, legend() -> [[colour, text]] and redraw() where the
+ * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
+ * optional).
  */
 export function frame(model, el, cleaner, options) {
   const preview = model.get("preview") || "";
@@ -244,13 +287,11 @@ export function frame(model, el, cleaner, options) {
     file("CSV", "save the data of the picture", () => {
       offer(`${stem}.csv`, toCsv(options.table()), "text/csv");
     }),
-    file("PNG", "save the picture", () => savePicture(options.canvases(), stem, root, preview)),
+    file("PNG", "save the picture", () => savePicture(options, stem, root, [title, ...[
+      ...(options.caption?.() ?? []), preview].filter(Boolean)])),
   );
   if (options.json) {
-    files.append(file("JSON", "save the plan", () => {
-      const text = options.json(); // empty if the kernel sends the file
-      if (text) offer(`${stem}.json`, text, "application/json");
-    }));
+    files.append(file("JSON", "save the plan", options.json));
   }
   if (options.gexf) {
     files.append(file("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
@@ -262,48 +303,101 @@ export function frame(model, el, cleaner, options) {
   root.refreshTable = () => {
     if (table.open) table.lastChild.replaceChildren(tableElement(options.table()));
   };
+  const complain = (text) => {
+    error.textContent = text;
+    error.hidden = !text;
+  };
   const say = () => {
     status.textContent = model.get("status") || "";
-    error.textContent = model.get("error") || "";
-    error.hidden = !error.textContent;
+    complain(model.get("error") || "");
   };
   cleaner.on(model, "change:status", say);
   cleaner.on(model, "change:error", say);
   say();
   el.append(root);
   cleaner.add(() => root.remove());
-  return { root, controls, body, status, error };
+  return { root, controls, body, status, complain };
 }
 
-/** Download the files that the kernel sends as {file: ".gexf"} with a buffer. */
+/**
+ * Download the files that the kernel sends as {file: ".gexf"} with a buffer. Returns the function
+ * that asks for one, and calls `otherwise` where no answer comes.
+ */
 export function receiveFiles(model, cleaner, name) {
   cleaner.on(model, "msg:custom", (content, buffers) => {
     if (!content || !content.file) return;
     offer(stemOf(model, name) + content.file, buffers[0], "application/octet-stream");
   });
+  return (want, otherwise) => ask(model, cleaner, { want }, ["msg:custom"], otherwise);
 }
 
-function savePicture(canvases, name, root, note) {
-  const shown = canvases.filter((canvas) => canvas.width > 0 && canvas.isConnected);
-  const gap = 8;
-  const sheet = document.createElement("canvas");
-  const context = sheet.getContext("2d");
-  const size = 12 * (window.devicePixelRatio || 1);
-  const font = `${size}px system-ui, sans-serif`;
-  sheet.width = Math.max(1, ...shown.map((canvas) => canvas.width));
-  context.font = font;
-  const lines = wrapped(note, sheet.width - 2 * gap, (line) => context.measureText(line).width);
-  let top = lines.length ? 1.5 * size * lines.length + 2 * gap : 0;
-  sheet.height = shown.reduce((sum, canvas) => sum + canvas.height + gap, top);
-  context.fillStyle = palette(root).back;
-  context.fillRect(0, 0, sheet.width, sheet.height);
-  Object.assign(context, { font, fillStyle: palette(root).text, textBaseline: "top" });
-  lines.forEach((line, k) => context.fillText(line, gap, gap + 1.5 * size * k));
-  for (const canvas of shown) {
-    context.drawImage(canvas, 0, top);
-    top += canvas.height + gap;
-  }
+const SHEET = 1000; // width of a saved picture, CSS pixels
+
+function savePicture(options, name, root, lines) {
+  saving = true;
+  options.redraw?.();
+  const scale = scaleOf();
+  const shown = options.canvases().filter((canvas) => canvas.width > 0 && canvas.isConnected);
+  const sheet = composed(shown, { lines, legend: options.legend?.() ?? [], scale }, palette(root));
+  saving = false;
+  options.redraw?.();
   sheet.toBlob((blob) => offer(`${name}.png`, blob, "image/png"));
+}
+
+/** One canvas with a heading, a legend and the pictures side by side as far as they fit. */
+function composed(shown, { lines, legend, scale }, colors) {
+  const gap = 12;
+  const width = Math.max(SHEET, ...shown.map((canvas) => canvas.width / scale + 2 * gap));
+  const sheet = document.createElement("canvas");
+  const pen = sheet.getContext("2d");
+  const font = (size, weight = "") => `${weight} ${size}px ${FONT}`;
+  pen.font = font(12);
+  const [heading, ...rest] = lines;
+  const text = rest.flatMap((line) =>
+    wrapped(line, width - 2 * gap, (part) => pen.measureText(part).width));
+  const entries = placed(legend.map(([, label]) => pen.measureText(label).width + 34), 16, gap, width);
+  let top = gap + 24 + 18 * text.length;
+  const key = top;
+  top += legend.length ? 20 * entries.at(-1).row + 26 : 6;
+  const places = placed(shown.map((canvas) => canvas.width / scale + gap), 0, gap, width);
+  const rows = [];
+  shown.forEach((canvas, k) => {
+    const { row } = places[k];
+    rows[row] = Math.max(rows[row] ?? 0, canvas.height / scale + gap);
+  });
+  sheet.width = width * scale;
+  sheet.height = (top + rows.reduce((sum, tall) => sum + tall, 0)) * scale;
+  pen.scale(scale, scale);
+  pen.fillStyle = colors.back;
+  pen.fillRect(0, 0, sheet.width, sheet.height);
+  Object.assign(pen, { font: font(15, "600"), fillStyle: colors.text, textBaseline: "top" });
+  pen.fillText(heading, gap, gap);
+  pen.font = font(12);
+  text.forEach((line, k) => pen.fillText(line, gap, gap + 24 + 18 * k));
+  legend.forEach(([color, label], k) => {
+    const { left, row } = entries[k];
+    pen.fillStyle = color;
+    pen.fillRect(left, key + 20 * row + 1, 12, 12);
+    pen.fillStyle = colors.text;
+    pen.fillText(label, left + 18, key + 20 * row);
+  });
+  shown.forEach((canvas, k) => {
+    const { left, row } = places[k];
+    const above = rows.slice(0, row).reduce((sum, tall) => sum + tall, top);
+    pen.drawImage(canvas, left, above, canvas.width / scale, canvas.height / scale);
+  });
+  return sheet;
+}
+
+/** Places of boxes of some widths in rows of a width: [{left, row}]. */
+export function placed(widths, space, margin, width) {
+  let [left, row] = [margin, 0];
+  return widths.map((wide, k) => {
+    if (k && left + wide > width - margin / 2) [left, row] = [margin, row + 1];
+    const place = { left, row };
+    left += wide + space;
+    return place;
+  });
 }
 
 /** Set traits and send them in one message. */

@@ -1,11 +1,12 @@
 // The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
 
-import { COLORS, Cleaner, assign, count, frame, h, labelled, named, palette, percent, picture,
-  receiveFiles, show, typed, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, labelled, named, offer, palette, percent,
+  picture, receiveFiles, show, stemOf, typed, typedNumber, unitCount, watch } from "./kit.js";
 import { axisOf, neighbour, planAt } from "./axis.js";
-import { MOST, capAt, flips, ledger, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { MOST, capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
   untrusted } from "./plan_pictures.js";
+import { drawCard } from "./unit_card.js";
 import { paintMap, unitGrid } from "./unit_map.js";
 
 const STEPS = 1000; // of the lambda slider
@@ -38,6 +39,7 @@ export function renderLambda({ model, el }) {
   let held = false; // while the hand is on the slider, the axis must not move under it
   let late = 0; // when the wait for a path ends
 
+  const request = receiveFiles(model, cleaner, "plan");
   const drawn = (label) => picture(named(model, label));
   const map = drawn("Map of units by layer: which are pruned, kept, or about to flip");
   const budget = drawn("Share of each layer's attention and FFN cost that is removed");
@@ -50,7 +52,11 @@ export function renderLambda({ model, el }) {
     table: tableOf,
     canvases: () => [map, budget, curves],
     // in a notebook the kernel sends the file, which Selection.from_json reads
-    json: () => (alone() ? planJson() : model.send({ want: ".json" })),
+    json: () => (alone() ? ownJson() : request(".json", ownJson)),
+    caption: () => [captionOf()],
+    legend: () => [[COLORS.attention, "attention, removed"], [COLORS.ffn, "FFN, removed"],
+      [palette(ui.root).kept, "kept"]],
+    redraw: () => paint(),
   });
 
   // Controls -----------------------------------------------------------------------------------
@@ -62,14 +68,14 @@ export function renderLambda({ model, el }) {
     onkeydown: turnPage, onpointerdown: () => { held = true; }, onpointerup: release,
     onpointercancel: release });
   const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
-    onchange: () => take(lambdaBox, 0, 1, (value) => put({ interaction_strength: value })) });
+    onchange: () => take(lambdaBox, (value) => put({ interaction_strength: value })) });
   const axisChoice = h("select", { onchange: () => put({ axis: axisChoice.value }) },
     h("option", { value: "plans" }, "one width per plan"), h("option", { value: "linear" }, "linear"),
     h("option", { value: "logarithmic" }, "logarithmic"));
   const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
     oninput: () => put({ ratio: Number(ratio.value) }) });
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
-    onchange: () => take(ratioBox, 0, 60, (value) => put({ ratio: value / 100 })) });
+    onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
   const capMode = h("select", { "aria-label": "layer cap", onchange: setCap },
     h("option", { value: "none" }, "none"),
     h("option", { value: "share" }, "share of a layer"),
@@ -123,17 +129,14 @@ export function renderLambda({ model, el }) {
     assign(model, values);
     refresh();
   }
-  /** Use the typed number, moved into the bounds; letters (read as "") restore the old one. */
-  function take(field, low, high, use, round = (x) => x) {
-    if (field.value === "") {
-      field.value = field.dataset.now;
-      return;
-    }
-    field.value = round(Math.min(high, Math.max(low, Number(field.value))));
-    use(Number(field.value));
+  /** Use the typed number, moved into the bounds; letters restore the old one. */
+  function take(field, use, round) {
+    const value = typedNumber(field, round);
+    field.value = value ?? field.dataset.now;
+    if (value !== null) use(value);
   }
   function takeWhole(field, use) {
-    take(field, 0, problem.numLayers, use, Math.round);
+    take(field, use, Math.round);
   }
   function setCap(event) {
     if (event.target === capMode && capMode.value !== "none") {
@@ -142,7 +145,8 @@ export function renderLambda({ model, el }) {
     const mode = capMode.value;
     if (mode === "none") put({ layer_cap: null, layer_cap_factor: null });
     else {
-      take(capBox, 0.01, mode === "share" ? 1 : 100, (size) => put({
+      capBox.max = mode === "share" ? 1 : 100;
+      take(capBox, (size) => put({
         layer_cap: mode === "share" ? size : null, layer_cap_factor: mode === "factor" ? size : null }));
     }
   }
@@ -159,7 +163,7 @@ export function renderLambda({ model, el }) {
     go(step);
   }
   function go(step) {
-    if (flip.stale && model.get("kernel") !== false) {
+    if (flip.stale && !alone()) {
       model.send({ go: step });
       return;
     }
@@ -221,15 +225,28 @@ export function renderLambda({ model, el }) {
 
   // Solving ------------------------------------------------------------------------------------
 
-  const alone = () => model.get("kernel") === false;
+  let lost = false; // the kernel was there and is no more
+  let silence = 0; // timer
+  const alone = () => model.get("kernel") === false || lost;
+  /** Say so, and go on alone, if the kernel gives no answer to the present controls. */
+  function listen() {
+    clearTimeout(silence);
+    silence = setTimeout(() => {
+      if (alone() || answer()) return;
+      lost = true;
+      note = `${GONE}${problem.matrix ? " This page solves the plans itself meanwhile." : ""}`;
+      refresh();
+    }, SILENCE);
+  }
+  cleaner.add(() => clearTimeout(silence));
   function refresh() {
     const begun = performance.now();
     if (problem.matrix) view = viewOf(problem, controls(), memory);
     else view = fromKernel();
-    if (alone()) {
+    if (alone() && problem.matrix) {
       speak(performance.now() - begun);
       findFlips();
-    }
+    } else if (!alone()) listen();
     paint();
   }
   /** The kernel's answer, or null while it is still about earlier controls. */
@@ -252,6 +269,7 @@ export function renderLambda({ model, el }) {
     const sent = answer();
     if (!problem.matrix) return refresh();
     if (!sent || !view) return undefined;
+    lost = false;
     const apart = view.feasible === sent.feasible
       ? symmetricDifference(view.order, sent.order) : sent.order;
     const agrees = !sent.feasible || apart.length === 0;
@@ -381,45 +399,12 @@ export function renderLambda({ model, el }) {
   }
 
   function paintCard(gone) {
-    const u = hovered ?? model.get("selected_unit");
-    if (u === null || u === undefined) {
-      card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
-        "Point at a unit of the map, or move with the arrow keys, to see its saliency, its " +
-        "strongest partners, and the step that removes it."));
-      return;
-    }
-    const found = ledger(problem, view.order, model.get("interaction_strength"), u);
-    if (!found) {
-      model.send({ row: u });
-      card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "waiting for the kernel"));
-      return;
-    }
-    const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
-    const { below, above } = flipsOf(flip.breaks, flip.changes, model.get("interaction_strength"), u);
-    const turns = flip.stale ? "being computed" : [below, above].filter((b) => b !== null).map(show).join(" and ")
-      || "never in [0, 1]";
-    const removed = gone.has(u);
-    card.replaceChildren(
-      h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
-      h("table", {}, h("tbody", {},
-        line("saliency H_uu", show(problem.saliency[u])),
-        line("connectivity b_u", show(problem.connectivity[u])),
-        line("cost", `${count(problem.costs[u])} parameters`),
-        line(`½ H_uu`, show(found.half)),
-        line(`lambda · Σ H_uv over ${removed ? "units removed before" : "the plan"}`, show(found.edges)),
-        line(removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)),
-        line("per parameter", show(found.score)),
-        line("flips at lambda", turns))),
-      h("h4", {}, "Largest terms lambda · H_uv"), list(found.terms.map((t) => [t.unit, show(t.value)])),
-      h("h4", {}, "Strongest partners (H_uv, correlation)"),
-      list(found.partners.map((p) => [p.unit, `${show(p.edge)}, ${p.correlation.toFixed(3)}`])));
+    const u = hovered ?? model.get("selected_unit") ?? null;
+    const strength = model.get("interaction_strength");
+    const turns = u !== null && !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
+    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns });
+    if (!complete) model.send({ row: u });
   }
-  function list(rows) {
-    if (!rows.length) return h("p", { class: "cc-muted" }, "none");
-    return h("table", {}, h("tbody", {}, ...rows.map(([v, text]) =>
-      h("tr", {}, h("td", {}, nameOf(problem, v)), h("td", {}, text)))));
-  }
-
   function tableOf() {
     const steps = new Map(view && view.feasible ? view.order.map((u, k) => [u, k]) : []);
     return { columns: ["unit", "layer", "kind", "cost", "saliency", "connectivity", "pruned", "step"],
@@ -427,9 +412,21 @@ export function renderLambda({ model, el }) {
         KINDS[problem.kinds[u]], cost, problem.saliency[u], problem.connectivity[u],
         steps.has(u) ? "pruned" : "kept", steps.has(u) ? steps.get(u) : ""]) };
   }
-  function planJson() {
-    return JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
+  function captionOf() {
+    const now = controls();
+    const guards = [now.cap != null && `layer cap ${now.cap}`, now.factor != null && `layer cap ${now.factor} x ratio`,
+      now.first > 0 && `first ${now.first} layers whole`, now.last > 0 && `last ${now.last} layers whole`,
+      now.kinds.length === 1 && `${KINDS[now.kinds[0]]} only`].filter(Boolean).join(", ");
+    const what = model.get("model_name") || "a model";
+    const risk = view?.feasible ? `predicted risk ${show(view.node + view.edge)} nats per token`
+      : "no plan";
+    return `${what}, ${count(problem.size)} units: ratio ${percent(now.ratio)}, lambda ` +
+      `${show(now.strength)}, ${guards || "no guards"}; ${risk}.`;
+  }
+  function ownJson() {
+    const text = JSON.stringify({ controls: Object.fromEntries(CONTROLS.map((n) => [n, model.get(n)])),
       realized_ratio: view.realized, pruned: view.order.map((u) => nameOf(problem, u)) }, null, 1);
+    offer(`${stemOf(model, "plan")}.json`, text, "application/json");
   }
 
   // Pointing and keys on the map ---------------------------------------------------------------
@@ -456,6 +453,7 @@ export function renderLambda({ model, el }) {
     return there === null ? undefined : select(there);
   });
   function select(u) {
+    hovered = null; // the mouse may rest on another unit: what was chosen last is shown
     assign(model, { selected_unit: u });
     paint();
   }
@@ -473,7 +471,6 @@ export function renderLambda({ model, el }) {
       paint();
     }
   });
-  receiveFiles(model, cleaner, "plan");
   watch(ui.root, cleaner, paint);
   if (!alone()) {
     flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };

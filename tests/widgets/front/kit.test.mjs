@@ -1,0 +1,45 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { Cleaner, SILENCE, ask, placed, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
+
+const field = (text, min = "", max = "") => ({ min, max,
+  valueAsNumber: text === "" ? NaN : Number(text) });
+
+test("a typed number is brought into its bounds, and letters are none", () => {
+  assert.equal(typedNumber(field("-1", "0", "5")), 0);
+  assert.equal(typedNumber(field("100000", "1", "4096")), 4096);
+  assert.equal(typedNumber(field("0.7", "0", "5")), 0.7);
+  assert.equal(typedNumber(field("2.6", "0"), Math.round), 3);
+  assert.equal(typedNumber(field("", "0", "5")), null);
+});
+
+test("pictures of a file stand side by side as far as they fit", () => {
+  assert.deepEqual(placed([300, 500, 400, 900], 0, 10, 1000), [
+    { left: 10, row: 0 }, { left: 310, row: 0 }, { left: 10, row: 1 }, { left: 10, row: 2 }]);
+  assert.deepEqual(placed([2000], 0, 10, 1000), [{ left: 10, row: 0 }]);
+});
+
+function fakeModel(send) {
+  const handlers = new Set();
+  return { send, on: (_, job) => handlers.add(job), off: (_, job) => handlers.delete(job),
+    answer: (message) => [...handlers].forEach((job) => job(message)), handlers };
+}
+
+test("a kernel that drops what it is sent is noticed, and one that answers is not", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  let silent = 0;
+  const [deaf, good, broken] = [fakeModel(() => {}), fakeModel(() => {}), fakeModel(() => {
+    throw new Error("Cannot send");
+  })];
+  const cleaner = new Cleaner();
+  for (const model of [deaf, good, broken]) {
+    ask(model, cleaner, { want: ".json" }, ["msg:custom"], () => { silent += 1; });
+  }
+  assert.equal(silent, 1); // an error is known at once
+  good.answer({ row: 3 }); // another message is no answer
+  good.answer({ file: ".json" });
+  context.mock.timers.tick(SILENCE + 1);
+  assert.equal(silent, 2);
+  assert.equal(deaf.handlers.size + good.handlers.size + broken.handlers.size, 0);
+});

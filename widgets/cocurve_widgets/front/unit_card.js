@@ -1,0 +1,50 @@
+// The card of the lambda explorer: what one unit costs, and why the plan removes it or not.
+
+import { count, h, show } from "./kit.js";
+import { ledger, nameOf } from "./solver.js";
+
+const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
+const rows = (entries) => h("table", {}, h("tbody", {}, ...entries));
+
+/**
+ * Fill the card. Returns whether everything was there: on a large model a row of H comes from the
+ * kernel first.
+ *
+ * facts: problem; order and strength of the plan; u, the unit or null; gone, unit -> its step;
+ * turns, {below, above} with the lambdas at which it changes sides, or false while unknown.
+ */
+export function drawCard(card, { problem, order, strength, u, gone, turns }) {
+  if (u === null) {
+    card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
+      "Point at a unit of the map, or move with the arrow keys, to see what it costs alone, its " +
+      "strongest partners, and the step that removes it."));
+    return true;
+  }
+  const found = ledger(problem, order, strength, u);
+  if (!found) {
+    card.replaceChildren(h("h4", {}, nameOf(problem, u)), h("p", {}, "waiting for the kernel"));
+    return false;
+  }
+  const at = turns && [turns.below, turns.above].filter((b) => b !== null).map(show).join(" and ");
+  const removed = gone.has(u);
+  const units = (list) => (list.length
+    ? rows(list.map(([v, text]) => line(nameOf(problem, v), text)))
+    : h("p", { class: "cc-muted" }, "none"));
+  card.replaceChildren(
+    h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
+    rows([
+      line("saliency (H_uu)", show(problem.saliency[u])),
+      line("connectivity (b_u)", show(problem.connectivity[u])),
+      line("cost", `${count(problem.costs[u])} parameters`),
+      line("alone (½ H_uu)", show(found.half)),
+      line(`its edges (lambda · Σ H_uv) to ${removed ? "units removed before" : "the plan"}`,
+        show(found.edges)),
+      line(removed ? "marginal at its step" : "marginal if removed next", show(found.marginal)),
+      line("per parameter", show(found.score)),
+      line("flips at lambda", turns ? at || "never in [0, 1]" : "being computed")]),
+    h("h4", {}, "Largest terms (lambda · H_uv)"),
+    units(found.terms.map((t) => [t.unit, show(t.value)])),
+    h("h4", {}, "Strongest partners (H_uv, correlation ρ)"),
+    units(found.partners.map((p) => [p.unit, `${show(p.edge)}, ${show(p.correlation)}`])));
+  return true;
+}
