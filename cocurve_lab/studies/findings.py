@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from scipy.special import stdtrit
 from scipy.stats import norm
 
-from ..tables import WIDTH, Row, Table, plus_minus
+from ..tables import WIDTH, Row, plus_minus
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
 
+_SIGNS: dict[Verdict, str] = {True: "✓", False: "✗", None: "?"}
 _LEAST = math.ulp(0.0)  # ends of a range are part of it, and a difference of exactly 0 is no gain
 ABOVE, BELOW = (_LEAST, math.inf), (-math.inf, -_LEAST)
 NOT_BELOW, NOT_ABOVE = (0.0, math.inf), (-math.inf, 0.0)
@@ -53,9 +55,25 @@ class Finding:
         )
 
 
-def findings_table(findings: Iterable[Finding]) -> Table:
-    """The findings as rows, one per claim, ready for a DataFrame."""
-    return [asdict(finding) | {"agrees": finding.verdict} for finding in findings]
+class Findings(list[Finding]):
+    """Findings for the end of a cell: a table in a notebook, broken lines in `print`."""
+
+    def __repr__(self) -> str:
+        return told(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(told(self))
+
+    def _repr_html_(self) -> str:
+        """One row per claim; the verdict in words and as a sign."""
+        heads = ("study", "the paper", "where", "here", "verdict")
+        rows = [
+            (f.study, f.claim, f.where, f.ours, f"{_SIGNS[f.agrees]} {f.verdict}") for f in self
+        ]
+        left = ' style="text-align: left; vertical-align: top"'
+        lines = ["".join(f"<th{left}>{head}</th>" for head in heads)]
+        lines += ["".join(f"<td{left}>{escape(cell)}</td>" for cell in row) for row in rows]
+        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def told(findings: Iterable[Finding], width: int = WIDTH) -> str:

@@ -6,6 +6,7 @@ import math
 from functools import partial
 
 import pytest
+from IPython.lib.pretty import pretty
 
 from cocurve_lab.studies.findings import (
     ABOVE,
@@ -13,10 +14,10 @@ from cocurve_lab.studies.findings import (
     NOT_ABOVE,
     NOT_BELOW,
     Finding,
+    Findings,
     Judge,
     Verdict,
     every,
-    findings_table,
     judged,
     strict,
     told,
@@ -32,9 +33,10 @@ def test_a_finding_says_what_was_found(agrees: bool | None, verdict: str) -> Non
     finding = Finding("edges", "edges cut perplexity from 13.3 to 8.1", "Table 3", "2.1", agrees)
     assert str(finding).endswith(f"Here: 2.1. {verdict.capitalize()}.")
     assert "Paper (Table 3): edges cut" in str(finding)
-    (row,) = findings_table([finding])
-    assert row["agrees"] == verdict
-    assert set(row) == {"study", "claim", "where", "ours", "agrees"}
+    page = Findings([finding])._repr_html_()
+    sign = {True: "✓", False: "✗", None: "?"}[agrees]
+    assert f">{sign} {verdict}<" in page
+    assert all(f">{text}<" in page for text in ("edges", "Table 3", "2.1"))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,14 @@ def test_more_comparisons_ask_for_more_standard_errors() -> None:
 
 
 # Words --------------------------------------------------------------------------------------------
+
+
+def test_findings_are_a_table_in_a_notebook_and_lines_elsewhere() -> None:
+    found = Findings([Finding("s", "a < b & c", "Table 1", "0.1 ± 0.2", None)])
+    assert ">a &lt; b &amp; c<" in found._repr_html_()
+    assert found._repr_html_().count("<tr>") == 2  # the heading and one row
+    assert pretty(found) == repr(found) == told(found)
+    assert Findings()._repr_html_().count("<tr>") == 1
 
 
 def test_findings_are_told_in_lines_that_fit_and_lose_no_word() -> None:
