@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-COLORS = {"attention": "#0072B2", "ffn": "#E69F00", "bridge": "#D55E00"}
+# one colour has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
+COLORS = {
+    "attention": "#0072B2",
+    "ffn": "#E69F00",
+    "bridge": "#D55E00",
+    "positive": "#8E5BB5",
+    "negative": "#009E73",
+}
 LABELS = {"attention": "attention", "ffn": "FFN"}
 # for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
 # one of the two themes, and a grey. Lengths without a common divisor give the most pairs.
-PALETTE = (*COLORS.values(), "#009E73", "#56B4E9", "#CC79A7", "#808080")
+PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot")
 GUIDE = {"color": "#808080", "width": 1, "dash": "dot"}  # a line to compare with, not a series

@@ -57,7 +57,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         changes(visit, root, lambda: page.keyboard.press("Home"))
         visit.becomes("explorer.interaction_strength", "0.0")
         page.wait_for_function(
-            "root => !root.querySelector('.cc-facts').textContent.includes('being computed')",
+            "root => !root.querySelector('.cc-key').textContent.includes('being computed')",
             arg=root.element_handle(),
         )
         old, new = changes(visit, root, lambda: page.keyboard.press("PageUp"))
@@ -86,7 +86,8 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.becomes("explorer.agrees", "True")
         assert all(a != b for a, b in zip(before, pixels(root), strict=True))
 
-        # guards
+        # guards, behind "More"
+        root.locator(".cc-more summary").click()
         by_label("protect first layers").fill("2")
         changes(visit, root, lambda: by_label("protect first layers").press("Enter"))
         visit.becomes("explorer.protect_first", "2")
@@ -129,13 +130,13 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         root.locator(".cc-card", has_text="L0.attention[1]").wait_for()
         unit_map.click(position={"x": 80, "y": 8})
         visit.becomes("explorer.selected_unit", "0")
-        root.locator("summary").click()
+        root.locator(".cc-table summary").click()
         root.locator(".cc-table tbody tr").nth(159).wait_for()
 
         # setting from code is the same as dragging
         changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.15)"))
         eventually(ratio.input_value, lambda value: float(value) == pytest.approx(0.15))
-        root.locator("summary").click()
+        root.locator(".cc-table summary").click()
 
         for name in ("CSV", "JSON", "PNG"):
             with page.expect_download() as download:
@@ -151,6 +152,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         changes(visit, root, lambda: visit.ask("setattr(explorer, 'ratio', 0.2)"))
         visit.becomes("explorer.agrees", "True")
 
+        a_plan_is_pinned_swapped_and_unpinned(visit, root)
         light = pixels(root)
         visit.picture("02_light", root)
         visit.theme("Dark")
@@ -169,6 +171,32 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         a_kernel_that_is_gone_is_told(visit)
         visit.require_clean()
         assert list(folder.glob("H_demo_*.pkl"))
+
+
+def a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:
+    def units(name: str) -> set[str]:
+        return set(str(root.get_attribute(name)).split())
+
+    visit.ask("setattr(explorer, 'interaction_strength', 1.0)")
+    visit.becomes("explorer.agrees", "True")
+    joined, left = units("data-joined"), units("data-left")
+    assert joined <= units("data-pruned")
+    assert not left & units("data-pruned")
+    assert joined | left  # against the diagonal plan
+    present = plan(root)
+    root.get_by_role("button", name="Pin B as A").click()
+    visit.becomes("explorer.pinned.interaction_strength", "1.0")
+    root.locator(".cc-facts", has_text="remove the same units").wait_for()
+    visit.ask("setattr(explorer, 'interaction_strength', 0.0)")
+    eventually(lambda: units("data-left"), lambda found: found == joined)
+    root.get_by_role("button", name="Swap", exact=True).click()
+    visit.becomes(
+        "explorer.interaction_strength, explorer.pinned.interaction_strength", "(1.0, 0.0)"
+    )
+    eventually(lambda: plan(root), lambda now: now == present)
+    root.get_by_role("button", name="Unpin").click()
+    visit.becomes("explorer.pinned is None", "True")
+    root.locator(".cc-facts", has_text="A: diagonal").wait_for()
 
 
 def what_was_chosen_last_is_shown_where_the_mouse_rests(root: Any) -> None:

@@ -129,6 +129,7 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
                 page.get_by_label(label).press("Enter")
             wanted = list(cl.solve_greedy(seen, percent / 100, strength).pruned)
             expect(root).to_have_attribute("data-pruned", " ".join(map(str, wanted)))
+        root.locator(".cc-more summary").click()
         page.get_by_label("layer cap", exact=True).select_option("share")
         page.get_by_label("size of the cap").fill("0.1")
         page.get_by_label("size of the cap").press("Enter")
@@ -142,7 +143,7 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
 
         slider = page.get_by_label("lambda, weight of the edges")
         slider.focus()
-        facts = "document.querySelector('.cc-facts').textContent"
+        facts = "document.querySelector('.cc-key').textContent"
         page.wait_for_function(f"() => !{facts}.includes('being computed')", timeout=90_000)
         page.keyboard.press("PageUp")
         expect(root).not_to_have_attribute("data-pruned", before)

@@ -19,7 +19,7 @@ import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
-from cocurve_widgets.packing import pack_problem
+from cocurve_widgets.packing import pack_problem, plan_mark
 from helpers.pages import matrix_of
 from helpers.problems import make_units, random_curvature
 
@@ -63,7 +63,15 @@ def case(curvature: cl.Curvature, ratio: float, strength: float, guards: cl.Guar
     except cl.InfeasibleError:
         return found | {"order": [], "stalled": True}
     parts = {"node": plan.node_risk, "edge": plan.edge_risk}
-    return found | parts | {"order": list(plan.pruned), "stalled": False}
+    return (
+        found
+        | parts
+        | {
+            "order": list(plan.pruned),
+            "mark": plan_mark(plan.pruned),
+            "stalled": False,
+        }
+    )
 
 
 def path(curvature: cl.Curvature, ratio: float, guards: cl.Guards) -> dict | None:

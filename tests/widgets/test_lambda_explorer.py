@@ -20,7 +20,9 @@ from traitlets import TraitError
 import cocurve_lab as cl
 from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.instrument import to_gexf
+from cocurve_widgets.packing import plan_mark
 from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
 
@@ -147,6 +149,59 @@ def test_flips_come_from_the_worker_and_are_the_exact_path(explorer: LambdaExplo
     assert explorer.flips == list(path.breakpoints)
     sets = [set(segment.selection.pruned) for segment in path.segments]
     assert explorer._changes == [sorted(a ^ b) for a, b in itertools.pairwise(sets)]
+
+
+def test_plan_a_is_the_diagonal_plan_until_another_is_pinned(explorer: LambdaExplorer) -> None:
+    explorer.ratio, explorer.interaction_strength = 0.3, 0.8
+    diagonal = cl.solve_greedy(CURVATURE, 0.3, 0.0)
+    assert explorer.pinned is None
+    assert explorer._pin == {}
+    assert explorer._ends["diagonal"]["order"] == list(diagonal.pruned)
+    assert explorer._ends["diagonal"]["edge"] == pytest.approx(diagonal.edge_risk)
+    first = explorer.selection
+    explorer._heard(None, {"pin": "pin"}, [])  # as the page asks
+    assert explorer.pinned is first
+    assert explorer._pin["order"] == list(first.pruned)
+    assert explorer._pin["node"] == pytest.approx(first.node_risk)
+    assert explorer._pin["edge"] == pytest.approx(first.edge_risk)
+    explorer.ratio, explorer.interaction_strength = 0.2, 0.1
+    second = explorer.selection
+    explorer.swap()
+    assert (explorer.ratio, explorer.interaction_strength) == (0.3, 0.8)
+    assert explorer.selection.pruned == first.pruned
+    assert explorer.pinned is second
+    explorer.unpin()
+    assert explorer._pin == {}
+
+
+def test_a_plan_of_other_controls_can_be_pinned_but_not_swapped(explorer: LambdaExplorer) -> None:
+    by_hand = cl.Selection.from_pruned(CURVATURE.units, [1, 5])
+    explorer.pin(by_hand)
+    assert explorer._pin["controls"] is None
+    assert explorer._pin["node"] + explorer._pin["edge"] == pytest.approx(CURVATURE.risk([1, 5]))
+    with pytest.raises(cl.InputError, match="cannot make"):
+        explorer.swap()
+    assert explorer.pinned is by_hand
+    with pytest.raises(cl.MismatchError, match="the plan"):
+        explorer.pin(cl.Selection.from_pruned(make_units(3, 2, 2), [0]))
+
+
+def test_both_plans_are_measured_with_their_right_answers() -> None:
+    model, tokenizer = tiny_model(), word_tokenizer()
+    curvature = random_curvature(cl.enumerate_units(model, 4), seed=3)
+    explorer = LambdaExplorer(curvature, session=Session(curvature), ratio=0.4)
+    with pytest.raises(cl.InputError, match="no model"):
+        explorer.measure(tiny_text())
+    explorer.session.attach(model, tokenizer)
+    questions = [cl.Question("easy", "w1 w2", "w3"), cl.Question("hard", "w4", "w5")]
+    explorer.pin(cl.solve_greedy(curvature, 0.2, 1.0))
+    explorer.measure(tiny_text(), questions)
+    a, b = explorer._marks["measured"]
+    plans = [explorer.pinned.pruned, explorer.selection.pruned]
+    assert [a["plan"], b["plan"]] == [plan_mark(order) for order in plans]
+    assert b["risk"] == pytest.approx(cl.pruning_risk(model, explorer.selection, tiny_text()))
+    assert {name: asked for name, (_, asked) in b["abilities"].items()} == {"easy": 1, "hard": 1}
+    explorer.close()
 
 
 def test_the_axis_is_a_trait_and_leaves_the_plan_alone(explorer: LambdaExplorer) -> None:

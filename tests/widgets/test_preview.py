@@ -276,7 +276,7 @@ def test_the_page_shows_note_hatching_and_no_gate(lab: Lab, tmp_path: Path) -> N
     found = {}
     for name in ("preview", "real"):
         page.goto((tmp_path / f"{name}.html").as_uri())
-        page.locator(".cc-facts div").first.wait_for()
+        page.locator(".cc-facts td").first.wait_for()
         page.locator(".cc-sliders input[type=range]").first.press("End")  # lambda 1, hatched
         if name == "preview":
             page.get_by_text("Not to be trusted").first.wait_for()

@@ -334,9 +334,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     @property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        if self.session.tokenizer is None:
-            raise cl.InputError("the session has no tokenizer. Pass tokenizer= with the model.")
-        return self.session.tokenizer
+        return self.session.require_tokenizer()
 
     def _failed(self, error: Exception) -> None:
         self.busy = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,15 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded
-from .packing import curve, gray_png, pack_problem
-from .session import CancelToken, Session
+from .packing import curve, gray_png, pack_problem, plan_mark
+from .session import CancelToken, MeasuredPlan, Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODULES = (
     *("kit.js", "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    "lambda.js",
+    *("compare.js", "lambda_controls.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 CONTROLS = (
@@ -57,6 +58,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         layer_cap_factor: the cap as a multiple of the ratio; None for no cap.
         protect_first, protect_last: number of layers at either end that stay whole.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
+        pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
+            compares with the diagonal plan (lambda 0) of the present ratio and guards.
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
             as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
         selection: the plan (a Selection); None while no plan is possible.
@@ -83,6 +86,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
+    pinned = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
@@ -91,6 +95,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
     _view = Dict().tag(sync=True)
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
+    _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
     _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the largest possible ratio
 
     def __init__(
@@ -116,6 +121,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         self.gate = cl.redundancy_gate(curvature)
         self._mark()
         self.observe(self._changed, CONTROLS)
+        self.observe(self._show_pin, "pinned")
         self.on_msg(self._heard)
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
@@ -184,6 +190,98 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             self.interaction_strength = middle if plan is None else plan.interaction_strength
         return float(self.interaction_strength)
 
+    # A against B --------------------------------------------------------------------------------
+
+    def pin(self, selection: cl.Selection | None = None) -> None:
+        """Make a plan plan A: the given one, or the present one."""
+        self.pinned = self.selection if selection is None else selection
+
+    def unpin(self) -> None:
+        """Compare with the diagonal plan again."""
+        self.pinned = None
+
+    def swap(self) -> None:
+        """Show plan A, and pin the present one.
+
+        Raises:
+            InputError: there is no plan A or B, or the controls cannot make A.
+        """
+        plan, present = self._plan_a(), self.selection
+        if plan is None or present is None:
+            raise cl.InputError("there is no plan to swap with. Lower the ratio.")
+        if self._controls_of(plan) is None:
+            raise cl.InputError(
+                f"plan A is {plan!r}, which these controls cannot make. Unpin it instead."
+            )
+        self.pin(present)
+        self._take(plan)
+
+    def measure(self, held_out: cl.CalibrationSet, questions: Sequence[cl.Question] = ()) -> None:
+        """Measure A and B, and show it beside what is predicted. Runs in the calling thread.
+
+        Args:
+            held_out: text for the KL, which played no part in H.
+            questions: with known answers, for the right answers by ability; none counts none.
+
+        Raises:
+            InputError: the session has no model, or no tokenizer for the questions.
+        """
+        plans = [plan for plan in (self._plan_a(), self.selection) if plan is not None]
+        found: list[dict[str, tuple[int, int]]] = [{} for _ in plans]
+        with self.session.exclusive() as model:
+            table = cl.measure_plans(model, plans, held_out, progress=False)
+            if questions:
+                tokenizer = self.session.require_tokenizer()
+                answers = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
+                abilities = np.array([q.capability for q in answers.questions])
+                for record, right in zip(found, answers.right, strict=True):
+                    for name in dict.fromkeys(abilities.tolist()):
+                        mine = right[abilities == name]
+                        record[name] = (int(mine.sum()), len(mine))
+        rows = zip(plans, table.mean, table.standard_error, found, strict=True)
+        self.session.add_measured(
+            *(MeasuredPlan(p, float(kl), float(e), table.source, a) for p, kl, e, a in rows)
+        )
+
+    def _plan_a(self) -> cl.Selection | None:
+        if self.pinned is not None:
+            return self.pinned
+        try:
+            return self._zero.prefix(self.ratio)
+        except cl.InputError:
+            return None  # greedy stalls at lambda 0
+
+    @validate("pinned")
+    def _fitting_plan(self, proposal: Any) -> cl.Selection | None:
+        plan: cl.Selection | None = proposal.value
+        if plan is not None:
+            units = self.curvature.units
+            plan.units.require_same(units, mine="the plan", theirs="the curvature")
+        return plan
+
+    @guarded
+    def _show_pin(self, _: Any = None) -> None:
+        plan = self.pinned
+        if plan is None:
+            self._pin = {}
+            return
+        order, controls = list(plan.pruned), self._controls_of(plan)
+        made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
+        run = self._longest(controls[0], plan.guards, plan.requested_ratio) if controls else None
+        self._pin = {
+            "order": order,
+            **self._parts(order),
+            "strength": plan.interaction_strength,
+            "ratio": plan.requested_ratio,
+            "controls": made,
+            "curve": None if run is None else curve(run),
+        }
+
+    def _parts(self, order: list[int]) -> dict[str, float]:
+        """Node and edge part of a plan's predicted risk, nats per token."""
+        node = float(self.curvature.saliency[order].sum()) / 2
+        return {"node": node, "edge": float(self.curvature.risk(order)) - node}
+
     def path(self) -> cl.LambdaPath:
         """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
@@ -241,7 +339,12 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         guards = self.guards
         self._zero, one = self._longest(0.0), self._longest(1.0)
         zero = self._zero
+        try:
+            order: list[int] | None = list(zero.prefix(self.ratio).pruned)
+        except cl.InputError:
+            order = None
         self._ends = {
+            "diagonal": None if order is None else {"order": order, **self._parts(order)},
             "reachable": cl.reachable_ratio(self.curvature.units, guards, self.ratio),
             "cap": guards.cap_at(self.ratio),
             "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
@@ -260,12 +363,15 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             return None
         return len(set(plan.pruned) ^ set(diagonal))
 
-    def _longest(self, strength: float) -> cl.Selection:
-        """Greedy up to a ratio of 0.6 or as far as it gets, the cap held at its present value."""
-        guards = self.guards
-        cap = guards.cap_at(self.ratio)
+    def _longest(
+        self, strength: float, guards: cl.Guards | None = None, ratio: float | None = None
+    ) -> cl.Selection:
+        """Greedy up to a ratio of 0.6 or as far as it gets, with the cap that holds at `ratio`."""
+        guards = self.guards if guards is None else guards
+        ratio = self.ratio if ratio is None else ratio
+        cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
-        upto = max(MOST_RATIO, self.ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
+        upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
         return cl.longest(self.curvature, fixed, upto, strength)
 
     def _find_flips(self, token: CancelToken) -> None:
@@ -316,21 +422,30 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         plan = change["new"]
         if plan is None or (self.selection is not None and _same(plan, self.selection)):
             return
-        strength = plan.interaction_strength
-        shown = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
-        if not shown or plan.requested_ratio > MOST_RATIO:
+        if self._controls_of(plan) is None:
             self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
             return
-        guards = plan.guards
         self._adopting = True
         try:
-            with self.hold_trait_notifications():
-                self.interaction_strength, self.ratio = strength, plan.requested_ratio
-                self.layer_cap, self.layer_cap_factor = guards.layer_cap, guards.layer_cap_factor
-                self.protect_first, self.protect_last = guards.protect_first, guards.protect_last
-                self.kinds = list(guards.kinds)
+            self._take(plan)
         finally:
             self._adopting = False
+
+    def _controls_of(self, plan: cl.Selection) -> tuple[Any, ...] | None:
+        """The values of CONTROLS that make a plan; None where none do."""
+        strength, guards = plan.interaction_strength, plan.guards
+        made = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
+        if not made or plan.requested_ratio > MOST_RATIO:
+            return None
+        caps = guards.layer_cap, guards.layer_cap_factor
+        ends = guards.protect_first, guards.protect_last
+        return strength, plan.requested_ratio, *caps, *ends, list(guards.kinds)
+
+    def _take(self, plan: cl.Selection) -> None:
+        """Set the controls that make a plan."""
+        with self.hold_trait_notifications():
+            for name, value in zip(CONTROLS, self._controls_of(plan) or (), strict=True):
+                setattr(self, name, value)
 
     @guarded
     def _mark(self, _: Any = None) -> None:
@@ -343,6 +458,10 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
                     "ratio": m.selection.requested_ratio,
                     "realized": m.selection.realized_ratio,
                     "risk": m.risk,
+                    "error": None if np.isnan(m.standard_error) else m.standard_error,
+                    "text": m.text,
+                    "plan": plan_mark(m.selection.pruned),
+                    "abilities": dict(m.abilities),
                 }
                 for m in self.session.measured
             ],
@@ -358,6 +477,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             self.send({"row": u}, [self.curvature.matrix[u].astype("<f8").tobytes()])
         elif "go" in content:
             self._go(1 if content["go"] > 0 else -1)
+        elif "pin" in content:
+            {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
         elif "want" in content:
             self.answer_files(content)
 
@@ -404,7 +525,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         """The initial state of the front end, for a page without a kernel."""
         names = (*CONTROLS, "axis", "selected_unit", "status", "error", "preview", "model_name")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
-        return {name: getattr(self, name) for name in (*names, "_marks")} | {
+        return {name: getattr(self, name) for name in (*names, "_marks", "_pin")} | {
             "_problem": problem,
             "kernel": False,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,14 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
         "connectivity": curvature.connectivity.astype("<f8").tobytes(),
         "matrix": matrix,
     }
+
+
+def plan_mark(pruned: Iterable[int]) -> int:
+    """A number that tells plans apart: equal for equal sets of units, as in front/compare.js."""
+    mark = 1
+    for unit in sorted(pruned):
+        mark = (mark * 1_000_003 + int(unit) + 1) % 2_147_483_647  # below 2^53: exact in a browser
+    return mark
 
 
 def curve(run: cl.Selection, most: int = 120) -> dict[str, list[float]]:

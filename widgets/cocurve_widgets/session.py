@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -136,12 +136,14 @@ class MeasuredPlan:
         risk: mean KL(teacher || masked) over the text, full vocabulary, nats per token.
         standard_error: of `risk`, over sequences; NaN with a single one.
         text: name of the text it was measured on.
+        abilities: right answers by ability, as (right, asked); empty where none were counted.
     """
 
     selection: cl.Selection
     risk: float
     standard_error: float
     text: str
+    abilities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 Measured = MeasuredPlan  # the name that notebooks use
@@ -255,6 +257,12 @@ class Session(HasTraits):
                 "model=, or call session.attach(model, tokenizer)."
             )
         return self.model
+
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer; InputError if there is none."""
+        if self.tokenizer is None:
+            raise cl.InputError("the session has no tokenizer. Pass tokenizer= with the model.")
+        return self.tokenizer
 
     @contextmanager
     def exclusive(self, token: CancelToken | None = None) -> Iterator[PreTrainedModel]:

@@ -3,6 +3,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { COLORS } from "../../../widgets/cocurve_widgets/front/kit.js";
+
 const parts = await import("../../../widgets/cocurve_widgets/front/bridge_parts.js");
 const { fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } = parts;
@@ -153,9 +155,9 @@ test("only the strongest edges are wide, and negative ones dashed", () => {
     lineTo: () => g.lines++, quadraticCurveTo: () => g.lines++, setLineDash: (d) => (g.dash = d),
     stroke: () => strokes.push([g.strokeStyle, g.dash.length, g.lineWidth, g.lines]) };
   const read = readEdges(ends, rho, nodes.kind);
-  strokeEdges(g, { positive: "orange", negative: "blue" }, place, read, [...rho.keys()], 1);
+  strokeEdges(g, {}, place, read, [...rho.keys()], 1);
   assert.equal(strokes.reduce((sum, s) => sum + s[3], 0), many);
-  assert.ok(strokes.every(([color, dash]) => (color === "blue") === dash > 0));
+  assert.ok(strokes.every(([color, dash]) => (color === COLORS.negative) === dash > 0));
   assert.ok(strokes.at(-1)[2] > 3); // the strongest comes last, on top
   assert.ok(strokes.slice(0, 4).every(([, , width]) => width === 1));
 });

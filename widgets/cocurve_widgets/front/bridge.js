@@ -3,7 +3,7 @@
 import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, palette, percent,
   picture, receiveFiles, show, typed, unitCount, watch } from "./kit.js";
 import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
- readEdges, shareBelow, signColors, stepUnit, strokeEdges, tickText, unitsInside,
+ readEdges, shareBelow, stepUnit, strokeEdges, tickText, unitsInside,
  visibleEdges } from "./bridge_parts.js";
 
 const TABLE_ROWS = 500; // on the page; the file has all
@@ -184,7 +184,6 @@ export function renderBridge({ model, el }) {
     const alone = filters.ego && filters.unit !== null && filters.unit !== undefined;
     const mine = (e) => edges.u[e] === filters.unit || edges.v[e] === filters.unit;
     const focus = shown.filter(mine);
-    Object.assign(colors, signColors(g, colors.back));
     strokeEdges(g, colors, place, edges, shown, focus.length && !alone ? 0.3 : 1);
     if (focus.length && !alone) strokeEdges(g, colors, place, edges, focus, 1);
     const ends = shown.flatMap((e) => [edges.u[e], edges.v[e]]);

@@ -141,14 +141,6 @@ export function shareBelow(values, value) {
 
 // Drawing ---------------------------------------------------------------------------------------
 
-/** Colours of the two signs, readable on this background (a canvas knows every colour syntax). */
-export function signColors(g, back) {
-  g.fillStyle = back;
-  const [r, green, b] = [1, 3, 5].map((i) => parseInt(String(g.fillStyle).slice(i, i + 2), 16));
-  const dark = 0.3 * r + 0.6 * green + 0.1 * b < 110;
-  return { positive: COLORS.ffn, negative: dark ? COLORS.zero : COLORS.attention };
-}
-
 /** Outline of a unit's mark: circle for attention, square for FFN. */
 function traceMark(g, kind, x, y, r) {
   g.beginPath();
@@ -159,7 +151,7 @@ function traceMark(g, kind, x, y, r) {
 /** Draw a unit: halo if brushed, hollow and crossed if removed, ringed if a bridge or selected. */
 export function drawMark(g, colors, { kind, x, y, r, bridge, removed, brushed, selected }) {
   if (brushed) {
-    g.fillStyle = COLORS.flip;
+    g.fillStyle = colors.accent;
     traceMark(g, kind, x, y, r + Math.max(3.5, Math.min(6, r)));
     g.fill();
   }
@@ -227,7 +219,7 @@ export function strokeEdges(g, colors, place, edges, shown, alpha) {
     for (const positive of [false, true]) {
       const mine = shown.slice(start, end).filter((e) => edges.rho[e] > 0 === positive);
       if (!mine.length) continue;
-      g.strokeStyle = positive ? colors.positive : colors.negative;
+      g.strokeStyle = positive ? COLORS.positive : COLORS.negative;
       g.setLineDash(positive ? [] : [5, 4]);
       g.beginPath();
       for (const e of mine) traceEdge(g, place, edges.u[e], edges.v[e]);
@@ -255,8 +247,8 @@ export function drawLegend(g, colors, left, top, width, draw) {
     [mark({ kind: "attention" }), "attention"], [mark({}), "FFN"],
     [mark({ bridge: true }), "bridge"], [mark({ removed: true }), "removed in the present plan"],
     [mark({ brushed: true }), "brushed"], [mark({ selected: true }), "selected"],
-    [line(colors.positive, []), "positive: worse together"],
-    [line(colors.negative, [5, 4]), "negative: losses partly cancel"],
+    [line(COLORS.positive, []), "positive: worse together"],
+    [line(COLORS.negative, [5, 4]), "negative: losses partly cancel"],
   ];
   let [x, y] = [left, top];
   g.textAlign = "left";

@@ -1,14 +1,15 @@
 // Shared by all front ends: the palette, elements, theme, canvas, numbers, tables, files.
 
-// The only palette of the pages (Okabe-Ito): colour-blind readers can tell these apart in both
-// themes. The first three are those of cocurve_lab/figures.py.
+// The only palette of the pages, after Okabe-Ito: colour-blind readers can tell these apart in both
+// themes. One colour has one meaning everywhere; all but the last two are in cocurve_lab/figures.py.
 export const COLORS = {
-  attention: "#0072B2",
+  attention: "#0072B2", // kind of a unit
   ffn: "#E69F00",
   bridge: "#D55E00",
-  flip: "#CC79A7",
-  zero: "#56B4E9",
-  one: "#009E73",
+  positive: "#8E5BB5", // sign of an edge
+  negative: "#009E73",
+  a: "#56B4E9", // plan A and plan B
+  b: "#CC79A7",
 };
 
 export const FONT = "system-ui, sans-serif"; // of pictures; that of the page is in instrument.css
@@ -77,7 +78,7 @@ export function show(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "-";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size < 1e-3 || size >= 1e6) return x.toExponential(2);
+  if (size < 1e-4 || size >= 1e6) return x.toExponential(2);
   return String(Number(x.toPrecision(4)));
 }
 

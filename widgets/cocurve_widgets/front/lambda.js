@@ -1,18 +1,17 @@
-// The lambda explorer: sliders, the layer x unit map, budgets, risk curves, and the unit card.
+// The lambda explorer: the layer x unit map of plan B against plan A, budgets, risk curves, the card.
 
-import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, labelled, named, offer, palette, percent,
-  picture, receiveFiles, show, stemOf, typed, typedNumber, unitCount, watch } from "./kit.js";
 import { axisOf, neighbour, planAt } from "./axis.js";
-import { MOST, capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { difference, drawComparison, measurementOf } from "./compare.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, named, offer, palette, percent,
+  picture, receiveFiles, show, stemOf, typed, watch } from "./kit.js";
+import { CONTROLS, lambdaControls } from "./lambda_controls.js";
+import { capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
   untrusted } from "./plan_pictures.js";
 import { drawCard } from "./unit_card.js";
-import { paintMap, unitGrid } from "./unit_map.js";
+import { Fading, paintMap, unitGrid } from "./unit_map.js";
 
-const STEPS = 1000; // of the lambda slider
 const PATIENCE = 600; // ms for a new path; until then the axis of the old one stays, to be calm
-const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
-  "protect_first", "protect_last", "kinds"];
 
 /** Units that join or leave the plan at the flips just below and just above a lambda. */
 export function aboutToFlip(breaks, changes, strength) {
@@ -54,113 +53,58 @@ export function renderLambda({ model, el }) {
     // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
     caption: () => [captionOf()],
-    legend: () => [[COLORS.attention, "attention, removed"], [COLORS.ffn, "FFN, removed"],
-      [palette(ui.root).kept, "kept"]],
+    legend: () => [[COLORS.attention, "attention, removed by A and B"],
+      [COLORS.ffn, "FFN, removed by A and B"], [COLORS.b, `B: ${planB()?.name ?? "no plan"}`],
+      [COLORS.a, `A: ${planA()?.name ?? "no plan"}`], [palette(ui.root).kept, "kept"]],
     redraw: () => paint(),
   });
 
-  // Controls -----------------------------------------------------------------------------------
+  // Controls and places ------------------------------------------------------------------------
 
-  const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
-  const number = (attributes) => h("input", { type: "number", ...attributes });
-  const lambda = range({ max: STEPS, step: 1, "aria-label": "lambda, weight of the edges",
-    oninput: () => put({ interaction_strength: axis.strength(lambda.value / STEPS) }),
-    onkeydown: turnPage, onpointerdown: () => { held = true; }, onpointerup: release,
-    onpointercancel: release });
-  const lambdaBox = number({ min: 0, max: 1, step: "any", "aria-label": "lambda, typed",
-    onchange: () => take(lambdaBox, (value) => put({ interaction_strength: value })) });
-  const axisChoice = h("select", { onchange: () => put({ axis: axisChoice.value }) },
-    h("option", { value: "plans" }, "one width per plan"), h("option", { value: "linear" }, "linear"),
-    h("option", { value: "logarithmic" }, "logarithmic"));
-  const ratio = range({ max: MOST, step: 0.001, "aria-label": "ratio, share of cost to remove",
-    oninput: () => put({ ratio: Number(ratio.value) }) });
-  const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
-    onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
-  const capMode = h("select", { "aria-label": "layer cap", onchange: setCap },
-    h("option", { value: "none" }, "none"),
-    h("option", { value: "share" }, "share of a layer"),
-    h("option", { value: "factor" }, "x ratio"));
-  const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });
-  const first = number({ min: 0, max: problem.numLayers, step: 1,
-    onchange: () => takeWhole(first, (value) => put({ protect_first: value })) });
-  const last = number({ min: 0, max: problem.numLayers, step: 1,
-    onchange: () => takeWhole(last, (value) => put({ protect_last: value })) });
-  const kinds = h("select", { "aria-label": "kinds of units", onchange: () => put({ kinds: kinds.value.split("+") }) },
-    h("option", { value: "attention+ffn" }, "joint"),
-    h("option", { value: "attention" }, "attention only"),
-    h("option", { value: "ffn" }, "FFN only"));
-  const button = (text, hint, step) =>
-    h("button", { type: "button", title: hint, onclick: () => go(step) }, text);
   const key = h("p", { class: "cc-legend cc-key" });
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
-  const sliders = h("div", { class: "cc-sliders" },
-    labelled("weight of the edges (lambda): 0 ignores them, 1 counts them in full; arrow keys: next plan",
-      h("span", { class: "cc-row" }, lambda, lambdaBox,
-        button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
-        button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
-    strip, key, doubt,
-    labelled("ratio: share of removable parameters to remove",
-      h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
-    reach);
-  ui.controls.append(sliders,
-    labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
-      "the largest share of a layer's cost that may be removed"),
-    labelled("scale of lambda", axisChoice),
-    labelled("protect first layers", first), labelled("protect last layers", last),
-    labelled("units", kinds));
+  const bar = lambdaControls(problem, { lambda: strip, key, doubt, reach }, { put, go,
+    slide: (place) => put({ interaction_strength: axis.strength(place) }),
+    hold: (on) => {
+      held = on;
+      if (!on) paint();
+    },
+    arrows: () => axis.kind === "plans" });
+  ui.controls.classList.remove("cc-controls");
+  ui.controls.append(bar.bar, bar.more);
 
   const facts = h("div", { class: "cc-facts" });
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
-  const swatch = (color, text, mark = "") => h("span", {},
-    h("i", { class: "cc-swatch", style: `background:${color}` }, mark), text);
-  const legend = h("div", { class: "cc-legend" },
-    swatch(COLORS.attention, "attention, pruned"), swatch(COLORS.ffn, "FFN, pruned"),
+  const swatch = (color, text, style = "") => h("span", {},
+    h("i", { class: "cc-swatch", style: `background:${color};${style}` }), text);
+  const both = [swatch(COLORS.attention, "attention"), swatch(COLORS.ffn, "FFN, removed by A and B")];
+  const onlyB = swatch(COLORS.b, "removed only by B");
+  const onlyA = swatch("var(--cc-kept)", "only by A", `box-shadow:inset 0 0 0 3px ${COLORS.a}`);
+  const legend = h("div", { class: "cc-legend" }, ...both, onlyB, onlyA,
     swatch("var(--cc-kept)", "kept"),
-    swatch(`linear-gradient(45deg, var(--cc-kept) 50%, ${COLORS.flip} 50%)`,
-      "flips at the next or previous plan"));
+    swatch("linear-gradient(225deg, var(--cc-text) 35%, var(--cc-kept) 35%)",
+      "changes at the next or previous plan"));
+  const lines = h("div", { class: "cc-legend" });
   const title = (text) => h("h4", {}, text);
-  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend,
-    title("Removed share of each layer"), budget);
-  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, facts);
-  ui.body.append(mapColumn, curveColumn, card);
+  const act = (text, hint, pin) =>
+    h("button", { type: "button", title: hint, onclick: () => repin(pin) }, text);
+  const buttons = {
+    pin: act("Pin B as A", "compare with the present plan from now on", "pin"),
+    swap: act("Swap", "show plan A, and compare with the present one", "swap"),
+    unpin: act("Unpin", "compare with the diagonal plan (lambda 0) again", "unpin"),
+  };
+  const versus = h("div", {}, h("div", { class: "cc-row cc-versus" }, title("Plan A against plan B"),
+    ...Object.values(buttons)), facts);
+  const shares = h("div", {}, title("Removed share of each layer, plan B"), budget);
+  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend, shares);
+  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, lines);
+  const sideColumn = h("div", { class: "cc-column" }, versus, card);
+  ui.body.append(mapColumn, curveColumn, sideColumn);
 
   function put(values) {
     assign(model, values);
     refresh();
-  }
-  /** Use the typed number, moved into the bounds; letters restore the old one. */
-  function take(field, use, round) {
-    const value = typedNumber(field, round);
-    field.value = value ?? field.dataset.now;
-    if (value !== null) use(value);
-  }
-  function takeWhole(field, use) {
-    take(field, use, Math.round);
-  }
-  function setCap(event) {
-    if (event.target === capMode && capMode.value !== "none") {
-      capBox.value = capMode.value === "factor" ? 1.5 : 0.4;
-    }
-    const mode = capMode.value;
-    if (mode === "none") put({ layer_cap: null, layer_cap_factor: null });
-    else {
-      capBox.max = mode === "share" ? 1 : 100;
-      take(capBox, (size) => put({
-        layer_cap: mode === "share" ? size : null, layer_cap_factor: mode === "factor" ? size : null }));
-    }
-  }
-  function release() {
-    held = false;
-    paint();
-  }
-  function turnPage(event) {
-    const arrows = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 };
-    // where every plan has a width of its own, a key press goes to the next one
-    const step = { PageUp: 1, PageDown: -1, ...(axis.kind === "plans" && arrows) }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    go(step);
   }
   function go(step) {
     if (flip.stale && !alone()) {
@@ -178,31 +122,53 @@ export function renderLambda({ model, el }) {
   }
   function showControls() {
     const now = controls();
-    const put1 = (input, value) => {
-      input.dataset.now = value;
-      if (document.activeElement !== input || input.type === "range") input.value = value;
-    };
-    axisChoice.value = model.get("axis") ?? "plans";
-    chooseAxis();
-    lambda.value = Math.round(axis.place(now.strength) * STEPS);
     const marks = model.get("_marks") || {};
+    chooseAxis();
     const far = untrusted(marks, now.strength);
-    lambda.setAttribute("aria-valuetext",
-      `lambda ${show(now.strength)}${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`);
     doubt.hidden = !untrusted(marks, Infinity);
     doubt.title = marks.gate?.reason ?? "";
     doubt.firstChild.lastChild.textContent =
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
-    put1(lambdaBox, Number(now.strength.toPrecision(4)));
-    ratio.value = now.ratio;
-    ratio.setAttribute("aria-valuetext", percent(now.ratio));
-    put1(ratioBox, Number((100 * now.ratio).toFixed(2)));
-    capMode.value = now.factor != null ? "factor" : now.cap != null ? "share" : "none";
-    capBox.disabled = capMode.value === "none";
-    put1(capBox, now.factor ?? now.cap ?? "");
-    put1(first, now.first);
-    put1(last, now.last);
-    kinds.value = model.get("kinds").join("+");
+    bar.show(now, { place: axis.place(now.strength), axisName: model.get("axis") ?? "plans",
+      words: `${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`,
+      chosen: model.get("kinds") });
+  }
+
+  // A against B --------------------------------------------------------------------------------
+
+  /** Plan A: the pinned one, or the diagonal plan of the present ratio and guards; null for none. */
+  function planA() {
+    const pin = model.get("_pin") ?? {};
+    const plan = pin.order ? pin : view.a && { ...view.a, strength: 0, curve: view.curves[0],
+      ratio: model.get("ratio"), controls: { ...present(), interaction_strength: 0 } };
+    if (!plan) return null;
+    const name = pin.order ? `pinned${made(plan)}` : "diagonal, lambda 0";
+    return { ...plan, ...sizes(plan.order), name };
+  }
+  function planB() {
+    return view.feasible ? { order: view.order, node: view.node, edge: view.edge, ...sizes(view.order),
+      name: `present, lambda ${show(rounded(model.get("interaction_strength")))}` } : null;
+  }
+  const rounded = (x) => Number(x.toPrecision(3));
+  const made = ({ strength, ratio }) => (strength === null ? ""
+    : `, lambda ${show(rounded(strength))}, ${percent(ratio)}`);
+  const present = () => Object.fromEntries(CONTROLS.map((name) => [name, model.get(name)]));
+  function sizes(order) {
+    const removed = order.reduce((sum, u) => sum + problem.costs[u], 0);
+    return { removed, realized: removed / problem.total };
+  }
+  function repin(what) {
+    if (!alone()) {
+      model.send({ pin: what });
+      return;
+    }
+    const [a, b] = [planA(), planB()];
+    const pinned = what === "unpin" ? {} : b && { order: b.order, node: b.node, edge: b.edge,
+      strength: model.get("interaction_strength"), ratio: model.get("ratio"), controls: present(),
+      curve: view.curves.at(-1) };
+    if (!pinned) return;
+    model.set("_pin", pinned);
+    put(what === "swap" && a?.controls ? a.controls : {});
   }
 
   /** The axis asked for; that of the plans only once their path is known, else a linear one. */
@@ -261,7 +227,7 @@ export function renderLambda({ model, el }) {
     if (!sent || !sent.order || !ends.curves) return null;
     const removed = sent.order.reduce((sum, u) => sum + problem.costs[u], 0);
     return { ...sent, removed, realized: removed / problem.total, reachable: ends.reachable,
-      stalled: null, stale: !answer(),
+      a: ends.diagonal, stalled: null, stale: !answer(),
       curves: [...ends.curves, { strength: sent.key[0], ...sent.curve }] };
   }
   /** Compare the plan drawn at once with the kernel's, which decides. */
@@ -283,8 +249,9 @@ export function renderLambda({ model, el }) {
     const both = view.stalled === null ? "" : ` and greedy stops at ${share(view.stalled)}`;
     model.set("error", view.feasible ? "" : `The ratio ${share(model.get("ratio"))} is out of reach: ` +
       `the guards leave at most ${share(view.reachable)}${both}. Lower the ratio or loosen the guards.`);
-    const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token (from H, not ` +
-      "measured)" : "No plan";
+    const found = view.feasible && measurementOf(model.get("_marks") || {}, view.order);
+    const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
+      (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
     model.set("status", `${risk}; solved in ${milliseconds.toFixed(1)} ms by this page.` +
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
@@ -333,40 +300,74 @@ export function renderLambda({ model, el }) {
   // Painting -----------------------------------------------------------------------------------
 
   const grid = unitGrid(problem);
+  const fading = new Fading(() => paint());
   let paints = 0;
+
+  /** Widths of the columns: three, two or one, so that the width is used and nothing overflows. */
+  function columns() {
+    const wide = Math.max(280, ui.body.clientWidth || 900);
+    const gap = 24;
+    let widths = [wide, wide, wide];
+    if (wide >= 1080) {
+      const side = Math.max(430, Math.round(0.3 * wide));
+      const rest = wide - side - 2 * gap;
+      widths = [Math.round(0.46 * rest), Math.round(0.54 * rest), side];
+    } else if (wide >= 560) {
+      widths = [Math.round(0.42 * wide), 0, 0];
+      widths[1] = wide - widths[0] - gap;
+      widths[2] = wide >= 760 ? widths[1] : wide;
+    }
+    // two columns: the numbers below the curve, or below both where that is narrow
+    move(sideColumn, wide >= 760 && wide < 1080 ? curveColumn : ui.body);
+    move(shares, wide >= 1080 ? curveColumn : mapColumn);
+    [mapColumn, curveColumn, sideColumn].forEach((column, k) => {
+      column.style.width = `${widths[k]}px`;
+    });
+    return widths;
+  }
+
+  const move = (element, home) => element.parentNode === home || home.append(element);
+
   function paint() {
     showControls();
     if (!view) return;
     const colors = palette(ui.root);
-    const wide = ui.root.clientWidth || 900;
-    const column = Math.min(620, wide - 30);
+    const [mapWidth, curveWidth] = columns();
     const now = controls();
-    grid.place(column);
-    const mapWidth = Math.max(250, grid.geometry.width);
-    mapColumn.style.width = `${mapWidth}px`;
-    const room = wide - mapWidth - 24 - 26; // padding and a gap
-    const three = room - 24 - 340 >= 340; // the card has its own column
-    const home = three ? ui.body : curveColumn;
-    if (card.parentNode !== home) home.append(card);
-    const beside = three ? room - 366 : room;
-    const gone = new Map(view.feasible ? view.order.map((u, k) => [u, k]) : []);
-    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, model.get("interaction_strength"));
-    const scene = { problem, colors, geometry: grid.geometry, gone, flip, axis, view, ratio: model.get("ratio"),
-      strength: now.strength, cap: capAt(now, now.ratio), marks: model.get("_marks") || {} };
-    paintMap(map, grid, scene, { turning, marked: [model.get("selected_unit"), hovered] });
+    const [a, b] = [planA(), planB()];
+    grid.place(mapWidth);
+    const gone = new Map(b ? b.order.map((u, k) => [u, k]) : []);
+    const turning = flip.stale ? new Set() : aboutToFlip(flip.breaks, flip.changes, now.strength);
+    const scene = { problem, colors, geometry: grid.geometry, gone, flip, axis, view,
+      ratio: now.ratio, strength: now.strength, cap: capAt(now, now.ratio),
+      marks: model.get("_marks") || {} };
+    paintMap(map, grid, { problem, colors, inA: a && new Set(a.order), inB: gone, turning, fading,
+      marked: [model.get("selected_unit"), hovered] });
     paintBudget(budget, scene);
-    paintCurves(curves, scene, beside >= 340 ? Math.min(600, beside) : column);
-    paintStrip(strip, scene, Math.max(120, lambda.clientWidth || 400));
+    const thin = (strength) => [a?.strength, now.strength].includes(strength);
+    const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
+      a?.curve && { curve: a.curve, color: COLORS.a },
+      { curve: view.curves[2], color: COLORS.b }].filter(Boolean);
+    paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);
+    lines.replaceChildren(swatch(COLORS.b, `B${doubtful(now.strength)}`), swatch(COLORS.a, "A"),
+      ...(thin(1) ? [] : [swatch("var(--cc-muted)", `lambda 1${doubtful(1)}`)]),
+      h("span", {}, "solid: total, dashed: units alone (node), dotted: edges"));
+    paintStrip(strip, scene, Math.max(120, bar.lambda.clientWidth || 400));
     paintKey(scene);
-    paintReach(reach, scene, Math.max(120, ratio.clientWidth || 400));
-    paintFacts();
+    paintReach(reach, scene, Math.max(120, bar.ratio.clientWidth || 400));
+    paintFacts(a, b, scene.marks);
     paintCard(gone);
     for (const canvas of [map, budget]) canvas.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
     ui.root.dataset.stale = String(Boolean(view.stale));
     ui.root.dataset.paints = String(++paints);
     ui.root.dataset.pruned = view.feasible ? view.order.join(" ") : "";
+    const change = a && b ? difference(a.order, b.order) : { joined: [], left: [] };
+    ui.root.dataset.joined = change.joined.join(" ");
+    ui.root.dataset.left = change.left.join(" ");
   }
+  const doubtful = (strength) =>
+    (untrusted(model.get("_marks"), strength) ? " (not to be trusted)" : "");
 
   /** What the strip shows, in words; what it does not show at this ratio is not listed. */
   function paintKey({ marks, strength }) {
@@ -382,20 +383,19 @@ export function renderLambda({ model, el }) {
     ].filter(Boolean));
     key.title = marks.gate?.reason ?? "";
   }
-  function paintFacts() {
-    const fact = (name, value) => h("div", {}, h("span", { class: "cc-muted" }, `${name} `), value);
-    const share = problem.parameters ? `, ${percent(view.removed / problem.parameters)} of all` : "";
-    facts.replaceChildren(...[...(view.feasible ? [
-      fact("realised ratio", percent(view.realized, 2)),
-      fact("removed", `${count(view.removed)} parameters in ${unitCount(view.order.length)}${share}`),
-      fact("predicted risk", `${show(view.node + view.edge)} nats per token`),
-      fact("of which", `node ${show(view.node)}, edge ${show(view.edge)}`),
-      fact("differs from the diagonal plan (lambda 0) in",
-        view.differs === null ? "no such plan at this ratio" : unitCount(view.differs)),
-      fact("plans over lambda", flip.stale ? "being computed" : String(flip.breaks.length + 1)),
-    ] : [fact("no plan", `${percent(model.get("ratio"))} asked, at most ${percent(view.reachable, 2)} ` +
-      `reachable${view.stalled === null ? "" : `, greedy stops at ${percent(view.stalled, 2)}`}`)]),
-    note && h("div", { role: "alert" }, `⚠ ${note}`)].filter(Boolean));
+  function paintFacts(a, b, marks) {
+    drawComparison(facts, { a, b, marks, layers: problem.layers });
+    if (!b) {
+      facts.append(h("p", {}, `No plan: ${percent(model.get("ratio"))} asked, at most ` +
+        `${percent(view.reachable, 2)} reachable${view.stalled === null ? ""
+          : `, greedy stops at ${percent(view.stalled, 2)}`}.`));
+    }
+    if (note) facts.append(h("p", { role: "alert" }, `⚠ ${note}`));
+    buttons.pin.disabled = !b;
+    buttons.swap.disabled = !a?.controls || !b;
+    buttons.unpin.disabled = !model.get("_pin")?.order;
+    legend.hidden = false;
+    [onlyA, onlyB].forEach((entry) => { entry.hidden = !a || !b; });
   }
 
   function paintCard(gone) {
@@ -461,7 +461,7 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "_marks", "axis"]) cleaner.on(model, `change:${name}`, paint);
+  for (const name of ["selected_unit", "_marks", "axis", "_pin"]) cleaner.on(model, `change:${name}`, paint);
   cleaner.on(model, "change:_view", confirm);
   cleaner.on(model, "change:_ends", () => problem.matrix || refresh());
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);

@@ -25,7 +25,7 @@ export function layerLabels(pen, { problem, geometry }, y) {
 
 /** Draw the removed share of each layer's attention and FFN cost, and the cap in force. */
 export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
-  const height = 116;
+  const height = 104;
   const pen = fit(canvas, geometry.width, height);
   const [top, base] = [8, height - 24];
   const totals = KINDS.map(() => new Float64Array(problem.numLayers));
@@ -63,15 +63,23 @@ export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
   layerLabels(pen, { problem, geometry }, height - 9);
 }
 
-/** Draw predicted risk over ratio for lambda 0, 1 and the present one: total, node, edge. */
-export function paintCurves(canvas, { view, colors, ratio, marks }, width) {
-  const height = 300;
+/**
+ * Draw predicted risk over ratio: total, node and edge part of plans A and B, and the total of
+ * lambda 1. curves: [{curve, color, thin}], the last on top.
+ */
+export function paintCurves(canvas, { curves, colors, ratio }, width) {
+  const height = Math.round(Math.max(190, Math.min(330, 0.5 * width)));
   const pen = fit(canvas, width, height);
-  const [left, right, top, base] = [72, width - 22, 12, height - 40];
+  const [left, right, top, base] = [66, width - 16, 10, height - 38];
   const end = MOST + 0.02; // the last step overshoots a little
-  const within = view.curves.map((curve) => curve.ratio.filter((r) => r <= end).length);
-  const values = view.curves.flatMap((c, k) => c.ratio.slice(0, within[k])
-    .flatMap((_, i) => [c.node[i], c.edge[i], c.node[i] + c.edge[i]]));
+  const within = ({ curve }) => curve.ratio.filter((r) => r <= end).length;
+  const parts = [
+    [[], 1, (c, i) => c.node[i] + c.edge[i]],
+    [[7, 4], 0.7, (c, i) => c.node[i]],
+    [[2, 3], 0.7, (c, i) => c.edge[i]],
+  ];
+  const values = curves.flatMap((entry) => parts.flatMap(([, , part]) =>
+    Array.from({ length: within(entry) }, (_, i) => part(entry.curve, i))));
   const [low, high] = [Math.min(0, ...values), Math.max(1e-12, ...values)];
   const x = (r) => left + (r / end) * (right - left);
   const y = (v) => base - ((v - low) / (high - low)) * (base - top);
@@ -85,49 +93,25 @@ export function paintCurves(canvas, { view, colors, ratio, marks }, width) {
   }
   pen.textAlign = "center";
   for (const r of [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) pen.fillText(percent(r, 0), x(r), base + 12);
-  pen.fillText("removed share of removable parameters", (left + right) / 2, base + 30);
+  pen.fillText("removed share of removable parameters", (left + right) / 2, base + 28);
   pen.save();
   pen.translate(9, (top + base) / 2);
   pen.rotate(-Math.PI / 2);
   pen.fillText("nats per token", 0, 0);
   pen.restore();
-  const tones = [COLORS.zero, COLORS.one, colors.text];
-  const parts = [
-    [[], 1, (c, i) => c.node[i] + c.edge[i]],
-    [[7, 4], 0.7, (c, i) => c.node[i]],
-    [[2, 3], 0.7, (c, i) => c.edge[i]],
-  ];
-  view.curves.forEach((curve, k) => parts.forEach(([dash, thin, part]) => {
-    pen.strokeStyle = tones[k];
-    pen.lineWidth = (k === 2 ? 2.2 : 1.3) * thin;
-    pen.setLineDash(dash);
-    pen.beginPath();
-    for (let i = 0; i < within[k]; i++) pen.lineTo(x(curve.ratio[i]), y(part(curve, i)));
-    pen.stroke();
-  }));
+  for (const { curve, color, thin } of curves) {
+    for (const [dash, weight, part] of thin ? parts.slice(0, 1) : parts) {
+      pen.strokeStyle = color;
+      pen.lineWidth = (thin ? 1.2 : 2.2) * weight;
+      pen.setLineDash(dash);
+      pen.beginPath();
+      for (let i = 0; i < within({ curve }); i++) pen.lineTo(x(curve.ratio[i]), y(part(curve, i)));
+      pen.stroke();
+    }
+  }
   pen.setLineDash([]);
   pen.fillStyle = colors.text;
   pen.fillRect(x(ratio), top, 1, base - top);
-  legendOf(pen, { view, tones, colors, marks }, left + 10, top + 8);
-}
-
-function legendOf(pen, { view, tones, colors, marks }, left, top) {
-  pen.textAlign = "left";
-  pen.globalAlpha = 0.85;
-  pen.fillStyle = colors.back;
-  pen.fillRect(left - 4, top - 8, untrusted(marks, 1) ? 260 : 210, 68);
-  pen.globalAlpha = 1;
-  view.curves.forEach((curve, k) => {
-    pen.fillStyle = tones[k];
-    pen.fillRect(left, top + 16 * k - 1, 18, 3);
-    pen.fillStyle = colors.text;
-    const words = [k === 2 && "present", untrusted(marks, curve.strength) && "not to be trusted"]
-      .filter(Boolean).join(", ");
-    const text = `lambda ${show(curve.strength)}${words && ` (${words})`}`;
-    pen.fillText(text, left + 24, top + 16 * k);
-  });
-  pen.fillStyle = colors.muted;
-  pen.fillText("solid total, dashed node, dotted edge", left, top + 50);
 }
 
 /** The measured plans of a ratio, which have a place on the lambda axis. */

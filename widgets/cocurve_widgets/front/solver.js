@@ -181,13 +181,12 @@ export function viewOf(problem, controls, memory = {}) {
   const diagonal = prefix(memory.zero, target);
   const full = prefix(memory.one, target);
   return {
+    a: diagonal.stalled ? null : partsOf(problem, diagonal), // the default plan A
     diagonal: diagonal.stalled ? null : diagonal.order,
     full: full.stalled ? null : full.order,
-    order: plan.order,
     realized: plan.spent / problem.total,
     removed: plan.spent,
-    node: sum(plan.order.map((u) => problem.half[u])),
-    edge: sum(plan.edges),
+    ...partsOf(problem, plan),
     differs: diagonal.stalled ? null : symmetricDifference(plan.order, diagonal.order).length,
     feasible: !plan.stalled,
     reachable: memory.reachable,
@@ -198,6 +197,10 @@ export function viewOf(problem, controls, memory = {}) {
       { strength: controls.strength, ...curveOf(problem, run) },
     ],
   };
+}
+
+function partsOf(problem, run) {
+  return { order: run.order, node: sum(run.order.map((u) => problem.half[u])), edge: sum(run.edges) };
 }
 
 /**

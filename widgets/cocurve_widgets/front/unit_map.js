@@ -14,8 +14,9 @@ export function unitGrid(problem) {
 
   grid.place = (width) => {
     const [left, top, gap] = [64, 4, attention && ffn ? 8 : 0];
-    const cell = Math.max(3, Math.min(30, (width - left - 6) / problem.numLayers));
-    const tall = Math.max(5, Math.min(15, 420 / Math.max(1, attention + ffn)));
+    const cell = Math.max(3, Math.min(64, (width - left - 6) / problem.numLayers));
+    const rows = Math.max(1, attention + ffn);
+    const tall = Math.max(5, Math.min(22, Math.max(250, Math.min(430, 0.72 * width)) / rows));
     grid.geometry = { left, top, gap, cell, tall, height: top + (attention + ffn) * tall + gap + 22,
       width: left + cell * problem.numLayers + 6 };
   };
@@ -41,20 +42,69 @@ export function unitGrid(problem) {
   return grid;
 }
 
-/** Draw the map: removed units filled, those about to flip with a corner, the marked ones framed. */
-export function paintMap(canvas, grid, { problem, colors, gone }, { turning, marked }) {
+const FADE = 250; // ms
+
+/** What a cell shows: removed by both plans, by B alone, by A alone, or kept. */
+export function stateOf(u, inA, inB) {
+  if (inB.has(u)) return inA && !inA.has(u) ? "joined" : "removed";
+  return inA?.has(u) ? "left" : "kept";
+}
+
+/** The colours of cells over time: a change fades in, unless the reader prefers no motion. */
+export class Fading {
+  constructor(redraw) {
+    this.redraw = redraw;
+    this.cells = new Map(); // unit -> [colour before, colour now, when it changed]
+  }
+  /** The layers to paint at a time: [[colour, alpha], ...]. */
+  at(u, color, now) {
+    const cell = this.cells.get(u);
+    if (!cell || cell[1] !== color) {
+      const still = !cell || matchMedia("(prefers-reduced-motion: reduce)").matches;
+      this.cells.set(u, [cell?.[1] ?? color, color, still ? -FADE : now]);
+    }
+    const [before, after, since] = this.cells.get(u);
+    const share = Math.min(1, (now - since) / FADE);
+    if (share < 1 && !this.queued) {
+      this.queued = requestAnimationFrame(() => {
+        this.queued = 0;
+        this.redraw();
+      });
+    }
+    return share < 1 ? [[before, 1], [after, share]] : [[after, 1]];
+  }
+}
+
+/**
+ * Draw the map: units that both plans remove in the colour of their kind, those of A or B alone in
+ * the colour of that plan (A's with an empty middle: B keeps them), those about to change with a
+ * corner, the marked ones framed.
+ */
+export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, fading }) {
   const { geometry, attention, ffn } = grid;
   const pen = fit(canvas, geometry.width, geometry.height);
+  const now = performance.now();
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
-    pen.fillStyle = gone.has(u) ? COLORS[KINDS[problem.kinds[u]]] : colors.kept;
-    pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
+    const state = stateOf(u, inA, inB);
+    const fill = { removed: COLORS[KINDS[problem.kinds[u]]], joined: COLORS.b, left: COLORS.a,
+      kept: colors.kept }[state];
+    for (const [color, alpha] of fading.at(u, fill, now)) {
+      pen.globalAlpha = alpha;
+      pen.fillStyle = color;
+      pen.fillRect(x + 0.5, y + 0.5, w - 1, t - 1);
+    }
+    pen.globalAlpha = 1;
+    if (state === "left" && Math.min(w, t) > 6) {
+      pen.fillStyle = colors.kept;
+      pen.fillRect(x + 3, y + 3, w - 6, t - 6);
+    }
     if (turning.has(u)) {
-      pen.fillStyle = COLORS.flip;
+      pen.fillStyle = colors.text;
       pen.beginPath();
       pen.moveTo(x + w - 0.5, y + 0.5);
-      pen.lineTo(x + w - 0.5 - Math.min(w, t) * 0.8, y + 0.5);
-      pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.8);
+      pen.lineTo(x + w - 0.5 - Math.min(w, t) * 0.6, y + 0.5);
+      pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.6);
       pen.fill();
     }
     if (marked.includes(u)) {
@@ -68,5 +118,5 @@ export function paintMap(canvas, grid, { problem, colors, gone }, { turning, mar
   const { top, tall, gap } = geometry;
   if (attention) pen.fillText("attention", 0, top + (attention * tall) / 2);
   if (ffn) pen.fillText("FFN", 0, top + gap + attention * tall + (ffn * tall) / 2);
-  layerLabels(pen, { problem, geometry }, geometry.height - 10);
+  layerLabels(pen, { problem, geometry }, geometry.height - 9);
 }

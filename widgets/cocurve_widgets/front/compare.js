@@ -1,0 +1,99 @@
+// Plan A against plan B: which units join or leave, and what that does to the numbers.
+
+import { COLORS, count, h, percent, show, unitCount } from "./kit.js";
+
+/** The units that B removes and A keeps ("joined"), and those that A removes and B keeps ("left"). */
+export function difference(a, b) {
+  const [inA, inB] = [new Set(a), new Set(b)];
+  return { joined: b.filter((u) => !inA.has(u)), left: a.filter((u) => !inB.has(u)) };
+}
+
+/** The layers where two plans differ, in words: "1 (+2), 3 (−1)". */
+export function layersText(layers, { joined, left }) {
+  const found = new Map();
+  const add = (u, side) => {
+    const entry = found.get(layers[u]) ?? found.set(layers[u], [0, 0]).get(layers[u]);
+    entry[side] += 1;
+  };
+  joined.forEach((u) => add(u, 0));
+  left.forEach((u) => add(u, 1));
+  return [...found.keys()].sort((a, b) => a - b).map((layer) => {
+    const [more, fewer] = found.get(layer);
+    const parts = [more && `+${more}`, fewer && `−${fewer}`].filter(Boolean).join(" ");
+    return `${layer} (${parts})`;
+  }).join(", ");
+}
+
+/** A number with its sign, for a difference. */
+export function signed(x, text = show) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "";
+  return x === 0 ? "0" : `${x < 0 ? "−" : "+"}${text(Math.abs(x))}`;
+}
+
+/** A plan's name among the measured ones; the same sum as `plan_mark` in packing.py. */
+export function markOf(order) {
+  let mark = 1;
+  for (const u of [...order].sort((a, b) => a - b)) mark = (mark * 1000003 + u + 1) % 2147483647;
+  return mark;
+}
+
+/** The newest measurement of a plan, on the text that another one was measured on if there is one. */
+export function measurementOf(marks, order, text = null) {
+  const mine = (marks.measured ?? []).filter((m) => m.plan === markOf(order));
+  return mine.findLast((m) => m.text === text) ?? mine.at(-1) ?? null;
+}
+
+const withError = (m) => (m.error ? `${brief(m.risk)} ± ${show(Number(m.error.toPrecision(2)))}`
+  : brief(m.risk));
+
+/** A number of a table: three digits are what can be told apart, and all columns then look alike. */
+const brief = (x) => show(Number(x.toPrecision(3)));
+
+/**
+ * The rows of the comparison: [name, A, B, B − A], each a text; null for a plan that does not exist.
+ *
+ * a, b: {order, node, edge, removed, realized, name} or null; marks: what was measured.
+ */
+export function comparisonRows(a, b, marks) {
+  const rows = [];
+  const row = (name, of, text = brief) => rows.push([name,
+    ...[a, b].map((p) => (p ? text(of(p)) : "no plan")), a && b ? signed(of(b) - of(a), text) : ""]);
+  row("predicted KL", (p) => p.node + p.edge);
+  row("– units alone", (p) => p.node);
+  row("– edges", (p) => p.edge);
+  const mb = b && measurementOf(marks, b.order);
+  const ma = a && measurementOf(marks, a.order, mb?.text);
+  const same = ma && mb && ma.text === mb.text;
+  const measured = (m) => (m ? withError(m) : "not measured");
+  rows.push(["measured KL", measured(ma), measured(mb), same ? signed(mb.risk - ma.risk, brief) : ""]);
+  for (const ability of Object.keys((same && mb.abilities) || {})) {
+    const [x, y] = [ma.abilities?.[ability], mb.abilities[ability]];
+    const text = (pair) => (pair ? `${pair[0]} of ${pair[1]}` : "not measured");
+    rows.push([`right: ${ability}`, text(x), text(y),
+      x && x[1] === y[1] ? signed(y[0] - x[0], String) : ""]);
+  }
+  row("removed", (p) => p.realized, (x) => percent(x, 2));
+  row("– parameters", (p) => p.removed, count);
+  row("– units", (p) => p.order.length, count);
+  return { rows, text: mb?.text ?? ma?.text ?? "" };
+}
+
+/** The comparison as a table with A and B as colours; the text measured on is named below. */
+export function drawComparison(place, { a, b, marks, layers }) {
+  const { rows, text } = comparisonRows(a, b, marks);
+  const head = (letter, color, name) => h("th", { scope: "col" },
+    h("i", { class: "cc-swatch", style: `background:${color}` }), `${letter}: ${name}`);
+  const change = a && b && difference(a.order, b.order);
+  place.replaceChildren(
+    h("table", { class: "cc-numbers" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "nats per token"),
+        head("A", COLORS.a, a?.name ?? "no plan"), head("B", COLORS.b, b?.name ?? "no plan"),
+        h("th", { scope: "col" }, "B − A"))),
+      h("tbody", {}, ...rows.map(([name, ...cells]) =>
+        h("tr", {}, h("td", {}, name), ...cells.map((cell) => h("td", {}, cell)))))),
+    h("p", {}, !change ? "" : !change.joined.length && !change.left.length
+      ? "A and B remove the same units."
+      : `${unitCount(change.joined.length)} removed only by B, ${unitCount(change.left.length)} only ` +
+        `by A; layers ${layersText(layers, change)}.`),
+    text ? h("p", { class: "cc-muted" }, `Measured on ${text}.`) : "");
+}
