@@ -118,7 +118,7 @@ def report(part: str, result: Comparison, ratios: list[float]) -> None:
     dense = result.dense()
     print(f"## {part}\n\ndense: perplexity {dense['perplexity']:.3f}", end="")
     print(f", accuracy {dense['accuracy all']:.3f}\n" if "accuracy all" in dense else "\n")
-    for search in dict.fromkeys(row["search"] for row in result.rows if row["search"] != "dense"):
+    for search in {"all": ("none", "searched"), "searched": ("none",)}.get(part, ("searched",)):
         summaries = {ratio: result.summary(ratio, search) for ratio in ratios}
         for metric in [name for name in SHOWN if name in result.metrics]:
             print(f"{metric}, guards {search}")
