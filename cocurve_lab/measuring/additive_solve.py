@@ -16,7 +16,7 @@ from ..curvature.shifts import Part, Shifts
 from ..errors import InputError
 from ..models.loading import pick_device
 from ..models.runtime import full_precision
-from ..solver.additive import AdditiveKL, State
+from ..solver.additive import LEAST_CHANGE, AdditiveKL, State
 
 Precision = Literal["float32", "float64"]
 _BLOCK_BYTES = 1 << 28  # of the float64 temporaries of a block of positions
@@ -31,7 +31,8 @@ class TorchAdditiveKL(AdditiveKL):
     Args:
         curvature: H [M, M] with a sketch of shifts [M, S, K].
         device: None takes the GPU if there is one, else the CPU.
-        dtype: of the likelihood ratios and of p_S; logarithms and sums over positions are float64.
+        dtype: of the likelihood ratios less 1, and of p_S; logarithms and sums over positions are
+            float64.
         memory: the most bytes of likelihood ratios to keep on the device; it takes M S K numbers to
             keep all. What does not fit is computed from the float16 shifts at every step.
 
@@ -98,8 +99,8 @@ class _Block:
         values: d [M, s, K] float16, on the CPU.
         weights: p_S [s, K].
         logs: E_{p_0}[log r_u] [s, M] float64, which is minus the KL of u alone at a position.
-        kept: r_u = p_u / p [s, M, K], or None where they are computed at every step; p is where the
-            shifts start, p_0 unless units were removed beforehand.
+        kept: r_u - 1 = p_u / p - 1 [s, M, K], or None where they are computed at every step; p is
+            where the shifts start, p_0 unless units were removed beforehand.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class _Block:
         self.p = _normalized(start, device)
         self.teacher = None if teacher is None else _normalized(teacher, device)
         self.weights = self.p.to(dtype)
-        ratios, self.logs = self._ratios(values)
-        self.kept = ratios if keep else None
+        changes, self.logs = self._changes(values)
+        self.kept = changes if keep else None
 
-    def _ratios(self, values: np.ndarray) -> tuple[Tensor, Tensor]:
-        """r_u [s, m, K] and `logs` [s, m] of some units, as `likelihood_ratios` computes them."""
+    def _changes(self, values: np.ndarray) -> tuple[Tensor, Tensor]:
+        """r_u - 1 [s, m, K] and `logs` [s, m] of some units, as `likelihood_ratios` has them."""
         # a copy, because torch does not take arrays that cannot be written to
         d = torch.tensor(values).to(self.p.device).transpose(0, 1).double()
         p = self.p[:, None]
@@ -131,19 +132,19 @@ class _Block:
         kl = (mean.log() + top)[..., 0].clamp_min(0)
         if self.teacher is not None:
             kl = kl + ((self.p - self.teacher)[:, None] * d).sum(-1)
-        return (ratios / mean).to(self.dtype), -kl
+        return (ratios / mean - 1).to(self.dtype), -kl
 
     def marginals(self) -> Tensor:
         """F(S + u) - F(S) [M] float64, summed over the positions."""
-        ratios = self._ratios(self.values)[0] if self.kept is None else self.kept
-        means = torch.bmm(ratios, self.weights[..., None])[..., 0]  # E_{p_S}[r_u] [s, M]
-        tiny = torch.finfo(self.dtype).tiny
-        return (means.clamp_min(tiny).double().log() - self.logs).sum(0)
+        changes = self._changes(self.values)[0] if self.kept is None else self.kept
+        means = torch.bmm(changes, self.weights[..., None])[..., 0]  # E_{p_S}[r_u - 1] [s, M]
+        return (means.double().clamp_min(LEAST_CHANGE).log1p() - self.logs).sum(0)
 
     def add(self, unit: int) -> None:
+        """Remove a unit at these positions."""
         one = slice(unit, unit + 1)
-        kept = self._ratios(self.values[one])[0] if self.kept is None else self.kept[:, one]
-        weights = self.weights.double() * kept[:, 0]
+        kept = self._changes(self.values[one])[0] if self.kept is None else self.kept[:, one]
+        weights = self.weights.double() * (1 + kept[:, 0].double())
         self.weights = (weights / weights.sum(-1, keepdim=True)).to(self.dtype)
 
 

@@ -304,6 +304,17 @@ def test_the_plan_is_greedy_on_f_lambda(strength: float, guards: cl.Guards) -> N
     assert cl.Selection.from_json(plan.to_json()).surrogate == "additive KL"
 
 
+def test_marginals_of_small_units_keep_their_digits() -> None:
+    """Of 1e-7 nats float32 ratios, which are all but 1, would leave two digits."""
+    curvature = with_shifts(scale=3e-4)
+    shifts, chosen = curvature.require_shifts(), [0, 3]
+    found, before = curvature.additive().marginals(chosen), naive(shifts, chosen)
+    for u in set(range(SIZE)) - set(chosen):
+        rise = naive(shifts, [*chosen, u]) - before
+        assert found[u] == pytest.approx(rise, rel=1e-3, abs=1e-12)
+    assert 0 < np.median(found) < 1e-6
+
+
 def test_targets_and_included_units_are_respected() -> None:
     curvature = with_shifts()
     plan = curvature.additive().solve(0.2, include=["L2.ffn[1]"], exclude=["L0.ffn[0]"])

@@ -33,6 +33,16 @@ def test_the_plan_is_that_of_numpy(dtype: Any, strength: float) -> None:
     assert made.predict(found) == CURVATURE.additive().predict(found)
 
 
+def test_small_units_keep_their_digits_in_float32() -> None:
+    small = with_random_shifts(make_units(8), scale=3e-4, positions=100, tokens=9)
+    found, expected = (
+        TorchAdditiveKL(small, "cpu", dtype).marginals([0, 3]) for dtype in ("float32", "float64")
+    )
+    assert 0 < np.median(expected) < 1e-6
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-12)
+    np.testing.assert_allclose(small.additive().marginals([0, 3]), expected, rtol=1e-3, atol=1e-12)
+
+
 def test_what_does_not_fit_is_computed_again_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
