@@ -30,6 +30,11 @@ COLORS = {
     "positive": "#8E5BB5",
     "negative": "#009E73",
 }
+FONT = "system-ui, sans-serif"  # that of the instruments
+# a correlation from -1 to 1, in the colours of the two signs
+SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"]))
+# a share that grows, from light to dark: the middle of viridis, which both themes can show
+ORDERED = ("#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E")
 LABELS = {"attention": "attention", "ffn": "FFN"}
 # for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
 # one of the two themes, and a grey. Lengths without a common divisor give the most pairs.
@@ -67,7 +72,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
             y=names,
             zmin=-limit if signed else 0.0,
             zmax=limit,
-            colorscale="RdBu_r" if signed else "Viridis",
+            colorscale=SIGNED if signed else "Viridis",
             colorbar={"title": {"text": "ρ" if signed else "mean |ρ|"}},
             hovertemplate="%{y}<br>%{x}<br>ρ = %{z:.3f}<extra></extra>",
         )
@@ -204,7 +209,7 @@ def finish(
         height=height,
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"color": "#808080"},
+        font={"color": "#808080", "family": FONT},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080", "orientation": "v"},
         margin={"l": 70, "r": 20, "t": 60, "b": 60},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},

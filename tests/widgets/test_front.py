@@ -16,7 +16,8 @@ import plotly.graph_objects as go
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.figures import COLORS
+from cocurve_lab.figures import COLORS, ORDERED, SIGNED
+from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
 from cocurve_widgets.packing import pack_problem, plan_mark
@@ -149,6 +150,20 @@ def test_one_palette_for_pages_and_pictures() -> None:
         assert f'{name}: "{value}"' in texts["kit.js"]
     colored = [name for name, text in texts.items() if re.search(r"#[0-9a-fA-F]{6}\b", text)]
     assert colored == ["kit.js"]
+
+
+def test_a_colour_has_one_meaning_and_a_share_is_ordered() -> None:
+    text = (FRONT / "kit.js").read_text(encoding="utf-8")
+    block = text.split("export const COLORS = {")[1].split("}")[0]
+    named = dict(re.findall(r'(\w+): "(#[0-9A-F]{6})"', block))
+    assert set(named) == {*COLORS, "a", "b"}  # kinds, bridge, signs, plans
+    assert len(set(named.values())) == len(named)
+    assert [color for _, color in SIGNED][::2] == [COLORS["negative"], COLORS["positive"]]
+    light = [
+        sum(w * int(c[i : i + 2], 16) for w, i in ((0.3, 1), (0.59, 3), (0.11, 5))) for c in ORDERED
+    ]
+    assert light == sorted(light, reverse=True)
+    assert [shade for _, _, shade in RATIOS] == list(ORDERED)
 
 
 def test_front_joins_modules_without_their_imports() -> None:

@@ -160,7 +160,7 @@ def test_the_page_is_called_a_preview(tmp_path: Path) -> None:
     path = export_html(PREVIEW, tmp_path / "preview.html", title="Today's H")
     text = path.read_text(encoding="utf-8")
     assert "<h1>Today&#x27;s H (preview)</h1>" in text
-    assert "a preview of H estimated" in text
+    assert "a preview of H, the matrix of all pairs, estimated" in text
     assert {state["preview"] for state in data_of(path).values()} == {preview_note(PREVIEW)}
     real = export_html(REAL, tmp_path / "real.html")
     assert {state["preview"] for state in data_of(real).values()} == {""}

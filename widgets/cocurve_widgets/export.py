@@ -31,12 +31,22 @@ script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ margin: 0 auto; max-width: 1800px; padding: 8px; font: 14px/1.5 system-ui, sans-serif; }}
-header, footer {{ padding: 0 12px; }}
+header {{ padding: 0 12px; max-width: 75em; }}
+h1 {{ font-size: 22px; margin: 4px 0; }}
+header p, header ol {{ margin: 4px 0; }}
+header ol {{ padding-left: 1.6em; }}
 {css}
 </style>
 </head>
 <body>
-<header><h1>{title}</h1><p>{about}</p></header>
+<header><h1>{title}</h1>
+<p>Which parts of a language model can be removed <em>together</em>? Each cell of the map below is a
+part: an attention head or a block of FFN channels. Removing two of them can cost more than the sum
+of both, or less. The first slider says how much such pairs count in the choice.</p>
+<ol><li>Drag “weight of the edges” to the left: every cell of its bar is another plan.</li>
+<li>Watch the colors of A and B: parts that only one of the two plans removes.</li>
+<li>Compare “predicted KL” with “measured KL”, then drag “share to remove” to the right.</li></ol>
+<p><small>{about}</small></p></header>
 <main><div id="lambda"></div><div id="bridge"></div></main>
 <script type="application/json" id="cocurve-data">{data}</script>
 <script type="module">
@@ -99,8 +109,10 @@ def _about(curvature: cl.Curvature) -> str:
     text = f" from {rows} sequences of {length} tokens" if rows and length else ""
     what = "a preview of H" if curvature.is_preview else "H"
     return (
-        f"{len(curvature.units)} units; {what} estimated{text}. Everything here is predicted from "
-        "H; nothing is measured in this page. Plans are solved in your browser."
+        f"{len(curvature.units)} units; {what}, the matrix of all pairs, estimated{text}. KL is "
+        "how far the pruned model's predictions are from the whole model's, in nats per token. "
+        "Plans are solved and predicted in your browser; what is called measured was measured "
+        "before."
     )
 
 

@@ -15,18 +15,18 @@ from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
 import cocurve_lab as cl
-from cocurve_lab.figures import PALETTE, finish
+from cocurve_lab.figures import ORDERED, PALETTE, finish
 
 from .instrument import front
 
-BLUE, ORANGE, RED, GREEN, SKY, PURPLE, GREY = PALETTE
+GREY = PALETTE[-1]
 RATIOS = [  # upper end of the realised ratio, name, colour
-    (0.075, "up to 7.5 %", SKY),
-    (0.15, "7.5 to 15 %", BLUE),
-    (0.25, "15 to 25 %", GREEN),
-    (0.35, "25 to 35 %", ORANGE),
-    (0.45, "35 to 45 %", RED),
-    (np.inf, "above 45 %", PURPLE),
+    (0.075, "up to 7.5 %", ORDERED[0]),
+    (0.15, "7.5 to 15 %", ORDERED[1]),
+    (0.25, "15 to 25 %", ORDERED[2]),
+    (0.35, "25 to 35 %", ORDERED[3]),
+    (0.45, "35 to 45 %", ORDERED[4]),
+    (np.inf, "above 45 %", ORDERED[5]),
 ]
 EDGE_AWARE, DIAGONAL, RANDOM, SWAP = cl.POOL_METHODS
 OTHER = "other plan"
