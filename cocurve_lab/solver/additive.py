@@ -11,8 +11,9 @@ the greedy loop is Algorithm 2 with other interactions: g_u = F(S + u) - F(S) - 
 Every marginal is evaluated at every step. F is convex, so E[(p_S - p_0) . d_u] bounds the marginal
 of u from below, and units whose bound is behind could be skipped without a change of the plan. But
 the bound reads as much memory as the marginals do. Tried on 768 units of the demo model with 1,000
-positions, ratio 0.2, one thread: at lambda 1 it left 79 % of the marginals to evaluate and took 1.9
-to 2.2 times as long; at lambda 0.3 it left 7 % and took 0.7 to 1.0 of the time. So it is not done.
+positions, ratio 0.2, one thread, the plan was the same. At lambda 1 the bound left 69 % of the
+marginals to evaluate, and the loop took 1.8 to 2.1 times as long; at lambda 0.3 it left 4 %, and
+the loop took 0.8 to 0.9 of the time. The default is lambda 1, so it is not done.
 measuring/additive_solve.py evaluates them with torch, for a GPU.
 
 This departs from the paper, which solves on H.
