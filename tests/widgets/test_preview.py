@@ -17,6 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import preview_note
 from cocurve_widgets import (
     BridgeExplorer,
+    CurvatureMap,
     FidelityScatter,
     GenerationCompare,
     LambdaExplorer,
@@ -44,6 +45,10 @@ def make_bridge(curvature: cl.Curvature, **given: Any) -> BridgeExplorer:
     return BridgeExplorer(curvature, **given)
 
 
+def make_map(curvature: cl.Curvature, **given: Any) -> CurvatureMap:
+    return CurvatureMap(curvature, **given)
+
+
 def make_fidelity(curvature: cl.Curvature, **given: Any) -> FidelityScatter:
     return FidelityScatter(curvature, **given)
 
@@ -53,7 +58,7 @@ def make_generation(curvature: cl.Curvature, **given: Any) -> GenerationCompare:
     return GenerationCompare(model or MODEL, tokenizer or TOKENIZER, curvature, **given)
 
 
-EVERY = [make_lambda, make_bridge, make_fidelity, make_generation]
+EVERY = [make_lambda, make_bridge, make_map, make_fidelity, make_generation]
 Make = Callable[..., Any]
 
 

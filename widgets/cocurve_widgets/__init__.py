@@ -7,6 +7,7 @@ another.
     instrument.py          the base of all instruments: errors, linking, code, files
     packing.py             H as the browser receives it
     build_monitor.py       BuildMonitor: progress of a build (notebook 01)
+    curvature_map.py       CurvatureMap: H as a picture to order, zoom and brush (01)
     lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
     bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
     fidelity_figure.py     FidelityScatter (04): its picture
@@ -30,6 +31,7 @@ _HOMES = {
     "LambdaExplorer": "lambda_explorer",
     "BridgeExplorer": "bridge_explorer",
     "BuildMonitor": "build_monitor",
+    "CurvatureMap": "curvature_map",
     "FidelityScatter": "fidelity_scatter",
     "GenerationCompare": "generation_compare",
     "Measured": "session",

@@ -13,7 +13,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded, plan_code
-from .session import Session, require_unit
+from .session import Session, require_units
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         ego: show only the selected unit, its edges and its neighbours.
         saliency_quantile, connectivity_quantile: bounds of "low" and "high", [0, 1]; see
             `cl.bridge_units`.
-        brushed: indices of the units marked in the plane, ascending.
+        brushed: indices of the units marked in the plane, ascending, shared with the session.
         selected_unit: index of the chosen unit, shared with the session; None for none.
         table_of: rows of `table()`, the table and the CSV: the shown "edges", "units" or "bridges".
 
@@ -109,6 +109,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         self._seconds = 0.0
         super().__init__(session, **_payload(curvature, self._ends, self._rho), **controls)
         self._find_bridges()
+        self.share("brushed")
         self.follow(self._compare_plans, "selection")
         self.on_msg(self._answer)
 
@@ -133,9 +134,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     @validate("brushed")
     def _known_units(self, proposal: Any) -> list[int]:
-        for unit in proposal.value:
-            require_unit(self.session.curvature, unit, "brushed holds")
-        return sorted({int(unit) for unit in proposal.value})
+        return require_units(self.session.curvature, proposal.value, "brushed holds")
 
     # Bridges and plans --------------------------------------------------------------------------
 

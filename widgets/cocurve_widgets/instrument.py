@@ -85,12 +85,7 @@ class Instrument(DOMWidget):
         self._followed = []
         super().__init__(**controls)
         _close_earlier_run(self)
-        if self.selected_unit is None:
-            self.selected_unit = session.selected_unit
-        else:
-            session.selected_unit = self.selected_unit
-        self.observe(self._tell_unit, "selected_unit")
-        self.follow(self._hear_unit, "selected_unit")
+        self.share("selected_unit")
 
     @classmethod
     def _require_known(cls, controls: Iterable[str]) -> None:
@@ -151,11 +146,21 @@ class Instrument(DOMWidget):
         self.session.observe(handler, trait)
         self._followed.append((handler, trait))
 
-    def _tell_unit(self, change: Any) -> None:
-        self.session.selected_unit = change.new
+    def share(self, trait: str) -> None:
+        """Keep a trait equal to the session's of that name; at first a value set here wins."""
 
-    def _hear_unit(self, change: Any) -> None:
-        self.selected_unit = change.new
+        def tell(_: Any = None) -> None:
+            setattr(self.session, trait, getattr(self, trait))
+
+        def hear(_: Any = None) -> None:
+            setattr(self, trait, getattr(self.session, trait))
+
+        if getattr(self, trait) in (None, []):
+            hear()
+        else:
+            tell()
+        self.observe(tell, trait)
+        self.follow(hear, trait)
 
     def close(self) -> None:
         """Leave the session and the page."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import HasTraits, Instance, Int, TraitError, Tuple, validate
+from traitlets import HasTraits, Instance, Int, List, TraitError, Tuple, validate
 
 import cocurve_lab as cl
 
@@ -162,6 +162,7 @@ class Session(HasTraits):
     Attributes:
         selection: the plan all views show; None before the first.
         selected_unit: index of the unit all views mark; None for none.
+        brushed: indices of the units brushed in any view, ascending.
         measured: every measured plan so far, a tuple of Measured; replaced, never changed in place.
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
@@ -173,6 +174,7 @@ class Session(HasTraits):
 
     selection = Instance(cl.Selection, allow_none=True)
     selected_unit = Int(None, allow_none=True)
+    brushed = List(Int())
     measured = Tuple()
 
     @validate("selected_unit")
@@ -180,6 +182,10 @@ class Session(HasTraits):
         value: int | None = proposal.value
         require_unit(self.curvature, value, "selected_unit is")
         return value
+
+    @validate("brushed")
+    def _known_units(self, proposal: Any) -> list[int]:
+        return require_units(self.curvature, proposal.value, "brushed holds")
 
     def __init__(
         self,
@@ -297,6 +303,13 @@ def require_unit(curvature: cl.Curvature, unit: Any, where: str) -> None:
     size = len(curvature.units)
     if unit is not None and not (isinstance(unit, (int, np.integer)) and 0 <= unit < size):
         raise TraitError(f"{where} {unit!r}. Use an index from 0 to {size - 1}.")
+
+
+def require_units(curvature: cl.Curvature, units: Collection[int], where: str) -> list[int]:
+    """The indices ascending and once each; TraitError unless all are of units of H."""
+    for unit in units:
+        require_unit(curvature, unit, where)
+    return sorted({int(unit) for unit in units})
 
 
 def _identity(curvature: cl.Curvature) -> tuple[str, bool]:

@@ -1,0 +1,124 @@
+// The parts of the map of H that need no page: `node --test tests/widgets/front/map.test.mjs`.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
+const { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf, placesOf,
+  runsOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } = parts;
+const { boxOf, placeAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
+
+const FULL = 32767;
+const root = (rho) => Math.round(Math.sign(rho) * Math.sqrt(Math.abs(rho)) * FULL);
+const RHO = [[1, 0.25, -0.04], [0.25, 1, 0.5], [-0.04, 0.5, 1]];
+const triangle = Int16Array.from([1, 0.25, -0.04, 1, 0.5, 1].map(root));
+const square = squarePairs(triangle, 3);
+
+test("the triangle becomes a symmetric square, and its roots rho again", () => {
+  for (let u = 0; u < 3; u++) {
+    for (let v = 0; v < 3; v++) {
+      assert.ok(Math.abs(correlationOf(square, 3, 1, u, v) - RHO[u][v]) < 1e-4);
+    }
+  }
+  assert.equal(correlationOf(square, 3, 2, 0, 0), 2); // a pair KL goes beyond 1
+});
+
+test("each order holds every unit once", () => {
+  const facts = { saliency: [0.1, 0.3, 0.3, 0.2], clustered: [2, 0, 3, 1], removed: [3, 1] };
+  const order = (name, changes) => placesOf(name, 4, { ...facts, ...changes });
+  assert.deepEqual(order("layer"), [0, 1, 2, 3]);
+  assert.deepEqual(order("saliency"), [1, 2, 3, 0]); // a tie: lowest index first
+  assert.deepEqual(order("clustering"), [2, 0, 3, 1]);
+  assert.deepEqual(order("clustering", { clustered: [] }), [0, 1, 2, 3]); // not computed yet
+  assert.deepEqual(order("plan"), [3, 1, 0, 2]);
+});
+
+test("shades follow sign and square root of rho, in the order of places", () => {
+  const how = shading("correlation", { peak: 1, ends: { correlation: 1 }, roots: [1, 1, 1] });
+  const shades = shadeCells(square, [2, 0, 1], how);
+  const want = [[256, -51, 180], [-51, 256, 128], [180, 128, 256]]; // 256: a unit with itself
+  assert.deepEqual([...shades], want.flat());
+  const half = shading("correlation", { peak: 1, ends: { correlation: 0.25 }, roots: [1, 1, 1] });
+  assert.deepEqual([...shadeCells(square, [0, 1, 2], half)].slice(0, 3), [256, 255, -102]);
+});
+
+test("shades of H follow the fourth root, with its diagonal", () => {
+  const roots = [1, 2, 10]; // H_00 = 1, H_11 = 4, H_01 = 0.5, H_02 = -0.4
+  const how = shading("curvature", { peak: 1, ends: { curvature: 4 }, roots });
+  const shades = shadeCells(square, [0, 1, 2], how);
+  const shade = (size) => Math.round(255 * Math.min(1, size / 4) ** 0.25);
+  assert.deepEqual([...shades].slice(0, 6), [shade(1), shade(0.5), -shade(0.4), shade(0.5),
+    shade(4), shade(10)]);
+});
+
+test("colors end at those of the signs, and none is the background", () => {
+  const colors = shadesOf([200, 100, 0], [0, 50, 250], [255, 255, 255], [9, 9, 9]);
+  const rgba = (shade) => [...new Uint8Array(colored([shade], colors).buffer)];
+  assert.deepEqual(rgba(255), [200, 100, 0, 255]);
+  assert.deepEqual(rgba(-255), [0, 50, 250, 255]);
+  assert.deepEqual(rgba(0), [255, 255, 255, 255]);
+  assert.deepEqual(rgba(256), [9, 9, 9, 255]);
+  assert.ok(rgba(128)[2] < 255 && rgba(128)[2] > 0);
+});
+
+test("of four cells the strongest stays, with its sign", () => {
+  const level = { shades: Int16Array.from([1, -7, 5, 3, 2, 0, 256, 4, 256]), size: 3 };
+  assert.deepEqual(halved(level), { shades: Int16Array.from([-7, 5, 4, 0]), size: 2 });
+});
+
+test("a window stays inside and keeps the point under the pointer", () => {
+  assert.deepEqual(inside([-3, 95, 20], 100), [0, 80, 20]);
+  assert.deepEqual(inside([0, 0, 1], 100), [0, 0, 4]);
+  assert.deepEqual(inside([0, 0, 9], 2), [0, 0, 2]);
+  const near = zoomed([0, 0, 100], 100, 2, [0.5, 0.25]);
+  assert.deepEqual(near, [25, 12.5, 50]);
+  assert.equal(near[0] + 0.5 * near[2], 50);
+  assert.deepEqual(zoomed(near, 100, 0.1), [0, 0, 100]);
+  assert.deepEqual(showing([10, 10, 20], 100, 12, 40), [10, 21, 20]);
+  assert.deepEqual(showing([10, 10, 20], 100, 3, 12), [3, 10, 20]);
+});
+
+test("points become cells and rectangles units", () => {
+  const places = [4, 2, 0, 1, 3];
+  assert.deepEqual(cellAt([1, 0, 4], 5, [0.5, 0.99]), [3, 3]);
+  assert.equal(cellAt([0, 0, 5], 5, [1, 0.5]), null);
+  assert.equal(cellAt([0, 0, 5], 5, [0.5, -0.1]), null);
+  assert.deepEqual(unitsOf([0, 0, 5], places, [0.3, 0.9], [0.1, 0.7]), [1, 2, 3, 4]);
+  assert.deepEqual(unitsOf([0, 0, 5], places, [-9, -9], [9, 9]), [0, 1, 2, 3, 4]);
+  assert.deepEqual(unitsOf([1, 1, 2], places, [0, 0], [1, 1]), [0, 2]);
+});
+
+test("runs of equal values", () => {
+  assert.deepEqual(runsOf([1, 1, 2, 1]), [{ value: 1, start: 0, end: 2 },
+    { value: 2, start: 2, end: 3 }, { value: 1, start: 3, end: 4 }]);
+  assert.deepEqual(runsOf([]), []);
+});
+
+test("the account adds up the terms of the steps so far", () => {
+  const plan = { order: [5, 2], node: [1, 2], edge: [0, -0.5], gone: [0.1, 0.25] };
+  assert.deepEqual(accountOf(plan, 2), { node: 3, edge: -0.5, risk: 2.5, gone: 0.25, unit: 2,
+    ownNode: 2, ownEdge: -0.5 });
+  assert.deepEqual(accountOf(plan, 0), { node: 0, edge: 0, risk: 0, gone: 0, unit: null,
+    ownNode: 0, ownEdge: 0 });
+});
+
+test("plays take a bounded time", () => {
+  assert.equal(pauseOf(1), 600);
+  assert.equal(pauseOf(100), 150);
+  assert.equal(pauseOf(5000), 50);
+});
+
+test("pairs in view: each once, strongest first", () => {
+  const rho = (u, v) => RHO[u][v];
+  const all = pairsInside([0, 0, 3], [2, 1, 0], rho, 9);
+  assert.deepEqual(all.map(({ u, v }) => [u, v]), [[1, 2], [0, 1], [0, 2]]);
+  assert.deepEqual(pairsInside([0, 0, 3], [2, 1, 0], rho, 2), all.slice(0, 2));
+  assert.deepEqual(pairsInside([0, 1, 1], [0, 1, 2], rho, 9).map(({ u, v }) => [u, v]), [[0, 1]]);
+});
+
+test("places stand where they are drawn, and a narrow picture leaves out the names", () => {
+  const box = boxOf(1000);
+  assert.ok(box.names && !boxOf(500).names);
+  assert.equal(placeAt({ box, window: [10, 0, 20] }, 10, 0), box.left);
+  assert.equal(placeAt({ box, window: [0, 10, 20] }, 30, 1), box.top + box.side);
+});

@@ -1,0 +1,406 @@
+"""CurvatureMap: H as a picture to order, zoom and brush, with the greedy order step by step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import numpy as np
+from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
+
+import cocurve_lab as cl
+from cocurve_lab.solver.selection import risk_terms
+
+from .instrument import Instrument, front, guarded, plan_code
+from .session import CancelToken, Session, require_unit, require_units
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ORDERS = ("layer", "saliency", "clustering", "plan")
+SCALES = ("correlation", "curvature")
+FEWEST = 4  # units across the smallest window
+MOST_PAIRS = 10_000  # rows of a table of pairs
+SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones would pale the rest
+NEAT = 1000  # up to so many units the leaves are put in the best order, in about 0.1 s
+FULL = 32_767  # int16 of the largest root
+CONTROLS = (
+    *("order", "scale", "window", "only_plan", "step", "playing"),
+    *("selected_unit", "partner", "brushed", "table_of"),
+)
+
+
+class CurvatureMap(Instrument, anywidget.AnyWidget):
+    """H as a picture: one cell per pair of units, colored by the sign and size of their edge.
+
+    The rows and columns can be put in another order, and the picture zoomed. Units of the session's
+    plan are marked beside it, and its greedy order can be played step by step with its ledger. All
+    of it is estimated from H; nothing is measured.
+
+    Args:
+        curvature: H [M, M], nats per token.
+        session: shared with other instruments; by default the curvature's own.
+        model, tokenizer: added to the session; this instrument does not need them.
+        **controls: any of the controls below.
+
+    Controls (traits):
+        order: of rows and columns. "layer": as the units are numbered. "saliency": largest H_uu
+            first. "clustering": tied units together, by average linkage on 1 - |rho|.
+            "plan": the removed units in their order, then the kept ones.
+        scale: what is colored, "correlation" (rho_uv, by its square root) or "curvature" (H_uv, by
+            its fourth root). Of several pairs in one pixel the strongest is drawn.
+        window: the part that is shown: first column, first row, and number of units across, [3].
+            The default, [0, 0, M], is all of H.
+        only_plan: fade all cells but those of two removed units.
+        step: how many units of the plan are marked as removed, 0 to all; all for a new plan.
+        playing: whether the page counts `step` up to the end of the plan.
+        selected_unit, partner: row and column of the chosen pair, as indices of units; None for
+            none. `selected_unit` is shared with the session.
+        brushed: indices of the brushed units, ascending, shared with the session.
+        table_of: rows of `table()`, the table and the CSV: "units", the steps of the plan
+            ("ledger"), or the "pairs" inside the window.
+
+    Sent to the page (traits, not to be set):
+        nodes: columns of M values: kind, layer, name, saliency [nats per token], cost [parameters].
+        pairs: bytes of int16 [M (M + 1) / 2], the upper triangle row by row: sign(rho_uv) times the
+            square root of |rho_uv| / peak, times 32,767. Numbers in the page are read off these, to
+            about three digits; `status` has the chosen pair from H itself.
+        peak: largest |rho_uv|. ends: the largest |rho_uv| and |H_uv| that colors tell apart.
+        roots: sqrt(H_uu) of every unit, [M]; of a unit with H_uu = 0 that of the smallest above 0.
+        clustered: the order by clustering; empty until it is first asked for.
+        plan: of the session's plan: order, its node and edge terms [nats per token], the share of
+            removable cost gone after each step, lambda, and whether it has an order.
+        kernel: whether a kernel answers; False in an exported page.
+
+    Raises:
+        InputError: an unknown control.
+        TraitError: a control outside its range.
+        MismatchError: the session or the model is not this curvature's.
+    """
+
+    _esm = front(
+        *("kit.js", "bridge_parts.js", "map_parts.js", "map_picture.js", "map.js", "map_main.js")
+    )
+    _css = front("instrument.css")
+
+    order = Enum(ORDERS, "layer").tag(sync=True)
+    scale = Enum(SCALES, "correlation").tag(sync=True)
+    window: List[float] = List(Float(), minlen=3, maxlen=3).tag(sync=True)
+    only_plan = Bool(False).tag(sync=True)
+    step = Int(0).tag(sync=True)
+    playing = Bool(False).tag(sync=True)
+    partner = Int(None, allow_none=True).tag(sync=True)
+    brushed: List[int] = List(Int()).tag(sync=True)
+    table_of = Enum(("units", "ledger", "pairs"), "units").tag(sync=True)
+
+    nodes = Dict().tag(sync=True)
+    pairs = Bytes().tag(sync=True)
+    peak = Float().tag(sync=True)
+    ends = Dict().tag(sync=True)
+    roots: List[float] = List().tag(sync=True)
+    clustered: List[int] = List().tag(sync=True)
+    plan = Dict().tag(sync=True)
+    kernel = Bool(True).tag(sync=True)
+
+    def __init__(
+        self,
+        curvature: cl.Curvature,
+        *,
+        session: Session | None = None,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        **controls: Any,
+    ) -> None:
+        self._require_known(controls)
+        session = Session.bind(curvature, session, model, tokenizer)
+        controls.setdefault("window", [0, 0, len(curvature.units)])
+        later = {name: controls.pop(name) for name in ("step", "playing") if name in controls}
+        super().__init__(session, **_payload(curvature), **controls)
+        self._take_plan()
+        for name, value in later.items():  # they need the plan
+            setattr(self, name, value)
+        self._arrange()
+        self.share("brushed")
+        self.follow(self._take_plan, "selection")
+        self.on_msg(self._answer)
+
+    # Traits at the edge -------------------------------------------------------------------------
+
+    @validate("window")
+    def _inside(self, proposal: Any) -> list[float]:
+        column, row, span = proposal.value
+        size = len(self.session.curvature.units)
+        if not (
+            min(FEWEST, size) <= span <= size
+            and 0 <= column <= size - span
+            and 0 <= row <= size - span
+        ):
+            raise TraitError(
+                f"window is {proposal.value}; it is [first column, first row, units across] and "
+                f"lies inside {size} units. Use [0, 0, {size}] for all of H."
+            )
+        return [float(column), float(row), float(span)]
+
+    @validate("step")
+    def _on_the_plan(self, proposal: Any) -> int:
+        last = len(self.plan.get("order", ()))
+        if not 0 <= proposal.value <= last:
+            raise TraitError(f"step is {proposal.value}. The plan has steps 0 to {last}.")
+        return int(proposal.value)
+
+    @validate("playing")
+    def _has_steps(self, proposal: Any) -> bool:
+        if proposal.value and not self.plan.get("ordered"):
+            what = "the plan has no removal order" if self.plan.get("order") else "there is no plan"
+            raise TraitError(
+                f"playing is True, but {what}. Set session.selection to a solved plan first."
+            )
+        return bool(proposal.value)
+
+    @validate("partner")
+    def _known_partner(self, proposal: Any) -> int | None:
+        value: int | None = proposal.value
+        require_unit(self.session.curvature, value, "partner is")
+        return value
+
+    @validate("brushed")
+    def _known_units(self, proposal: Any) -> list[int]:
+        return require_units(self.session.curvature, proposal.value, "brushed holds")
+
+    # Order and plan -----------------------------------------------------------------------------
+
+    @observe("order")
+    @guarded
+    def _arrange(self, change: Any = None) -> None:
+        """Order by clustering on the session's thread, when it is first asked for."""
+        if self.order == "clustering" and not self.clustered:
+            self.session.worker.submit(f"clusters {id(self)}", self._cluster, self.report)
+
+    def _cluster(self, token: CancelToken) -> None:
+        found = cluster_order(self.session.curvature)
+        token.check()
+        self.clustered = found
+
+    @guarded
+    def _take_plan(self, change: Any = None) -> None:
+        plan, curvature = self.session.selection, self.session.curvature
+        self.error = ""
+        try:
+            if plan is not None:
+                theirs = "the session's plan"
+                curvature.units.require_same(plan.units, mine="the curvature", theirs=theirs)
+        except cl.MismatchError as error:
+            self.report(error)
+            plan = None
+        with self.hold_sync():
+            # a step beyond a shorter plan must not exist at any time
+            self.step, self.playing = 0, False
+            self.plan = {} if plan is None else _steps(plan, curvature)
+            self.step = 0 if plan is None else len(plan)
+        self._tell()
+
+    @observe("selected_unit", "partner")
+    def _repair(self, change: Any) -> None:
+        if self.nodes:  # not while the constructor sets them
+            self._tell()
+
+    @guarded
+    def _tell(self) -> None:
+        source = f"Estimated from {'a preview of ' if self.preview else ''}H, not measured."
+        u, v = self.selected_unit, self.partner
+        if u is None or v is None:
+            self.status = source
+            return
+        curvature = self.session.curvature
+        first, second = (curvature.units[i].name for i in (u, v))
+        text = f"{first} and {second}: H_uv {curvature.matrix[u, v]:.4g} nats per token"
+        if u == v:
+            text = f"{first}: H_uu {curvature.matrix[u, u]:.4g} nats per token"
+        elif curvature.saliency[u] > 0 and curvature.saliency[v] > 0:
+            text += f", rho {self.session.curvature._correlation[u, v]:.4g}"
+        self.status = f"{text}. {source}"
+
+    # Code and files -----------------------------------------------------------------------------
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows of `table_of`. Saliency, H_uv and risks are in nats per token.
+
+        "units": one row per unit, in the order of the picture. "ledger": one row per step of the
+        plan. "pairs": each pair of two units inside the window once, strongest first by the present
+        scale, at most 10,000.
+        """
+        if self.table_of == "ledger":
+            return self._ledger_rows()
+        return self._pair_rows() if self.table_of == "pairs" else self._unit_rows()
+
+    def places(self) -> list[int]:
+        """The units in the order of the picture, as indices, [M]."""
+        curvature, size = self.session.curvature, len(self.session.curvature.units)
+        if self.order == "saliency":
+            return [int(u) for u in np.argsort(-curvature.saliency, kind="stable")]
+        if self.order == "clustering":
+            if not self.clustered:
+                self.clustered = cluster_order(curvature)
+            return list(self.clustered)
+        first = self.plan.get("order", []) if self.order == "plan" else []
+        return first + sorted(set(range(size)) - set(first))
+
+    def _unit_rows(self) -> list[dict[str, Any]]:
+        steps = {u: k + 1 for k, u in enumerate(self.plan.get("order", []))}
+        columns = ("name", "layer", "kind", "saliency", "cost")
+        return [
+            {
+                "place": place + 1,
+                **{("unit" if c == "name" else c): self.nodes[c][u] for c in columns},
+                "removed_at_step": steps.get(u, ""),
+                "brushed": u in self.brushed,
+            }
+            for place, u in enumerate(self.places())
+        ]
+
+    def _ledger_rows(self) -> list[dict[str, Any]]:
+        steps = zip(*(self.plan.get(c, []) for c in ("order", "node", "edge", "gone")), strict=True)
+        rows, risk = [], 0.0
+        for k, (u, node, edge, gone) in enumerate(steps):
+            risk += node + edge
+            name = self.nodes["name"][u]
+            rows.append(
+                {"step": k + 1, "unit": name, "node": node, "edge": edge, "risk": risk}
+                | {"ratio": gone}
+            )
+        return rows
+
+    def _pair_rows(self) -> list[dict[str, Any]]:
+        curvature, places = self.session.curvature, np.array(self.places())
+        column, row, span = self.window
+        columns, rows = (places[int(at) : int(np.ceil(at + span))] for at in (column, row))
+        inside = np.zeros_like(curvature.matrix, dtype=bool)
+        inside[np.ix_(rows, columns)] = True
+        u, v = np.nonzero(np.triu(inside | inside.T, 1))
+        rho = curvature.correlation()
+        size = np.abs((rho if self.scale == "correlation" else curvature.matrix)[u, v])
+        strongest = np.argsort(-size, kind="stable")[:MOST_PAIRS]
+        chosen = np.stack([u, v], 1)[strongest]
+        return [
+            {
+                "first": curvature.units[a].name,
+                "second": curvature.units[b].name,
+                "curvature": float(curvature.matrix[a, b]),
+                "correlation": float(rho[a, b]),
+            }
+            for a, b in chosen.tolist()
+        ]
+
+    def code(self) -> str:
+        """The Python that reproduces what is on the screen; it needs `curvature`."""
+        size, last = len(self.session.curvature.units), len(self.plan.get("order", []))
+        usual = {name: self.traits()[name].default() for name in CONTROLS}
+        usual |= {"window": [0, 0, size], "playing": self.playing, "step": last}
+        changed = {n: getattr(self, n) for n in CONTROLS if getattr(self, n) != usual[n]}
+        step = changed.pop("step", None)
+        given = "".join(f"    {name}={value!r},\n" for name, value in changed.items())
+        plan = self.session.selection
+        made = "" if plan is None else plan_code(plan, self.session.curvature)
+        return (
+            "import cocurve_lab as cl\nfrom cocurve_widgets import CurvatureMap\n\n"
+            f"picture = CurvatureMap(\n    curvature,\n{given})\n"
+            + (f"picture.session.selection = {made}\n" if made else "")
+            + ("" if step is None else f"picture.step = {step}\n")
+            + "picture\n"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
+        if not self.clustered:
+            self.clustered = cluster_order(self.session.curvature)
+        inherited = set(anywidget.AnyWidget.class_traits(sync=True))
+        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
+        fixed = {"kernel": False, "playing": False, "error": ""}
+        return {name: getattr(self, name) for name in names} | fixed
+
+    @guarded
+    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
+        if isinstance(content, dict) and "want" in content:
+            self.answer_files(content)
+
+    def close(self) -> None:
+        if self._followed:  # else the constructor failed: there is nothing to stop
+            self.session.worker.cancel(f"clusters {id(self)}")
+        super().close()
+
+
+def cluster_order(curvature: cl.Curvature) -> list[int]:
+    """Units so that tied ones stand together: the leaves of average linkage on 1 - |rho|.
+
+    Up to 1,000 units the branches are turned so that neighbors are as near as they can be
+    (`scipy.cluster.hierarchy.optimal_leaf_ordering`). M = 1,920 takes about half a second.
+
+    Args:
+        curvature: H [M, M].
+
+    Returns:
+        The indices of all M units.
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+
+    size = len(curvature.units)
+    if size < 3:
+        return list(range(size))
+    # |rho| of a pair KL may exceed 1
+    apart = np.clip(1.0 - np.abs(curvature.correlation()[np.triu_indices(size, 1)]), 0.0, None)
+    tree = linkage(apart, "average")
+    if size <= NEAT:
+        tree = optimal_leaf_ordering(tree, apart)
+    return [int(u) for u in leaves_list(tree)]
+
+
+# Sent to the page -------------------------------------------------------------------------------
+
+
+def _payload(curvature: cl.Curvature) -> dict[str, Any]:
+    units, size = curvature.units, len(curvature.units)
+    saliency = curvature.saliency
+    least = saliency[saliency > 0].min(initial=np.inf)
+    roots = np.sqrt(np.where(saliency > 0, saliency, least if np.isfinite(least) else 1.0))
+    upper = ~np.tri(size, k=-1, dtype=bool)
+    values = curvature.matrix[upper]
+    sizes = np.abs(values)
+    sizes /= np.outer(roots, roots)[upper]  # in place: these are long, and the cell waits for them
+    peak = float(sizes.max(initial=0.0)) or 1.0
+    quantized = np.rint(np.sqrt(sizes / peak) * np.sign(values) * FULL).astype("<i2")
+    pairs = ~np.eye(size, dtype=bool)[upper]
+    ends = {"correlation": sizes[pairs], "curvature": np.abs(values[pairs])}
+    return {
+        "nodes": {
+            "kind": units.kinds.tolist(),
+            "layer": units.layers.tolist(),
+            "name": [unit.name for unit in units],
+            "saliency": saliency.tolist(),
+            "cost": units.costs.tolist(),
+        },
+        "pairs": quantized.tobytes(),
+        "peak": peak,
+        "ends": {name: _end(found) for name, found in ends.items()},
+        "roots": roots.tolist(),
+    }
+
+
+def _end(sizes: np.ndarray) -> float:
+    """The end of a color scale: the SHOWN quantile of the sizes, and above 0."""
+    if not sizes.size:
+        return 1.0
+    return float(np.quantile(sizes, SHOWN)) or float(sizes.max()) or 1.0
+
+
+def _steps(plan: cl.Selection, curvature: cl.Curvature) -> dict[str, Any]:
+    """The plan as the page plays it; its terms are of this H, whatever made it."""
+    node, edge = risk_terms(curvature.matrix, plan.pruned)
+    costs = plan.units.costs
+    return {
+        "order": list(plan.pruned),
+        "node": node.tolist(),
+        "edge": edge.tolist(),
+        "gone": (np.cumsum(costs[list(plan.pruned)]) / max(plan.units.total_cost, 1)).tolist(),
+        "strength": plan.interaction_strength,
+        "ordered": plan.ordered,
+    }

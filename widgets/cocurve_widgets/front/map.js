@@ -1,0 +1,485 @@
+// The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
+
+import { COLORS, Cleaner, assign, count, frame, h, labelled, named, palette, percent, picture,
+  receiveFiles, show, typed, unitCount, watch } from "./kit.js";
+import { signColors } from "./bridge_parts.js";
+import { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf,
+  placesOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
+import { boxOf, paintMap, placeAt } from "./map_picture.js";
+
+const MAP_ROWS = 500; // of the table on the page; the file has all
+const MOST_PAIRS = 10_000; // of the file, as in Python
+const SMALL = 200; // cells across the smallest painting, at least
+const RECENT = 8; // steps listed in the ledger
+const LINE = "position:absolute;pointer-events:none;background:var(--cc-accent);opacity:0.7";
+const BAND = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
+  "background:rgba(128,128,128,0.25)";
+
+export function renderMap({ model, el }) {
+  const cleaner = new Cleaner();
+  const { kind: kinds, layer: layers, name: names, saliency, cost: costs } = model.get("nodes");
+  const size = names.length;
+  const numLayers = Math.max(0, ...layers) + 1;
+  const roots = model.get("roots");
+  const peak = model.get("peak");
+  const square = squarePairs(typed(model.get("pairs"), Int16Array), size);
+  const live = model.get("kernel") !== false;
+  const less = matchMedia("(prefers-reduced-motion: reduce)");
+  const put = (values) => assign(model, values);
+  let places = [];
+  let [scene, spot, timer] = [null, null, 0];
+  let mostRows = Infinity;
+
+  const rho = (u, v) => (saliency[u] > 0 && saliency[v] > 0
+    ? correlationOf(square, size, peak, u, v) : 0);
+  const edge = (u, v) => (u === v ? saliency[u]
+    : correlationOf(square, size, peak, u, v) * roots[u] * roots[v]);
+  const digits = (x) => show(Number(x.toPrecision(3))); // more are lost in what was sent
+  const plan = () => model.get("plan");
+  const length = () => (plan().order ?? []).length;
+  const removed = () => (plan().order ?? []).slice(0, model.get("step"));
+  const chosen = () => [model.get("partner"), model.get("selected_unit")];
+
+  const map = picture("H as a picture");
+  Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
+  const options = { title: "Map of H", name: "map", table: () => tableOf(mostRows),
+    canvases: () => [map] };
+  if (live) options.json = () => model.send({ want: ".json" });
+  const { root, controls, body } = frame(model, el, cleaner, options);
+  receiveFiles(model, cleaner, "map");
+
+  // Controls ------------------------------------------------------------------------------------
+
+  const choice = (name, texts) => {
+    const select = h("select", { onchange: () => put({ [name]: select.value }) },
+      ...Object.entries(texts).map(([value, text]) => h("option", { value }, text)));
+    return select;
+  };
+  const order = choice("order", { layer: "layer", saliency: "saliency, largest first",
+    clustering: "clustering, tied units together", plan: "plan, removed first" });
+  const scale = choice("scale", { correlation: "correlation ρ_uv", curvature: "curvature H_uv" });
+  const drag = h("select", {}, h("option", { value: "brush" }, "brush units"),
+    h("option", { value: "zoom" }, "zoom in"), h("option", { value: "move" }, "move"));
+  const button = (text, hint, onclick) =>
+    h("button", { type: "button", title: hint, onclick }, text);
+  const onlyPlan = h("input", { type: "checkbox",
+    onchange: () => put({ only_plan: onlyPlan.checked }) });
+  const play = button("Play", "remove the units of the plan one by one", () =>
+    put({ playing: !model.get("playing"), ...(atEnd() && !model.get("playing") ? { step: 0 } : {}) }));
+  const step = h("input", { type: "range", min: 0, step: 1, "aria-label": "step of the plan",
+    oninput: () => put({ step: Number(step.value), playing: false }) });
+  const steps = [button("◀ step", "one step back", () => walk(-1)),
+    button("step ▶", "one step on", () => walk(1))];
+  const stepText = h("span", { style: "min-width:9em" });
+  controls.append(labelled("order of rows and columns", order), labelled("color", scale),
+    labelled("drag to", drag),
+    h("span", { class: "cc-row" }, button("−", "zoom out", () => zoom(1 / 1.6)),
+      button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", () =>
+        put({ window: [0, 0, size] }))),
+    h("label", { class: "cc-row", title: "fade every cell but those of two removed units" },
+      onlyPlan, "only pairs of the plan"),
+    h("span", { class: "cc-row", style: "flex-wrap:wrap" }, play, steps[0], step, steps[1], stepText));
+
+  // Pictures and cards ----------------------------------------------------------------------------
+
+  const lines = [0, 1].map(() => h("div", { hidden: true, style: LINE }));
+  const band = h("div", { hidden: true, style: BAND });
+  const pairCard = h("div", { "aria-live": "polite", style: "min-height:170px" });
+  const planCard = h("div", {});
+  const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
+  const side = h("div", { class: "cc-card" }, pairCard, planCard);
+  body.append(
+    h("div", { style: "flex:none;max-width:100%" },
+      h("div", { style: "position:relative" }, map, ...lines, band),
+      h("p", { class: "cc-muted", style: "max-width:48em" },
+        "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
+        "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
+        "zooms once the picture has the focus.")),
+    side,
+    h("div", { class: "cc-row", style: "flex:1 1 100%;flex-wrap:wrap" },
+      button("Brush what is shown", "mark the units of all rows and columns in view",
+        () => put({ brushed: unitsOf(model.get("window"), places, [0, 0], [1, 1]) })),
+      button("Brush the plan", "mark the removed units",
+        () => put({ brushed: [...removed()].sort((u, v) => u - v) })),
+      button("Clear brush", "remove all marks", () => put({ brushed: [] })), brushCard));
+  const tableChoice = choice("table_of", { units: "units", ledger: "steps of the plan",
+    pairs: "pairs in view" });
+  root.querySelector(".cc-table").style.minWidth = "0"; // eight columns scroll inside it
+  root.querySelector(".cc-files").prepend(
+    h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
+
+  // All cells are painted once per order, scale and theme; zooming only copies a part of them. The
+  // smaller paintings are for windows with several cells to a pixel.
+  let [cells, ends, power, painted] = [[], {}, 0, ""];
+  function paintAll(colors) {
+    const now = JSON.stringify([model.get("order"), model.get("scale"), colors.back, colors.kept,
+      model.get("order") === "plan" ? plan().order : model.get("clustered").length]);
+    if (now === painted) return;
+    painted = now;
+    places = placesOf(model.get("order"), size, { saliency, clustered: model.get("clustered"),
+      removed: plan().order ?? [] });
+    const g = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+    const rgb = (color) => { // as it looks on the background: a theme's color may be translucent
+      for (const fill of [colors.back, color]) {
+        g.fillStyle = fill;
+        g.fillRect(0, 0, 1, 1);
+      }
+      return [...g.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+    };
+    ends = signColors(g, colors.back);
+    const shades = shadesOf(...[ends.positive, ends.negative, colors.back, colors.kept].map(rgb));
+    const how = shading(model.get("scale"), { peak, ends: model.get("ends"), roots });
+    power = how.power;
+    let level = { shades: shadeCells(square, places, how), size };
+    cells = [];
+    for (; level.size; level = halved(level)) {
+      const canvas = h("canvas", { width: level.size, height: level.size });
+      const pixels = new Uint8ClampedArray(colored(level.shades, shades).buffer);
+      canvas.getContext("2d").putImageData(new ImageData(pixels, level.size), 0, 0);
+      cells.push(canvas);
+      if (level.size < 2 * SMALL) break;
+    }
+  }
+
+  function drawMap() {
+    const start = performance.now();
+    const colors = palette(root);
+    paintAll(colors);
+    const wide = body.clientWidth || 900;
+    const beside = wide >= 820; // the card fits beside the picture
+    const width = Math.max(240, Math.min(beside ? wide - 368 : wide, 900));
+    side.style.width = beside ? "340px" : "100%";
+    const [now, total] = [model.get("step"), length()];
+    scene = { box: boxOf(width), window: model.get("window"), cells, places, kinds, layers, names,
+      numLayers, colors, ends, power, order: model.get("order"), scale: model.get("scale"),
+      end: model.get("ends")[model.get("scale")], removed: new Set(removed()), chosen: chosen(),
+      brushed: new Set(model.get("brushed")), onlyPlan: model.get("only_plan"), words: stepWords(),
+      last: plan().ordered && now && (now < total || model.get("playing")) ? plan().order[now - 1] : null };
+    paintMap(map, scene);
+    const [v, u] = chosen();
+    map.setAttribute("aria-label", named(model, `H of ${unitCount(size)}, ordered by ` +
+      `${model.get("order")}; ${u === null || v === null ? "no pair chosen"
+        : `chosen: row ${names[u]}, column ${names[v]}`}. Arrow keys choose a pair; the table holds ` +
+      "the same data"));
+    Object.assign(map.dataset, { ms: (performance.now() - start).toFixed(1),
+      draws: Number(map.dataset.draws ?? 0) + 1, order: model.get("order") });
+  }
+
+  // Words -----------------------------------------------------------------------------------------
+
+  function stepWords() {
+    if (!length()) return "no plan yet";
+    const account = accountOf(plan(), model.get("step"));
+    return `plan: ${model.get("step")} of ${length()} units removed, ${percent(account.gone)} of the ` +
+      `cost, predicted risk ${show(account.risk)}`;
+  }
+
+  const line = (first, ...texts) => h("tr", {}, h("td", {}, first),
+    ...texts.map((text) => h("td", { style: "white-space:nowrap" }, text)));
+  const narrow = "white-space:nowrap;padding:2px 5px";
+  const tight = (tag, ...texts) =>
+    h("tr", {}, ...texts.map((text) => h(tag, { style: narrow }, text)));
+  function drawPair() {
+    const [v, u] = spot ?? chosen();
+    if (u === null || v === null || u === undefined || v === undefined) {
+      pairCard.replaceChildren(h("h4", {}, "No pair chosen"), h("p", { class: "cc-muted" },
+        "Point at a cell to see its two units; click to keep them."));
+      return;
+    }
+    const fate = (unit) => {
+      const found = (plan().order ?? []).indexOf(unit);
+      if (!length()) return "no plan";
+      if (found < 0) return "kept";
+      return plan().ordered ? `removed at step ${found + 1}` : "removed";
+    };
+    const facts = (unit) => line(names[unit], digits(saliency[unit]), fate(unit));
+    pairCard.replaceChildren(
+      h("h4", {}, u === v ? names[u] : `${names[u]} and ${names[v]}`),
+      h("table", {}, h("tbody", {},
+        ...(u === v ? [] : [line("H_uv, nats per token", digits(edge(u, v)), ""),
+          line("correlation ρ_uv", saliency[u] > 0 && saliency[v] > 0 ? digits(rho(u, v)) : "-", "")]))),
+      h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "unit"), h("th", {}, "saliency H_uu"),
+        h("th", {}, "plan"))), h("tbody", {}, facts(u), ...(u === v ? [] : [facts(v)]))));
+  }
+
+  function drawPlan() {
+    const [total, now] = [length(), model.get("step")];
+    planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
+    if (!total) {
+      planCard.replaceChildren(h("h4", {}, "No plan yet"), h("p", { class: "cc-muted" },
+        "Choose one in another instrument, or set session.selection, to see it here."));
+      return;
+    }
+    const p = plan();
+    const account = accountOf(p, now);
+    const ofLast = account.unit === null ? [] : [
+      line("½ H_uu", show(account.ownNode)),
+      line("Σ H_uv with units removed before", show(account.ownEdge)),
+      ...(p.strength === null ? [] : [
+        line(`score: (½ H_uu + ${show(p.strength)} · Σ H_uv) per parameter`,
+          show((account.ownNode + p.strength * account.ownEdge) / costs[account.unit]))])];
+    const recent = [];
+    for (let k = Math.max(0, now - RECENT); k < now; k++) {
+      recent.unshift(tight("td", p.ordered ? `${k + 1} ${names[p.order[k]]}` : names[p.order[k]],
+        show(p.node[k]), show(p.edge[k]), show(accountOf(p, k + 1).risk)));
+    }
+    const title = account.unit === null ? `nothing removed, ${unitCount(total)} to go`
+      : p.ordered ? `Step ${now} of ${total}: ${names[account.unit]}` : `${unitCount(now)} removed`;
+    planCard.replaceChildren(
+      h("h4", {}, title),
+      h("table", {}, h("tbody", {}, ...(p.ordered ? ofLast : []),
+        line("predicted risk so far, nats per token", show(account.risk)),
+        line("its node part", show(account.node)), line("its edge part", show(account.edge)),
+        line("removed share of the cost", percent(account.gone, 2)))),
+      h("h4", {}, p.ordered ? "Ledger, newest first" : "Removed units, in no order"),
+      h("table", {}, h("thead", {}, tight("th", "unit", "node", "edge", "risk")),
+        h("tbody", {}, ...recent)));
+  }
+
+  function drawBrush() {
+    const brushed = model.get("brushed");
+    brushCard.replaceChildren(
+      h("span", { class: "cc-muted" }, brushed.length ? `${unitCount(brushed.length)} brushed:`
+        : "No units brushed."),
+      ...brushed.slice(0, 24).map((u) => button(names[u], "select this unit",
+        () => put({ selected_unit: u, partner: u }))),
+      brushed.length > 24 ? `and ${count(brushed.length - 24)} more` : "");
+  }
+
+  function tableOf(most) {
+    const what = model.get("table_of");
+    if (what === "ledger") {
+      const p = { order: [], ...plan() };
+      let risk = 0;
+      return { columns: ["step", "unit", "node", "edge", "risk", "ratio"],
+        rows: p.order.slice(0, most).map((u, k) => [k + 1, names[u], p.node[k], p.edge[k],
+          (risk += p.node[k] + p.edge[k]), p.gone[k]]) };
+    }
+    if (what === "pairs") {
+      const strength = model.get("scale") === "correlation" ? rho : edge;
+      const rows = pairsInside(model.get("window"), places, strength, Math.min(most, MOST_PAIRS))
+        .map(({ u, v }) => [names[u], names[v], ...[edge(u, v), rho(u, v)]
+          .map((x) => Number(x.toPrecision(3)))]);
+      return { columns: ["first", "second", "curvature", "correlation"], rows };
+    }
+    const [steps_, brushed] = [plan().order ?? [], new Set(model.get("brushed"))];
+    const rows = places.slice(0, most).map((u, place) => [place + 1, names[u], layers[u], kinds[u],
+      saliency[u], costs[u], steps_.includes(u) ? steps_.indexOf(u) + 1 : "",
+      brushed.has(u) ? "True" : "False"]);
+    return { columns: ["place", "unit", "layer", "kind", "saliency", "cost", "removed_at_step",
+      "brushed"], rows };
+  }
+
+  const refreshTable = root.refreshTable;
+  root.refreshTable = () => {
+    mostRows = MAP_ROWS;
+    refreshTable();
+    mostRows = Infinity;
+  };
+
+  // Steps -----------------------------------------------------------------------------------------
+
+  const atEnd = () => model.get("step") >= length();
+  function walk(by) {
+    put({ step: Math.min(length(), Math.max(0, model.get("step") + by)), playing: false });
+  }
+  function showControls() {
+    const total = length();
+    const steady = !plan().ordered;
+    for (const [select, name] of [[order, "order"], [scale, "scale"], [tableChoice, "table_of"]]) {
+      select.value = model.get(name);
+    }
+    onlyPlan.checked = model.get("only_plan");
+    step.max = total;
+    step.value = model.get("step");
+    step.disabled = steps[0].disabled = steps[1].disabled = steady;
+    play.disabled = steady || less.matches;
+    play.title = less.matches ? "your system asks for less motion: use the step buttons"
+      : "remove the units of the plan one by one";
+    play.textContent = model.get("playing") ? "Pause" : "Play";
+    stepText.textContent = total ? `${model.get("step")} of ${total} units` : "no plan yet";
+  }
+  /** Count on while playing. Each step sets the clock anew, so two views do not count twice. */
+  function clock() {
+    clearTimeout(timer);
+    if (!model.get("playing")) return;
+    if (less.matches || atEnd()) {
+      put({ playing: false });
+      return;
+    }
+    timer = setTimeout(() => {
+      if (!root.isConnected) return;
+      put({ step: model.get("step") + 1 });
+    }, pauseOf(length()));
+  }
+
+  // Events ----------------------------------------------------------------------------------------
+
+  const shareOf = (event) => [(event.offsetX - scene.box.left) / scene.box.side,
+    (event.offsetY - scene.box.top) / scene.box.side];
+  const middle = () => {
+    const [column, row, span] = model.get("window");
+    const [x, y] = chosen().map((u) => (u === null ? -1 : places.indexOf(u)));
+    const seen = x >= column && x < column + span && y >= row && y < row + span;
+    return seen ? [(x + 0.5 - column) / span, (y + 0.5 - row) / span] : [0.5, 0.5];
+  };
+  function zoom(factor, about = middle()) {
+    put({ window: zoomed(model.get("window"), size, factor, about) });
+  }
+  function move(x, y) {
+    const [column, row, span] = model.get("window");
+    put({ window: inside([column + x * span, row + y * span, span], size) });
+  }
+  function hover(event) {
+    const cell = event && scene ? cellAt(model.get("window"), size, shareOf(event)) : null;
+    const now = cell && cell.map((place) => places[place]);
+    if (String(now) === String(spot)) return;
+    spot = now;
+    const box = scene?.box;
+    lines.forEach((mark, axis) => {
+      mark.hidden = !cell;
+      if (!cell) return;
+      const from = cell.map((place, k) => placeAt(scene, place + 0.5, k));
+      Object.assign(mark.style, axis ? { left: `${box.left}px`, top: `${from[1]}px`,
+        width: `${box.side}px`, height: "1px" } : { left: `${from[0]}px`, top: `${box.top}px`,
+        width: "1px", height: `${box.side}px` });
+    });
+    drawPair();
+  }
+  function choose(cell) {
+    put({ partner: cell && places[cell[0]], selected_unit: cell && places[cell[1]] });
+  }
+  function walkCells([x, y]) {
+    const [column, row, span] = model.get("window");
+    const now = chosen().map((u) => (u === null ? -1 : places.indexOf(u)));
+    const clip = (place) => Math.min(size - 1, Math.max(0, place));
+    const next = now.includes(-1) ? [column, row].map((from, axis) =>
+      (now[axis] < 0 ? Math.min(size - 1, Math.ceil(from)) : now[axis]))
+      : [clip(now[0] + x), clip(now[1] + y)];
+    put({ partner: places[next[0]], selected_unit: places[next[1]],
+      window: showing([column, row, span], size, ...next) });
+  }
+  function brushPair() {
+    const units = chosen().filter((u) => u !== null);
+    const brushed = new Set(model.get("brushed"));
+    const all = units.every((u) => brushed.has(u));
+    for (const u of units) all ? brushed.delete(u) : brushed.add(u);
+    put({ brushed: [...brushed].sort((u, v) => u - v) });
+  }
+  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  const KEYS = { "+": () => zoom(1.6), "=": () => zoom(1.6), "-": () => zoom(1 / 1.6),
+    0: () => put({ window: [0, 0, size] }), " ": brushPair, p: () => play.click(),
+    Escape: () => put({ selected_unit: null, partner: null, brushed: [], playing: false }) };
+  map.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const arrow = ARROWS[event.key];
+    if (arrow && event.shiftKey) move(arrow[0] / 4, arrow[1] / 4);
+    else if (arrow) walkCells(arrow);
+    else if (KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key]) {
+      KEYS[event.key.length === 1 ? event.key.toLowerCase() : event.key]();
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  map.addEventListener("wheel", (event) => {
+    // an unfocused picture lets the page scroll
+    if (!scene || !(event.ctrlKey || document.activeElement === map)) return;
+    event.preventDefault();
+    zoom(2 ** (-event.deltaY / 400), shareOf(event).map((x) => Math.min(1, Math.max(0, x))));
+  }, { passive: false });
+
+  let held = null;
+  map.addEventListener("pointerdown", (event) => {
+    if (!scene || !cellAt(model.get("window"), size, shareOf(event))) return;
+    map.setPointerCapture(event.pointerId);
+    held = { from: shareOf(event), window: model.get("window"), far: false,
+      what: event.shiftKey ? "move" : drag.value };
+  });
+  map.addEventListener("pointermove", (event) => {
+    if (!held) {
+      hover(event);
+      return;
+    }
+    const to = shareOf(event);
+    const by = held.from.map((from, axis) => to[axis] - from);
+    const { box } = scene;
+    held.far ||= Math.hypot(...by) * box.side > 4;
+    if (!held.far) return;
+    if (held.what === "move") {
+      const [column, row, span] = held.window;
+      put({ window: inside([column - by[0] * span, row - by[1] * span, span], size) });
+      return;
+    }
+    const clip = (share) => Math.min(1, Math.max(0, share));
+    const ends_ = [held.from, to].map((point) => point.map(clip));
+    band.hidden = false;
+    ["left", "top"].forEach((name, axis) => (band.style[name] =
+      `${box[name] + box.side * Math.min(ends_[0][axis], ends_[1][axis])}px`));
+    ["width", "height"].forEach((name, axis) => (band.style[name] =
+      `${box.side * Math.abs(ends_[0][axis] - ends_[1][axis])}px`));
+  });
+  map.addEventListener("pointerup", (event) => {
+    if (!held) return;
+    const [{ from, far, what, window: before }, to] = [held, shareOf(event)];
+    held = null;
+    band.hidden = true;
+    if (!far) choose(cellAt(before, size, to));
+    else if (what === "brush") put({ brushed: unitsOf(before, places, from, to) });
+    else if (what === "zoom") {
+      const [column, row, span] = before;
+      const wide = span * Math.max(...from.map((x, axis) => Math.abs(to[axis] - x)));
+      const center = from.map((x, axis) => [column, row][axis] + (span * (x + to[axis])) / 2);
+      put({ window: inside([center[0] - wide / 2, center[1] - wide / 2, wide], size) });
+    }
+  });
+  map.addEventListener("pointercancel", () => {
+    held = null;
+    band.hidden = true;
+  });
+  map.addEventListener("pointerleave", () => hover(null));
+
+  // Following the traits --------------------------------------------------------------------------
+
+  const stale = new Set();
+  let tableTimer = 0;
+  const parts = { map: drawMap, pair: drawPair, plan: drawPlan, brush: drawBrush };
+  function redraw(...which) {
+    if (!stale.size) requestAnimationFrame(drawStale);
+    which.forEach((name) => stale.add(name));
+  }
+  function drawStale() {
+    const which = [...stale];
+    stale.clear();
+    if (!root.isConnected) return;
+    which.forEach((name) => parts[name]());
+    clearTimeout(tableTimer);
+    tableTimer = setTimeout(() => root.refreshTable(), 200);
+  }
+  const follows = { order: ["map"], scale: ["map"], window: ["map"], only_plan: ["map"],
+    clustered: ["map"], plan: ["map", "plan", "pair"], step: ["map", "plan"], playing: ["plan"],
+    brushed: ["map", "brush"], selected_unit: ["map", "pair"], partner: ["map", "pair"],
+    table_of: [] };
+  for (const [name, which] of Object.entries(follows)) {
+    cleaner.on(model, `change:${name}`, () => {
+      showControls();
+      if (["step", "playing", "plan"].includes(name)) clock();
+      redraw(...which);
+    });
+  }
+  let look = "";
+  watch(root, cleaner, () => {
+    const now = JSON.stringify([body.clientWidth, palette(root)]);
+    if (now !== look) redraw("map");
+    look = now;
+  });
+  less.addEventListener("change", showControls);
+  cleaner.add(() => {
+    less.removeEventListener("change", showControls);
+    clearTimeout(timer);
+    clearTimeout(tableTimer);
+  });
+  showControls();
+  clock();
+  redraw(...Object.keys(parts));
+  return cleaner.run;
+}

@@ -1,0 +1,3 @@
+import { renderMap } from "./map.js";
+
+export default { render: renderMap };

@@ -1,0 +1,179 @@
+// The parts of the map of H that need no page: cells and their colors, orders, windows, the ledger.
+
+const FULL_ROOT = 32767; // int16 of the largest root, as in curvature_map.py
+const SHADES = 255; // of either sign
+const OWN = SHADES + 1; // a unit with itself
+const LEAST_SPAN = 4; // units across the smallest window
+
+/** The square Int16Array [M * M] of the upper triangle that the kernel sent row by row. */
+export function squarePairs(triangle, size) {
+  const square = new Int16Array(size * size);
+  let k = 0;
+  for (let u = 0; u < size; u++) {
+    for (let v = u; v < size; v++, k++) square[u * size + v] = square[v * size + u] = triangle[k];
+  }
+  return square;
+}
+
+/** H_uv / (root_u root_v), which is rho_uv, from the square of pairs. */
+export function correlationOf(square, size, peak, u, v) {
+  const root = square[u * size + v] / FULL_ROOT;
+  return Math.sign(root) * root * root * peak;
+}
+
+/** The units from first to last place; an order that is not known yet is that of the layers. */
+export function placesOf(order, size, { saliency, clustered, removed }) {
+  const all = Array.from({ length: size }, (_, u) => u);
+  if (order === "saliency") return all.sort((u, v) => saliency[v] - saliency[u] || u - v);
+  if (order === "clustering" && clustered.length === size) return [...clustered];
+  if (order === "plan") {
+    const gone = new Set(removed);
+    return [...removed, ...all.filter((u) => !gone.has(u))];
+  }
+  return all;
+}
+
+/** Colors as RGBA from the strongest negative over none to the strongest positive; the last is own. */
+export function shadesOf(positive, negative, none, own) {
+  const shades = new Uint32Array(2 * SHADES + 2);
+  const bytes = new Uint8Array(shades.buffer);
+  for (let k = -SHADES; k <= SHADES; k++) {
+    const share = Math.abs(k) / SHADES;
+    const end = k < 0 ? negative : positive;
+    const color = none.map((from, i) => Math.round(from + share * (end[i] - from)));
+    bytes.set([...color, 255], 4 * (k + SHADES));
+  }
+  bytes.set([...own, 255], 4 * (OWN + SHADES));
+  return shades;
+}
+
+/**
+ * How sizes become shades: the share of the scale's end to a power, from roots of rho.
+ *
+ * The roots of H are those of rho times the roots of both units' own. H spans more decades than
+ * rho: its shades are of fourth roots, so that the cheap units of a plan can be seen at all.
+ */
+export function shading(scale, { peak, ends, roots }) {
+  const wide = scale === "curvature";
+  const gain = Math.sqrt(peak / ends[scale]) / FULL_ROOT;
+  return { gain, weights: Float64Array.from(roots, wide ? Math.sqrt : () => 1),
+    power: wide ? 0.25 : 0.5, diagonal: wide };
+}
+
+/** The shades of all cells, [M * M] from -255 to 255, in the order of places; OWN on the diagonal. */
+export function shadeCells(square, places, { gain, weights, power, diagonal }) {
+  const size = places.length;
+  const order = Int32Array.from(places);
+  const shades = new Int16Array(size * size);
+  for (let i = 0, at = 0; i < size; i++) {
+    const u = order[i];
+    const row = square.subarray(u * size, (u + 1) * size);
+    const own = gain * weights[u];
+    for (let j = 0; j < size; j++, at++) {
+      const v = order[j];
+      const root = Math.min(1, Math.abs(own * weights[v] * row[v]));
+      const shade = Math.round(SHADES * (power === 0.5 ? root : Math.sqrt(root)));
+      shades[at] = row[v] < 0 ? -shade : shade;
+    }
+    if (!diagonal) shades[i * size + i] = OWN; // rho of a unit with itself says nothing
+  }
+  return shades;
+}
+
+/** Half as many cells each way: of every four the strongest, {shades, size}. A mean would mix signs. */
+export function halved({ shades, size }) {
+  const half = Math.ceil(size / 2);
+  const found = new Int16Array(half * half);
+  for (let i = 0; i < size; i++) {
+    const to = (i >> 1) * half;
+    for (let j = 0, at = i * size; j < size; j++, at++) {
+      const shade = shades[at];
+      if (shade !== OWN && Math.abs(shade) > Math.abs(found[to + (j >> 1)])) found[to + (j >> 1)] = shade;
+    }
+  }
+  return { shades: found, size: half };
+}
+
+/** The pixels of shades: Uint32Array of RGBA. */
+export function colored(shades, colors) {
+  return Uint32Array.from(shades, (shade) => colors[shade + SHADES]);
+}
+
+/** A window moved back inside M units. */
+export function inside([column, row, span], size) {
+  const wide = Math.min(size, Math.max(Math.min(LEAST_SPAN, size), span));
+  const fit = (at) => Math.min(size - wide, Math.max(0, at));
+  return [fit(column), fit(row), wide];
+}
+
+/** The window magnified by a factor about a point of it, given in shares of its width and height. */
+export function zoomed([column, row, span], size, factor, [x, y] = [0.5, 0.5]) {
+  const wide = inside([0, 0, span / factor], size)[2];
+  return inside([column + x * (span - wide), row + y * (span - wide), wide], size);
+}
+
+/** The window moved, if need be, so that it holds a column and a row. */
+export function showing([column, row, span], size, x, y) {
+  const near = (at, want) => Math.min(want, Math.max(want + 1 - span, at));
+  return inside([near(column, x), near(row, y), span], size);
+}
+
+/** [column, row] of the cell under a point given in shares of the window; null outside. */
+export function cellAt([column, row, span], size, [x, y]) {
+  if (!(x >= 0 && y >= 0 && x < 1 && y < 1)) return null;
+  return [column + x * span, row + y * span].map((at) => Math.min(size - 1, Math.floor(at)));
+}
+
+/** The units in the rows and columns of a rectangle of two corners in shares, ascending. */
+export function unitsOf(window, places, [x1, y1], [x2, y2]) {
+  const size = places.length;
+  const clip = (share) => Math.min(1 - 1e-9, Math.max(0, share));
+  const from = cellAt(window, size, [clip(Math.min(x1, x2)), clip(Math.min(y1, y2))]);
+  const to = cellAt(window, size, [clip(Math.max(x1, x2)), clip(Math.max(y1, y2))]);
+  const found = [0, 1].flatMap((axis) => places.slice(from[axis], to[axis] + 1));
+  return [...new Set(found)].sort((u, v) => u - v);
+}
+
+/** Runs of equal values along the places: [{value, start, end}], end excluded. */
+export function runsOf(values) {
+  const runs = [];
+  values.forEach((value, k) => {
+    if (runs.length && runs.at(-1).value === value) runs.at(-1).end = k + 1;
+    else runs.push({ value, start: k, end: k + 1 });
+  });
+  return runs;
+}
+
+/** The account of a plan after `step` steps: its last unit's terms, and the sums so far. */
+export function accountOf(plan, step) {
+  const sum = (values) => values.slice(0, step).reduce((total, value) => total + value, 0);
+  const [node, edge] = [sum(plan.node), sum(plan.edge)];
+  const last = step > 0 ? step - 1 : null;
+  return { node, edge, risk: node + edge, gone: last === null ? 0 : plan.gone[last],
+    unit: last === null ? null : plan.order[last],
+    ownNode: last === null ? 0 : plan.node[last], ownEdge: last === null ? 0 : plan.edge[last] };
+}
+
+/** Milliseconds between two steps: a plan plays in about 15 seconds. */
+export function pauseOf(steps) {
+  return Math.min(600, Math.max(50, 15_000 / Math.max(1, steps)));
+}
+
+/** Pairs of two units in the rows and columns of a window, strongest first: at most `most`, {u, v}. */
+export function pairsInside([column, row, span], places, strength, most) {
+  const part = (at) => places.slice(Math.floor(at), Math.ceil(at + span));
+  const size = places.length;
+  const within = new Uint8Array(size * size);
+  for (const u of part(row)) {
+    for (const v of part(column)) if (u !== v) within[Math.min(u, v) * size + Math.max(u, v)] = 1;
+  }
+  const found = [];
+  within.forEach((yes, key) => yes && found.push(key));
+  const strengths = Float64Array.from(found, (key) =>
+    Math.abs(strength(Math.floor(key / size), key % size)));
+  // H of an 8B has 294,528 pairs: a sort of numbers finds the bound, and few are left to put in order
+  const least = found.length > most ? strengths.slice().sort()[found.length - most] : 0;
+  return found.map((key, k) => ({ u: Math.floor(key / size), v: key % size, strength: strengths[k] }))
+    .filter((pair) => pair.strength >= least)
+    .sort((a, b) => b.strength - a.strength).slice(0, most);
+}
