@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -201,14 +202,15 @@ class Bench:
         Raises:
             InfeasibleError: no method reaches the ratio, under any guards of the grid.
         """
-        best = self._chosen(contender, self._candidates(contender, seen, ratio, search), seen)
-        cost = seen.cost()
+        candidates = self._candidates(contender, seen, ratio, search)
         if contender.evaluations:
-            best, spent = self._searched(contender, best, seen)
-            cost += spent
-        with counted(describe(self.model), seen.calibration.seq_len) as spent:
-            plan, model = self._repaired(contender, best, seen)
-        return Entry(plan, model, cost + spent)
+            # the search starts from the plan that is best as pruned, and a repair comes after it
+            start = self._ranked(candidates)[0]
+            best, spent = self._searched(contender, start, seen)
+            entry = self._repaired(contender, best, seen)
+            return entry._replace(cost=seen.cost() + spent + entry.cost)
+        entry = self._chosen(contender, candidates, seen)
+        return entry._replace(cost=seen.cost() + entry.cost)
 
     # Plans ----------------------------------------------------------------------------------------
 
@@ -235,28 +237,35 @@ class Bench:
             raise failures[0]
         return list(found.values())
 
-    def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Candidate:
-        """The candidate of lowest held-out KL, after its repair if there is one."""
+    def _ranked(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates by their held-out KL as pruned, lowest first."""
         if len(candidates) == 1:
-            return candidates[0]
+            return candidates
         plans = [candidate.plan.with_gains({}) for candidate in candidates]
         table = measure_plans(
             self.model, plans, self.judges.held_out, checkpoint=self.search_file, progress=False
         )
-        ranked = [candidates[place] for place in table.mean.argsort(kind="stable")]
-        if not contender.repairs:
-            return ranked[0]
-        ranked = ranked[: self.options.repaired]
-        risks = [self._repaired_risk(contender, candidate, seen) for candidate in ranked]
-        return ranked[int(np.argmin(risks))]
+        return [candidates[place] for place in table.mean.argsort(kind="stable")]
 
-    def _repaired_risk(self, contender: Contender, candidate: Candidate, seen: Seen) -> float:
-        """The held-out KL of a candidate after its repair, nats per token."""
-        plan, model = self._repaired(contender, candidate, seen)
+    def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
+        """The candidate of lowest held-out KL, after its repair if there is one."""
+        ranked = self._ranked(candidates)
+        tried = ranked[: self.options.repaired] if contender.repairs else ranked[:1]
+        best, lowest = self._repaired(contender, tried[0], seen), math.inf
+        if len(tried) > 1:
+            lowest = self._held_out_risk(best)
+        for candidate in tried[1:]:
+            entry = self._repaired(contender, candidate, seen)
+            if (risk := self._held_out_risk(entry)) < lowest:
+                best, lowest = entry, risk
+        return best
+
+    def _held_out_risk(self, entry: Entry) -> float:
+        """The held-out KL of an entry, nats per token."""
         held_out = self.judges.held_out
-        if model is not None:
-            return float(model_risk(self.model, model, held_out).mean())
-        return float(measure_plans(self.model, [plan], held_out, progress=False).mean[0])
+        if entry.model is not None:
+            return float(model_risk(self.model, entry.model, held_out).mean())
+        return float(measure_plans(self.model, [entry.plan], held_out, progress=False).mean[0])
 
     def _searched(
         self, contender: Contender, start: Candidate, seen: Seen
@@ -285,7 +294,13 @@ class Bench:
 
     # Repairs --------------------------------------------------------------------------------------
 
-    def _repaired(
+    def _repaired(self, contender: Contender, candidate: Candidate, seen: Seen) -> Entry:
+        """The entry of a candidate after its repair, with what the repair cost."""
+        with counted(describe(self.model), seen.calibration.seq_len) as cost:
+            plan, model = self._mended(contender, candidate, seen)
+        return Entry(plan, model, cost)
+
+    def _mended(
         self, contender: Contender, candidate: Candidate, seen: Seen
     ) -> tuple[Selection, PreTrainedModel | None]:
         """The plan and the repaired model; None for the model where a mask is the same."""

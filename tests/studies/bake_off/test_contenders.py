@@ -106,7 +106,7 @@ def test_the_choice_after_a_repair_can_differ_from_the_choice_before(
     # a repair that turns the order round, so that the worst plan as pruned is the best repaired
     fake = {tuple(sorted(plans[place].pruned)): -rank for rank, place in enumerate(order)}
     monkeypatch.setattr(
-        Bench, "_repaired_risk", lambda _, __, it, ___: fake[tuple(sorted(it.plan.pruned))]
+        Bench, "_held_out_risk", lambda _, entry: fake[tuple(sorted(entry.plan.pruned))]
     )
     contender = Contender((Magnitude(),), "refit")
     guards = [str(plans[place].guards) for place in order]
