@@ -108,7 +108,7 @@ class Instrument:
         box = self.graph.bounding_box()
         layer, rank = divmod(unit, 20)
         row = rank if rank < 4 else rank + 1.5
-        width, height = box["width"] - 46, min(560, 22 * 21.5)
+        width, height = box["width"] - 46, min(430, 20 * 21.5)
         return {"x": 34 + (layer + 0.5) * width / 8, "y": 10 + (row + 0.5) * height / 21.5}
 
 
@@ -171,8 +171,9 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         assert visit.ask("len(explorer.table())") == str(it.edges())
         assert f"{it.edges():,} of" in root.locator("h4").first.text_content()
 
-        # sign and blocks
-        sign = root.get_by_label("sign of ρ")
+        # sign and blocks, behind "More"
+        root.locator(".cc-more summary").click()
+        sign = root.get_by_label("sign of the edges")
         sign.focus()
         it.redrawn(it.graph, lambda: keyboard.press("ArrowDown"))
         visit.becomes("explorer.sign", "'positive'")
@@ -250,7 +251,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         rows = visit.ask("len(list(cl.bridge_units(curvature, 0.9, 0.5)))")
         visit.becomes("len(explorer.bridges['indices'])", rows)
         page.wait_for_function(
-            "n => document.querySelectorAll('table[data-table=bridges] tbody tr').length === n",
+            "n => document.querySelector('table[data-table=bridges] tbody').rows.length === n",
             arg=int(rows),
         )
         region = root.get_by_role("button", name="Brush the bridge region")
@@ -270,12 +271,13 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.becomes(
             "explorer.plans['present'] == list(explorer.session.selection.pruned)", "True"
         )
+        visit.ask("setattr(explorer, 'compared_ratio', 0.4)")
         root.get_by_text("Plans at ratio 0.4").first.wait_for()
         removed = root.locator("table[data-table=bridges]", has_text="present plan")
         removed.filter(has_text=re.compile(r"removed at step \d+|kept")).wait_for()
 
         # table and files
-        root.locator("summary").click()
+        root.locator(".cc-table summary").click()
         root.get_by_label("table and CSV of").select_option("units")
         page.wait_for_function(
             "() => document.querySelectorAll('.cocurve details tbody tr').length === 160"
@@ -293,7 +295,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             else:
                 graph = nx.read_gexf(BytesIO(data))
                 assert graph.number_of_edges() == it.edges()
-        root.locator("summary").click()
+        root.locator(".cc-table summary").click()
 
         # themes
         page.set_viewport_size({"width": 1280, "height": 1600})

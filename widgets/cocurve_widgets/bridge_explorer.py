@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 MOST_EDGES = 10_000  # sent to the page once; the filters choose among these
 PARTNERS = 5
-READABLE = (3, 1_200)  # edges that pass the default threshold: per unit, and at most in all
+FEW = 24  # edges that pass the default threshold: more cannot be followed by eye
 RATIO = 0.2  # of the compared plans, until the session has one
+# tried for the compared plans, where they treat the bridges alike at the ratio asked for
+RATIOS = tuple(n / 20 for n in range(1, 13))
 CONTROLS = (
-    *("threshold", "sign", "blocks", "ego", "saliency_quantile", "connectivity_quantile"),
-    *("selected_unit", "brushed", "table_of"),
+    *("threshold", "edges_of", "sign", "blocks", "ego", "compared_ratio"),
+    *("saliency_quantile", "connectivity_quantile", "selected_unit", "brushed", "table_of"),
 )
 
 
@@ -42,11 +45,15 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         **controls: any of the controls below.
 
     Controls (traits):
-        threshold: smallest |rho_uv| of a shown edge, [0, 1]; default: about 3 edges per unit
-            and no more than about 1,200 pass.
+        threshold: smallest |rho_uv| of a shown edge, [0, 1]; by default about 24 edges pass.
+        edges_of: "all" units, or only those with an end among the listed "bridges". By default
+            the bridges, unless a threshold is given or no unit is listed.
         sign: "both", "positive" (worse together) or "negative" (losses partly cancel).
         blocks: blocks of shown edges, a subset of ["attention", "cross", "ffn"].
         ego: show only the selected unit, its edges and its neighbours.
+        compared_ratio: ratio of the two compared plans, [0, 0.6]; None takes the session plan's
+            (0.2 without one) or, where the two treat the listed units alike there, the nearest
+            ratio of 5, 10, ... 60 % where they do not.
         saliency_quantile, connectivity_quantile: bounds of "low" and "high", [0, 1]; see
             `cl.bridge_units`.
         brushed: indices of the units marked in the plane, ascending, shared with the session.
@@ -60,8 +67,10 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             of uint32 [E, 2] and float32 [E]. edge_total counts all pairs with H_uv != 0.
         partners, partner_correlation: the 5 partners of largest |H_uv| of each unit, as bytes of
             uint32 [M, 5] and float32 [M, 5]; a unit in its own row means "no more partners".
-        bridges: indices, thresholds and note of `cl.bridge_units`.
-        plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem.
+        bridges: indices, thresholds and note of `cl.bridge_units`, and the flow of each: the sums
+            of its positive and negative H_uv by layer, [bridges, layers], nats per token.
+        plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem,
+            and note, which says how the ratio was chosen.
         kernel: whether a kernel answers; False in an exported page.
 
     Raises:
@@ -74,6 +83,8 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     _css = front("instrument.css")
 
     threshold = Float(0.0).tag(sync=True)
+    edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
+    compared_ratio = Float(None, allow_none=True).tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
     blocks: List[str] = List(default_value=list(cl.BLOCKS)).tag(sync=True)
     ego = Bool(False).tag(sync=True)
@@ -104,12 +115,17 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
         self._ends, self._rho = _strongest_edges(curvature)
-        controls.setdefault("threshold", _readable_threshold(self._rho, len(curvature.units)))
-        self._solved: tuple[Any, list[int] | None, list[int] | None, str] | None = None
+        self._solved: tuple[Any, dict[str, Any]] | None = None
         self._seconds = 0.0
         super().__init__(session, **_payload(curvature, self._ends, self._rho), **controls)
         self._find_bridges()
         self.share("brushed")
+        if "threshold" not in controls:
+            listed = self.bridges["indices"]
+            if "edges_of" not in controls and listed:
+                self.edges_of = "bridges"
+            near = self._touches(listed) if self.edges_of == "bridges" else slice(None)
+            self.threshold = _opening_threshold(self._rho[near])
         self.follow(self._compare_plans, "selection")
         self.on_msg(self._answer)
 
@@ -124,6 +140,14 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
                 "in that range."
             )
         return float(proposal.value)
+
+    @validate("compared_ratio")
+    def _in_range(self, proposal: Any) -> float | None:
+        if proposal.value is not None and not 0 <= proposal.value <= RATIOS[-1]:  # NaN fails too
+            raise TraitError(
+                f"compared_ratio is {proposal.value}. Set it between 0 and {RATIOS[-1]:g}, or None."
+            )
+        return None if proposal.value is None else float(proposal.value)
 
     @validate("blocks")
     def _known_blocks(self, proposal: Any) -> list[str]:
@@ -157,13 +181,19 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             "ranked": found.ranked,
             "note": found.note,
             "correlation": None if math.isnan(pearson) else pearson,
+            "flow": _flow(self.session.curvature, list(found.indices)),
         }
         self._seconds = time.perf_counter() - start
         self._compare_plans()
 
+    @observe("compared_ratio")
+    def _compare_again(self, change: Any) -> None:
+        if self.bridges:
+            self._compare_plans()
+
     @guarded
     def _compare_plans(self, change: Any = None) -> None:
-        """Set `plans`: the session's plan, and the two solved at its ratio and under its guards."""
+        """Set `plans`: the session's plan, and the two it is compared with, under its guards."""
         start = time.perf_counter()
         plan, units = self.session.selection, self.session.curvature.units
         self.error = ""
@@ -176,23 +206,44 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         ratio, guards = RATIO, cl.Guards()
         if plan is not None:
             ratio, guards = plan.requested_ratio, plan.guards
-        if self._solved is None or self._solved[0] != (ratio, guards):
-            self._solved = ((ratio, guards), *self._two_orders(ratio, guards))
+        if self.compared_ratio is not None:
+            ratio = self.compared_ratio
+        key = (ratio, guards, self.compared_ratio is None, tuple(self.bridges["indices"]))
+        if self._solved is None or self._solved[0] != key:
+            self._solved = (key, self._compared(ratio, guards))
             self._seconds += time.perf_counter() - start
-        _, diagonal, edge_aware, problem = self._solved
         self.plans = {
-            "ratio": ratio,
-            "diagonal": diagonal,
-            "edge_aware": edge_aware,
+            **self._solved[1],
             "present": None if plan is None else list(plan.pruned),
             "ordered": plan is None or plan.ordered,
-            "problem": problem,
         }
         self._tell()
 
-    def _two_orders(
-        self, ratio: float, guards: cl.Guards
-    ) -> tuple[list[int] | None, list[int] | None, str]:
+    def _compared(self, asked: float, guards: cl.Guards) -> dict[str, Any]:
+        """The two compared plans, at a ratio that shows a difference where there is one."""
+        listed = set(self.bridges["indices"])
+        first = self._two_orders(asked, guards)
+        if self.compared_ratio is not None or not listed:
+            return first
+        tried = [r for r in RATIOS if r != asked]
+        for ratio in [asked, *sorted(tried, key=lambda r: (round(abs(r - asked), 9), r))]:
+            found = first if ratio == asked else self._two_orders(ratio, guards)
+            one, other = found["diagonal"], found["edge_aware"]
+            if one is None or other is None or not (set(one) ^ set(other)) & listed:
+                continue
+            if ratio != asked:
+                found["note"] = (
+                    f"At ratio {asked:.3g} the two plans treat these units alike. They are "
+                    f"compared at {ratio:.3g}, the nearest ratio tried where they do not."
+                )
+            return found
+        first["note"] = (
+            "At every ratio tried, up to 60 %, the diagonal and the edge-aware plan treat these "
+            "units alike."
+        )
+        return first
+
+    def _two_orders(self, ratio: float, guards: cl.Guards) -> dict[str, Any]:
         orders: list[list[int] | None] = []
         problem = ""
         for strength in (0.0, 1.0):
@@ -202,9 +253,15 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             except cl.CocurveError as error:  # out of reach under these guards; the page shows it
                 orders.append(None)
                 problem = str(error)
-        return orders[0], orders[1], problem
+        names = ("diagonal", "edge_aware")
+        return {
+            "ratio": ratio,
+            "problem": problem,
+            "note": "",
+            **dict(zip(names, orders, strict=True)),
+        }
 
-    @observe("threshold", "sign", "blocks", "ego", "selected_unit")
+    @observe("threshold", "edges_of", "sign", "blocks", "ego", "selected_unit")
     def _restate(self, change: Any) -> None:
         if self.bridges:
             self._tell()
@@ -239,7 +296,14 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         shown &= np.array(wanted)[heads]
         if self.ego and self.selected_unit is not None:
             shown &= (u == self.selected_unit) | (v == self.selected_unit)
+        elif self.edges_of == "bridges":
+            shown &= self._touches(self.bridges["indices"])
         return shown
+
+    def _touches(self, units: Iterable[int]) -> np.ndarray:
+        """The mask of sent edges with an end among some units: bool [E]."""
+        found: np.ndarray = np.isin(self._ends, list(units))
+        return found[:, 0] | found[:, 1]
 
     def table(self) -> list[dict[str, Any]]:
         """The rows of `table_of`: one per shown edge, unit, or listed bridge.
@@ -348,10 +412,18 @@ def _strongest_edges(curvature: cl.Curvature) -> tuple[np.ndarray, np.ndarray]:
     return ends, np.array([row[2] for row in rows], np.float32).astype(np.float64)
 
 
-def _readable_threshold(rho: np.ndarray, size: int) -> float:
-    """The |rho| that about READABLE edges reach, rounded down to 0.001; 0 with fewer edges."""
-    wanted = min(READABLE[0] * size, READABLE[1])
-    return math.floor(1e3 * abs(rho[wanted - 1])) / 1e3 if len(rho) >= wanted else 0.0
+def _opening_threshold(rho: np.ndarray) -> float:
+    """The |rho| that FEW edges reach, rounded down to 0.001; 0 with fewer edges."""
+    return math.floor(1e3 * abs(rho[FEW - 1])) / 1e3 if len(rho) >= FEW else 0.0
+
+
+def _flow(curvature: cl.Curvature, units: list[int]) -> dict[str, list[list[float]]]:
+    """Sums of positive and of negative edges of some units by layer, [units, layers]."""
+    rows = curvature.matrix[units].copy()
+    rows[np.arange(len(units)), units] = 0.0
+    layers = np.eye(curvature.units.num_layers)[curvature.units.layers]  # [M, layers]
+    signs = {"positive": np.maximum(rows, 0.0), "negative": np.minimum(rows, 0.0)}
+    return {sign: (part @ layers).tolist() for sign, part in signs.items()}
 
 
 def _payload(curvature: cl.Curvature, ends: np.ndarray, rho: np.ndarray) -> dict[str, Any]:

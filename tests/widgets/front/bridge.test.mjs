@@ -6,7 +6,7 @@ import test from "node:test";
 import { COLORS } from "../../../widgets/cocurve_widgets/front/kit.js";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/bridge_parts.js");
-const { fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow,
+const { comparedPlans, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } = parts;
 
 // two layers of 2 attention units and 3 FFN groups; layer 1 lost its second attention unit
@@ -143,6 +143,29 @@ test("words and numbers", () => {
   assert.equal(tickText(0), "0");
   assert.equal(tickText(1e-4), "1e-4");
   assert.equal(tickText(0.02), "0.02");
+});
+
+test("edges can be those of some units, and the ego view is of any unit", () => {
+  const ends = Uint32Array.from([0, 1, 1, 2, 2, 3]);
+  const edges = readEdges(ends, Float32Array.from([0.9, 0.8, 0.7]), nodes.kind);
+  const filters = { threshold: 0, sign: "both", blocks: ["attention", "cross", "ffn"], ego: false,
+    unit: null, among: new Set([3]) };
+  assert.deepEqual(visibleEdges(edges, filters), [2]);
+  assert.deepEqual(visibleEdges(edges, { ...filters, among: null }), [0, 1, 2]);
+  assert.deepEqual(visibleEdges(edges, { ...filters, ego: true, unit: 1 }), [0, 1]);
+});
+
+test("plans are compared at the nearest ratio where they differ on the units", () => {
+  const share = [0.1, 0.2, 0.3, 0.4];
+  const runs = { diagonal: { order: [4, 5, 6, 7], share }, edge_aware: { order: [4, 5, 7, 6], share } };
+  const found = comparedPlans(runs, [7], 0.2, false);
+  assert.equal(found.ratio, 0.25); // three steps
+  assert.deepEqual([found.diagonal, found.edge_aware], [[4, 5, 6], [4, 5, 7]]);
+  assert.ok(found.note.includes("0.25"));
+  assert.equal(comparedPlans(runs, [7], 0.3, false).note, "");
+  assert.equal(comparedPlans(runs, [7], 0.2, true).ratio, 0.2);
+  assert.ok(comparedPlans(runs, [4], 0.2, false).note.startsWith("At every ratio tried"));
+  assert.equal(comparedPlans(runs, [4], 0.5, true).diagonal, null); // out of reach
 });
 
 test("only the strongest edges are wide, and negative ones dashed", () => {

@@ -1,16 +1,13 @@
 // The bridge explorer: the graph of the edges, saliency against connectivity, the list of bridges.
 
 import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, palette, percent,
-  picture, receiveFiles, show, typed, unitCount, watch } from "./kit.js";
-import { drawLegend, drawMark, fateText, fitLine, graphLayout, hitUnit, logAxis, placeGraph,
- readEdges, shareBelow, stepUnit, strokeEdges, tickText, unitsInside,
- visibleEdges } from "./bridge_parts.js";
+  picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
+import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
+  graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow, stepUnit, strokeEdges,
+  tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
 
+const MOST_RATIO = 60; // percent
 const TABLE_ROWS = 500; // on the page; the file has all
-const DASHED = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
-  "background:rgba(128,128,128,0.2)";
-const RING = "position:absolute;width:22px;height:22px;border:2px solid var(--cc-accent);" +
-  "border-radius:50%;pointer-events:none;box-sizing:border-box";
 
 export function renderBridge({ model, el }) {
   const cleaner = new Cleaner();
@@ -31,7 +28,9 @@ export function renderBridge({ model, el }) {
   const graph = picture("Graph of the units and their strongest edges");
   const plane = picture("Saliency against connectivity of every unit");
   const options = { title: "Bridges", name: "bridges", table: tableOf,
-    canvases: () => [graph, plane] };
+    canvases: () => [graph, plane, flow].filter((canvas) => !canvas.hidden),
+    caption: () => [`${model.get("model_name") || "a model"}: ${caption.textContent}.`],
+    redraw: () => Object.values(parts).forEach((draw) => draw()) };
   const request = receiveFiles(model, cleaner, "bridges");
   if (live) options.gexf = () => request(".gexf", () => complain(GONE));
   const { root, controls, body, complain } = frame(model, el, cleaner, options);
@@ -39,12 +38,17 @@ export function renderBridge({ model, el }) {
   // Controls ------------------------------------------------------------------------------------
 
   const bounded = (text) => Math.min(1, Math.max(0, Number(text) || 0));
-  const slider = h("input", { type: "range", min: 0, max: 1, step: 0.005, "aria-label": "threshold",
-    oninput: () => put("threshold", bounded(slider.value)) });
+  // the slider ends where the strongest edge is: beyond it there is nothing to see
+  const most = edges.rho.length ? Math.min(1, Math.ceil(200 * Math.abs(edges.rho[0])) / 200) : 1;
+  const slider = h("input", { type: "range", min: 0, max: most, step: 0.005,
+    "aria-label": "threshold", oninput: () => put("threshold", bounded(slider.value)) });
   const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,
     "aria-label": "threshold as number", onchange: () => put("threshold", bounded(box.value)) });
-  const sign = h("select", { onchange: () => put("sign", sign.value) },
-    ...["both", "positive", "negative"].map((value) => h("option", { value }, value)));
+  const choice = (name, pairs) => h("select",
+    { onchange: (event) => put(name, event.target.value) },
+    ...pairs.map(([value, text]) => h("option", { value }, text)));
+  const edgesOf = choice("edges_of", [["bridges", "listed bridges"], ["all", "all units"]]);
+  const sign = choice("sign", ["both", "positive", "negative"].map((value) => [value, value]));
   const blocks = ["attention", "cross", "ffn"].map((value) => h("input", { type: "checkbox", value,
     onchange: () => put("blocks", blocks.filter((b) => b.checked).map((b) => b.value)) }));
   const ego = h("input", { type: "checkbox", onchange: () => put("ego", ego.checked) });
@@ -52,28 +56,37 @@ export function renderBridge({ model, el }) {
     onchange: (event) => put(name, bounded(event.target.value)) });
   const quantiles = ["saliency_quantile", "connectivity_quantile"]
     .map((name) => [name, quantile(name)]);
+  const compared = h("input", { type: "number", min: 0, max: MOST_RATIO, step: 1,
+    placeholder: "auto", onchange: () => {
+      const value = typedNumber(compared);
+      put("compared_ratio", value === null ? null : value / 100);
+    } });
   const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
   controls.append(
-    labelled("threshold: smallest |ρ| of a shown edge",
-      h("span", { class: "cc-row" }, slider, box)),
-    labelled("sign of ρ", sign),
-    h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
-      h("legend", { style: "font-size:12px;color:var(--cc-muted);padding:0" }, "blocks"),
-      ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
+    labelled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
+    labelled("edges of", edgesOf), labelled("sign of the edges (ρ)", sign),
     h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbours" },
-      ego, "ego view"),
-    ...(live ? [
-      labelled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
-      labelled("high connectivity quantile", quantiles[1][1], "high: at least this"),
-    ] : []));
+      ego, "ego view"));
+  controls.after(h("details", { class: "cc-more" }, h("summary", {}, "More"),
+    h("div", { class: "cc-controls" },
+      h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
+        h("legend", { class: "cc-muted" }, "blocks"),
+        ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
+      labelled("plans compared at, % (empty: where they differ)", compared),
+      ...(live ? [
+        labelled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
+        labelled("high connectivity quantile", quantiles[1][1], "high: at least this"),
+      ] : []))));
 
   // Pictures, card, lists ------------------------------------------------------------------------
 
   const caption = h("h4", {});
-  const rings = [0, 1].map(() => h("div", { hidden: true, style: RING }));
-  const band = h("div", { hidden: true, style: DASHED });
+  const rings = [0, 1].map(() => h("div", { hidden: true, class: "cc-ring" }));
+  const band = h("div", { hidden: true, class: "cc-band" });
   const stage = (...content) => h("div", { style: "position:relative" }, ...content);
-  const card = h("div", { class: "cc-card", "aria-live": "polite", style: "min-height:270px" });
+  const card = h("div", { class: "cc-card", "aria-live": "polite" });
+  const flowTitle = h("h4", {});
+  const flow = picture("Edges of one bridge by layer");
   const brushList = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
   const listTitle = h("h4", {});
   const listNote = h("p", { class: "cc-muted" });
@@ -85,15 +98,16 @@ export function renderBridge({ model, el }) {
   const [graphSide, planeSide] = [0, 1].map(() => h("div", { style: "flex:none" }));
   graphSide.append(caption, stage(graph, rings[0]),
     h("p", { class: "cc-muted" }, "Click a unit, or focus the graph and use the arrow keys: ",
-      "left and right change the layer, up and down the unit; Escape clears."));
-  planeSide.append(h("h4", {}, "Saliency and connectivity"), stage(plane, rings[1], band), card);
+      "left and right change the layer, up and down the unit; Escape clears."),
+    listTitle, listNote, list);
+  planeSide.append(h("h4", {}, "Saliency and connectivity"), stage(plane, rings[1], band),
+    flowTitle, flow, card);
   body.append(graphSide, planeSide,
     h("div", { style: "flex:1 1 100%" },
       h("div", { class: "cc-row", style: "flex-wrap:wrap" },
         button("Brush the bridge region", "mark all units of low saliency and high connectivity",
           () => put("brushed", region())),
-        button("Clear brush", "remove all marks", () => put("brushed", [])), brushList),
-      listTitle, listNote, list));
+        button("Clear brush", "remove all marks", () => put("brushed", [])), brushList)));
   const tableChoice = h("select", { onchange: () => put("table_of", tableChoice.value) },
     h("option", { value: "edges" }, "shown edges"), h("option", { value: "units" }, "units"),
     h("option", { value: "bridges" }, "bridges"));
@@ -107,8 +121,16 @@ export function renderBridge({ model, el }) {
   const unitButton = (unit) => button(nodes.name[unit], "select this unit", () => select(unit));
   const curvature = (u, v, rho) => rho * Math.sqrt(nodes.saliency[u] * nodes.saliency[v]);
   const isBridge = (unit) => model.get("bridges").indices.includes(unit);
-  const fate = (unit, plan) => fateText(unit, model.get("plans")[plan],
-    plan !== "present" || model.get("plans").ordered);
+  /** The compared plans; without a kernel they are read off the runs of the other instrument. */
+  function plansNow() {
+    const plans = model.get("plans");
+    const asked = model.get("compared_ratio");
+    if (!plans.runs) return plans;
+    return { ...plans, ...comparedPlans(plans.runs, model.get("bridges").indices,
+      asked ?? plans.ratio, asked !== null && asked !== undefined) };
+  }
+  const fate = (unit, plan, plans = plansNow()) => fateText(unit, plans[plan],
+    plan !== "present" || plans.ordered);
   function region() {
     const { saliency_threshold: low, connectivity_threshold: high } = model.get("bridges");
     return nodes.saliency.flatMap((d, u) => (d <= low && nodes.connectivity[u] >= high ? [u] : []));
@@ -169,13 +191,14 @@ export function renderBridge({ model, el }) {
 
   function drawGraph() {
     const start = performance.now();
-    const [filters, width] = [{ unit: model.get("selected_unit") }, widths()[0]];
+    const among = model.get("edges_of") !== "bridges" ? null
+      : new Set(model.get("bridges").indices);
+    const [filters, width] = [{ unit: model.get("selected_unit"), among }, widths()[0]];
     for (const name of ["threshold", "sign", "blocks", "ego"]) filters[name] = model.get(name);
     shown = visibleEdges(edges, filters);
     const colors = palette(root);
     const box_ = { left: 34, right: width - 12, top: 10 };
-    const tall = Math.max(22 * layout.rows, Math.min(30 * layout.rows, 0.42 * width));
-    box_.bottom = box_.top + Math.max(200, Math.min(560, tall));
+    box_.bottom = box_.top + Math.max(200, Math.min(430, 20 * layout.rows));
     const measure = graph.getContext("2d");
     measure.font = "12px system-ui, sans-serif";
     const legend = drawLegend(measure, colors, 8, 0, width - 16, false);
@@ -189,38 +212,19 @@ export function renderBridge({ model, el }) {
     const ends = shown.flatMap((e) => [edges.u[e], edges.v[e]]);
     const near = alone && new Set([filters.unit, ...ends]);
     marks(g, colors, place, place.radius, near);
-    drawGraphAxes(g, colors, place, box_);
+    drawGraphAxes(g, colors, place, box_, layout);
     drawLegend(g, colors, 8, box_.bottom + 44, width - 16, true);
     sayShown(filters, alone);
     Object.assign(graph.dataset, { edges: shown.length, ms: (performance.now() - start).toFixed(1),
       draws: Number(graph.dataset.draws ?? 0) + 1 });
   }
 
-  function drawGraphAxes(g, colors, place, box_) {
-    g.fillStyle = colors.muted;
-    g.textAlign = "center";
-    g.textBaseline = "top";
-    const every = Math.ceil(26 / place.cell[0]);
-    for (let c = 0; c < layout.columns; c += every) {
-      g.fillText(String(c), box_.left + (c + 0.5) * place.cell[0], box_.bottom + 4);
-    }
-    g.fillText("layer", (box_.left + box_.right) / 2, box_.bottom + 21);
-    const side = (text, from, rows) => {
-      if (!rows) return;
-      g.save();
-      g.translate(10, box_.top + (from + rows / 2) * place.cell[1]);
-      g.rotate(-Math.PI / 2);
-      g.fillText(text, 0, 0);
-      g.restore();
-    };
-    side(layout.attention * place.cell[1] < 52 ? "attn." : "attention", 0, layout.attention);
-    side("FFN", layout.rows - layout.ffn, layout.ffn);
-  }
-
   function sayShown(filters, alone) {
     const [total, sent] = [model.get("edge_total"), edges.rho.length];
     const weakest = sent ? Math.abs(edges.rho[sent - 1]) : 0;
-    let text = `${count(shown.length)} of ${count(total)} edges: |ρ| ≥ ${show(filters.threshold)}`;
+    const ours = filters.among && !alone ? " with an end among the listed units" : "";
+    let text = `${count(shown.length)} of ${count(total)} edges: ` +
+      `|ρ| ≥ ${show(filters.threshold)}${ours}`;
     if (total > sent && filters.threshold <= weakest) {
       text = `the ${count(sent)} strongest of ${count(total)} edges: |ρ| ≥ ${show(weakest)}`;
       if (shown.length < sent) text = `${count(shown.length)} of ${text}`;
@@ -264,7 +268,7 @@ export function renderBridge({ model, el }) {
       rule([at, top], [at, bottom]);
       g.fillText(text, at, bottom + 5);
     }
-    g.fillText("saliency H_uu, nats per token (log)", (left + right) / 2, bottom + 24);
+    g.fillText("saliency (H_uu), nats per token, log", (left + right) / 2, bottom + 24);
     g.textBaseline = "middle";
     g.textAlign = "right";
     for (const [at, text] of labels(y)) {
@@ -275,7 +279,8 @@ export function renderBridge({ model, el }) {
     g.translate(10, (top + bottom) / 2);
     g.rotate(-Math.PI / 2);
     g.textAlign = "center";
-    g.fillText("connectivity b_u, nats per token (log)", 0, 0);
+    const label = "connectivity (b_u), nats per token, log";
+    g.fillText(g.measureText(label).width < bottom - top ? label : "connectivity (b_u)", 0, 0);
     g.restore();
     g.save();
     g.beginPath();
@@ -301,6 +306,21 @@ export function renderBridge({ model, el }) {
       `Saliency against connectivity of ${nodes.name.length} units. ${bridges.note}`);
   }
 
+  /** The edges of the selected bridge by layer, or of the first one listed. */
+  function drawFlowOf() {
+    const { indices, flow: sums } = model.get("bridges");
+    const place = Math.max(0, indices.indexOf(model.get("selected_unit")));
+    flow.hidden = flowTitle.hidden = !sums || !indices.length;
+    if (flow.hidden) return;
+    const unit = indices[place];
+    flowTitle.textContent = `Edges of ${nodes.name[unit]} by layer (sum of H_uv, nats per token)`;
+    flow.setAttribute("aria-label", named(model, flowTitle.textContent));
+    const width = widths()[1];
+    const g = fit(flow, width, 148);
+    drawFlow(g, palette(root), { positive: sums.positive[place], negative: sums.negative[place],
+      own: nodes.layer[unit], left: 64, right: width - 20, top: 10, bottom: 112 });
+  }
+
   /** Replace the content of a list, keeping the focus on its button. */
   function refill(place, ...content) {
     const buttons = () => [...place.querySelectorAll("button")];
@@ -310,8 +330,9 @@ export function renderBridge({ model, el }) {
   }
 
   function drawLists() {
-    const [bridges, plans, selected, brushed] = ["bridges", "plans", "selected_unit", "brushed"]
+    const [bridges, selected, brushed] = ["bridges", "selected_unit", "brushed"]
       .map((name) => model.get(name));
+    const plans = plansNow();
     const { indices, ranked, note, correlation } = bridges;
     listTitle.textContent = !ranked ? `${indices.length} bridge units` : indices.length
       ? `Too few bridges by the thresholds: the ${indices.length} most connected for their saliency`
@@ -319,19 +340,22 @@ export function renderBridge({ model, el }) {
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
-      `${plans.problem ? `; ${plans.problem}` : "."}`;
+      `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
     const doubt = model.get("preview") ? ", not to be trusted" : "";
-    const columns = ["unit", "saliency", "connectivity", "residual", "diagonal (lambda 0)",
-      `edge-aware (lambda 1${doubt})`, ...(plans.present ? ["present plan"] : [])];
+    const wide = graphSide.clientWidth > 600; // else the card has the numbers, the list the plans
+    const columns = ["unit", ...(wide ? ["saliency", "connectivity"] : []), "residual",
+      "diagonal plan (lambda 0)", `edge-aware plan (lambda 1${doubt})`,
+      ...(plans.present ? ["present plan"] : [])];
     const rows = indices.map((u) => {
-      const cells = [show(nodes.saliency[u]), show(nodes.connectivity[u]), show(nodes.residual[u]),
-        ...["diagonal", "edge_aware"].map((plan) => fate(u, plan)),
-        ...(plans.present ? [fate(u, "present")] : [])];
+      const cells = [...(wide ? [show(nodes.saliency[u]), show(nodes.connectivity[u])] : []),
+        show(nodes.residual[u]),
+        ...["diagonal", "edge_aware"].map((plan) => fate(u, plan, plans)),
+        ...(plans.present ? [fate(u, "present", plans)] : [])];
       const chosen = u === selected && "font-weight:600;outline:1px solid var(--cc-accent)";
       return h("tr", { style: chosen }, h("td", {}, unitButton(u)),
         ...cells.map((c) => h("td", {}, c)));
     });
-    refill(list, h("table", { "data-table": "bridges" },
+    refill(list, h("table", { class: "cc-numbers", "data-table": "bridges" },
       h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, c)))),
       h("tbody", {}, ...rows)));
     refill(brushList,
@@ -422,7 +446,8 @@ export function renderBridge({ model, el }) {
 
   const stale = new Set();
   let tableTimer = 0;
-  const parts = { graph: drawGraph, plane: drawPlane, card: drawCard, lists: drawLists };
+  const parts = { graph: drawGraph, plane: drawPlane, flow: drawFlowOf, card: drawCard,
+    lists: drawLists };
   function redraw(...names) {
     if (!stale.size) requestAnimationFrame(drawStale);
     names.forEach((name) => stale.add(name));
@@ -440,15 +465,19 @@ export function renderBridge({ model, el }) {
     slider.value = value;
     if (document.activeElement !== box) box.value = value;
     sign.value = model.get("sign");
+    edgesOf.value = model.get("edges_of") ?? "all";
+    const share = model.get("compared_ratio");
+    if (document.activeElement !== compared) compared.value = share == null ? "" : 100 * share;
     ego.checked = model.get("ego");
     blocks.forEach((b) => (b.checked = model.get("blocks").includes(b.value)));
     tableChoice.value = model.get("table_of");
     quantiles.forEach(([name, input]) => (input.value = model.get(name)));
   }
-  const all = ["graph", "plane", "card", "lists"];
-  const follows = { threshold: ["graph"], sign: ["graph"], blocks: ["graph"], ego: ["graph"],
-    selected_unit: all, brushed: ["graph", "plane", "lists"], bridges: all, plans: all,
-    table_of: [], saliency_quantile: [], connectivity_quantile: [] };
+  const all = ["graph", "plane", "flow", "card", "lists"];
+  const follows = { threshold: ["graph"], edges_of: ["graph"], sign: ["graph"],
+    blocks: ["graph"], ego: ["graph"], compared_ratio: ["lists", "card"], selected_unit: all,
+    brushed: ["graph", "plane", "lists"], bridges: all, plans: all, table_of: [],
+    saliency_quantile: [], connectivity_quantile: [] };
   for (const [name, names] of Object.entries(follows)) {
     cleaner.on(model, `change:${name}`, () => {
       showControls();
@@ -458,7 +487,8 @@ export function renderBridge({ model, el }) {
   let look = "";
   watch(root, cleaner, () => {
     const now = JSON.stringify([body.clientWidth, palette(root)]);
-    if (now !== look) redraw("graph", "plane"); // the card changes the height, not the pictures
+    // the card changes the height, not the pictures
+    if (now !== look) redraw("graph", "plane", "flow", "lists");
     look = now;
   });
   cleaner.add(() => clearTimeout(tableTimer));

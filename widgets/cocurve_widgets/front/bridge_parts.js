@@ -25,7 +25,7 @@ export function graphLayout(nodes) {
 /** The pixels of a layout in a box: x, y of each unit, size of a cell, radius of a mark. */
 export function placeGraph(layout, box) {
   const cell = [(box.right - box.left) / layout.columns, (box.bottom - box.top) / layout.rows];
-  return { cell, radius: Math.max(1.5, Math.min(7, 0.3 * Math.min(...cell))),
+  return { cell, right: box.right, radius: Math.max(1.5, Math.min(7, 0.3 * Math.min(...cell))),
     x: layout.column.map((c) => box.left + (c + 0.5) * cell[0]),
     y: layout.row.map((r) => box.top + (r + 0.5) * cell[1]) };
 }
@@ -38,9 +38,12 @@ export function readEdges(ends, correlation, kinds) {
   return { u, v, rho: correlation, block };
 }
 
-/** The indices of edges that pass {threshold, sign, blocks, ego, unit}, strongest first. */
+/**
+ * The indices of edges that pass {threshold, sign, blocks, ego, unit, among}, strongest first;
+ * `among` is the set of units of which an edge needs one, null for all.
+ */
 export function visibleEdges(edges, filters) {
-  const { threshold, sign, blocks, ego, unit } = filters;
+  const { threshold, sign, blocks, ego, unit, among } = filters;
   const alone = ego && unit !== null && unit !== undefined;
   const found = [];
   for (let e = 0; e < edges.rho.length; e++) {
@@ -49,6 +52,7 @@ export function visibleEdges(edges, filters) {
     if (sign !== "both" && rho > 0 !== (sign === "positive")) continue;
     if (!blocks.includes(edges.block[e])) continue;
     if (alone && edges.u[e] !== unit && edges.v[e] !== unit) continue;
+    if (!alone && among && !among.has(edges.u[e]) && !among.has(edges.v[e])) continue;
     found.push(e);
   }
   return found;
@@ -121,6 +125,38 @@ export function fitLine(saliency, connectivity) {
   return (d) => Math.exp(my + slope * (Math.log(d) - mx));
 }
 
+const TRIED = Array.from({ length: 12 }, (_, n) => (n + 1) / 20);
+
+/**
+ * The two compared plans, read off the runs of lambda 0 and 1 ({diagonal, edge_aware}, each {order,
+ * share}, the removed share after each step), at a ratio where they treat some units differently:
+ * `asked`, or the nearest tried. With `exactly`, at the ratio asked for. As in Python.
+ */
+export function comparedPlans(runs, units, asked, exactly) {
+  const upto = ({ order, share }, ratio) => {
+    const steps = ratio > 0 ? share.findIndex((s) => s >= ratio * (1 - 1e-12)) + 1 : 0;
+    return steps || ratio === 0 ? order.slice(0, steps) : null; // null: out of reach
+  };
+  const at = (ratio) => ({ ratio, note: "", diagonal: upto(runs.diagonal, ratio),
+    edge_aware: upto(runs.edge_aware, ratio) });
+  const first = at(asked);
+  if (exactly || !units.length) return first;
+  const gap = (ratio) => Math.round(1e9 * Math.abs(ratio - asked));
+  const rest = TRIED.filter((r) => r !== asked).sort((x, y) => gap(x) - gap(y) || x - y);
+  for (const ratio of [asked, ...rest]) {
+    const found = at(ratio);
+    const [one, other] = [found.diagonal, found.edge_aware];
+    if (!one || !other || units.every((u) => one.includes(u) === other.includes(u))) continue;
+    if (ratio !== asked) {
+      found.note = `At ratio ${tickText(asked)} the two plans treat these units alike. They are ` +
+        `compared at ${tickText(ratio)}, the nearest ratio tried where they do not.`;
+    }
+    return found;
+  }
+  return { ...first, note: "At every ratio tried, up to 60 %, the diagonal and the edge-aware " +
+    "plan treat these units alike." };
+}
+
 /** The fate of a unit in a removal order, in words; null is a plan that does not exist. */
 export function fateText(unit, removed, ordered = true) {
   if (!removed) return "no plan";
@@ -137,6 +173,34 @@ export function tickText(value) {
 /** The share of values that are at most this one. */
 export function shareBelow(values, value) {
   return values.filter((v) => v <= value).length / values.length;
+}
+
+/** Draw sums of a unit's positive (up) and negative (down) edges by layer; `own` is its layer. */
+export function drawFlow(g, colors, { positive, negative, own, left, right, top, bottom }) {
+  const [high, low] = [Math.max(0, ...positive), Math.min(0, ...negative)];
+  const y = (v) => top + ((high - v) / (high - low || 1)) * (bottom - top);
+  const cell = (right - left) / positive.length;
+  g.textBaseline = "middle";
+  for (const value of ticks(low, high, 4)) {
+    g.fillStyle = colors.grid;
+    g.fillRect(left, y(value), right - left, 1);
+    g.fillStyle = colors.muted;
+    g.textAlign = "right";
+    g.fillText(tickText(value), left - 5, y(value));
+  }
+  g.textAlign = "center";
+  g.textBaseline = "top";
+  const every = Math.ceil(26 / cell);
+  positive.forEach((more, layer) => {
+    const x = left + layer * cell + 0.15 * cell;
+    g.fillStyle = COLORS.positive;
+    g.fillRect(x, y(more), 0.7 * cell, y(0) - y(more));
+    g.fillStyle = COLORS.negative;
+    g.fillRect(x, y(0), 0.7 * cell, y(negative[layer]) - y(0));
+    g.fillStyle = layer === own ? colors.text : colors.muted;
+    if (layer === own) g.fillText("▲", x + 0.35 * cell, bottom + 16);
+    if (layer % every === 0) g.fillText(String(layer), x + 0.35 * cell, bottom + 3);
+  });
 }
 
 // Drawing ---------------------------------------------------------------------------------------
@@ -192,7 +256,8 @@ function traceEdge(path, place, u, v) {
   const [x1, y1, x2, y2] = [place.x[u], place.y[u], place.x[v], place.y[v]];
   path.moveTo(x1, y1);
   if (x1 === x2) {
-    const bow = Math.min(1.6 * place.cell[0], 0.35 * Math.abs(y2 - y1));
+    let bow = Math.min(1.6 * place.cell[0], 0.35 * Math.abs(y2 - y1));
+    if (x1 + bow / 2 > place.right) bow = -bow; // else the arc of the last layer is cut off
     path.quadraticCurveTo(x1 + bow, (y1 + y2) / 2, x2, y2);
   } else if (y1 === y2) {
     const bow = Math.min(1.6 * place.cell[1], 0.1 * Math.abs(x2 - x1));
@@ -228,6 +293,28 @@ export function strokeEdges(g, colors, place, edges, shown, alpha) {
   }
   g.setLineDash([]);
   g.globalAlpha = 1;
+}
+
+/** Draw the numbers of the layers and the names of the kinds beside a graph. */
+export function drawGraphAxes(g, colors, place, box_, layout) {
+  g.fillStyle = colors.muted;
+  g.textAlign = "center";
+  g.textBaseline = "top";
+  const every = Math.ceil(26 / place.cell[0]);
+  for (let c = 0; c < layout.columns; c += every) {
+    g.fillText(String(c), box_.left + (c + 0.5) * place.cell[0], box_.bottom + 4);
+  }
+  g.fillText("layer", (box_.left + box_.right) / 2, box_.bottom + 21);
+  const side = (text, from, rows) => {
+    if (!rows) return;
+    g.save();
+    g.translate(10, box_.top + (from + rows / 2) * place.cell[1]);
+    g.rotate(-Math.PI / 2);
+    g.fillText(text, 0, 0);
+    g.restore();
+  };
+  side(layout.attention * place.cell[1] < 52 ? "attn." : "attention", 0, layout.attention);
+  side("FFN", layout.rows - layout.ffn, layout.ffn);
 }
 
 /** Draw the marks and their meanings in rows from (left, top); return the height used. */

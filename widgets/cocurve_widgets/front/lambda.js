@@ -256,9 +256,12 @@ export function renderLambda({ model, el }) {
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
     model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
-      present: view.feasible ? view.order : null, ordered: true, problem: model.get("error") });
+      present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
+      runs: { diagonal: runOf(memory.zero), edge_aware: runOf(memory.one) } });
     model.save_changes();
   }
+
+  const runOf = (run) => ({ order: run.order, share: run.spent.map((cost) => cost / problem.total) });
 
   // Flips come from the kernel. A page without one finds its own, a few milliseconds at a time, so
   // that it stays responsive.
