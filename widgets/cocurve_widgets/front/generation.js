@@ -149,7 +149,7 @@ function buildControls(model, cleaner, view) {
   };
   for (const name of ["busy", "live", "temperature"]) cleaner.on(model, `change:${name}`, state);
   state();
-  const wide = labelled("Prompt (Ctrl+Enter writes)", prompt);
+  const wide = labelled("Prompt (Ctrl+Enter generates)", prompt);
   wide.style.cssText = "flex: 1 1 100%";
   if (model.get("menu").length) {
     view.controls.append(labelled("Choose a prompt", menuSelect(model, cleaner)));
