@@ -57,7 +57,7 @@ class Page:
         self.root = self.page.locator(".cocurve").first
         self.root.wait_for(timeout=60_000)
         self.root.scroll_into_view_if_needed()
-        self.prompt = self.root.get_by_label("Prompt (Ctrl+Enter writes)")
+        self.prompt = self.root.get_by_label("Prompt (Ctrl+Enter generates)")
         self.status = self.root.locator(".cc-status")
         self.dense = self.root.get_by_role("group", name="Dense text")
         self.pruned = self.root.get_by_role("group", name="Pruned text")

@@ -158,3 +158,33 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         assert not errors
     finally:
         context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+def test_the_first_screen_has_what_matters_and_nothing_scrolls_sideways(
+    lab: Lab, tmp_path: Path
+) -> None:
+    path = export_html(SMALL, tmp_path / "page.html")
+    page = lab.browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    root = page.locator(".cocurve").first
+    root.locator(".cc-facts td").first.wait_for()
+    unit_map = root.locator("canvas[aria-label^='Map of units']")
+    parts = [unit_map, root.locator("canvas[aria-label^='Predicted risk']")]
+    parts.append(root.locator(".cc-numbers"))
+    # 825 is the width of an output in JupyterLab at 1280, which shows 800 pixels of the notebook
+    widths = {}
+    for width in (600, 825, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(400)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, width
+        boxes = [part.bounding_box() for part in parts]
+        widths[width] = boxes[0]["width"]
+        if width > 800:
+            top = root.bounding_box()["y"]
+            assert max(box["y"] + box["height"] - top for box in boxes) < 780, width
+    assert widths[1920] > 1.2 * widths[1280]
+    page.close()

@@ -49,7 +49,7 @@ export function renderLambda({ model, el }) {
     title: "Pruning plan by lambda",
     name: "plan",
     table: tableOf,
-    canvases: () => [map, budget, curves],
+    canvases: () => [map, curves, budget],
     // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
     caption: () => [captionOf()],
