@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.lab import CHROMIUM, FEW, NO_BROWSER, Lab
+from helpers.lab import CHROMIUM, FEW, NO_BROWSER, Lab, Visit
 from helpers.notebooks import NOTEBOOK, require_built, require_loaded
 from helpers.waiting import eventually
 
@@ -41,4 +41,34 @@ def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
             for number, figure in enumerate(figures.all()):
                 figure.scroll_into_view_if_needed()
                 visit.picture(f"01_{theme.lower()}_{number}", figure)
+        the_map_plays_the_plan(visit)
     require_loaded(folder)
+
+
+def the_map_plays_the_plan(visit: Visit) -> None:
+    """Page and kernel agree on order, brush and step; the plan plays and stops."""
+    page = visit.page
+    root = page.get_by_role("region", name="Map of H")
+    canvas = root.locator("canvas[data-draws]")
+    canvas.wait_for(timeout=60_000)
+    visit.becomes("heat.step == len(plan) > 0", "True")
+    root.get_by_label("order of rows and columns").select_option("clustering")
+    visit.becomes("sorted(heat.clustered) == list(range(len(units)))", "True")
+    root.get_by_role("button", name="Brush the plan").click()
+    visit.becomes("heat.session.brushed == sorted(plan.pruned)", "True")
+    canvas.focus()
+    page.keyboard.press("p")
+    visit.becomes("heat.playing", "True")
+    visit.becomes("2 <= heat.step < len(plan)", "True")
+    page.keyboard.press("p")
+    visit.becomes("heat.playing", "False")
+    page.keyboard.press("ArrowDown")
+    visit.becomes("heat.selected_unit == heat.partner == heat.clustered[0]", "True")
+    for theme in ("Light", "Dark"):
+        visit.theme(theme)
+        canvas.scroll_into_view_if_needed()
+        visit.picture(f"01_map_{theme.lower()}", root)
+    with page.expect_download() as caught:
+        root.get_by_role("button", name="PNG").click()
+    assert caught.value.suggested_filename == "map.png"
+    visit.require_clean()

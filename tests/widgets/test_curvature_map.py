@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import gc
 import json
+import re
+import struct
 import weakref
+import zlib
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -289,9 +293,28 @@ def test_two_thousand_units_travel_in_four_megabytes() -> None:
     assert len(json.dumps(_plain(others))) < 300_000
 
 
+@pytest.mark.parametrize(("shape", "wide"), [((4, 3, 5), 64), ((40, 8, 16), 480)])
+def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> None:
+    curvature = random_curvature(make_units(*shape), seed=3)
+    picture = CurvatureMap(curvature, order="saliency")
+    found = re.search(r'src="data:image/png;base64,([^"]+)"', picture._still())
+    data = base64.b64decode(found[1])
+    assert struct.unpack(">II", data[16:24]) == (wide, wide)
+    size = int(struct.unpack(">I", data[33:37])[0])
+    pixels = np.frombuffer(zlib.decompress(data[41 : 41 + size]), np.uint8).reshape(wide, -1)
+    shades = pixels[:, 1:].astype(int)  # a byte of each row tells its filter
+    assert (shades == shades.T).all()
+    if wide == 64:  # two pixels to a unit
+        order = picture.places()
+        rho = np.abs(curvature.correlation())[np.ix_(order, order)]
+        np.fill_diagonal(rho, 0)
+        ranks = np.argsort(rho, axis=None)
+        assert (np.diff(shades[::2, ::2].ravel()[ranks]) <= 0).all()
+
+
 # In a page without a kernel ---------------------------------------------------------------------
 
-MODULES = ("kit.js", "bridge_parts.js", "map_parts.js", "map_picture.js", "map.js", "page.js")
+MODULES = ("kit.js", "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "page.js")
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
 <script type="module">%s
@@ -400,7 +423,7 @@ class TestPage:
     def test_mouse(self, opened: Any) -> None:
         it = opened(viewport={"width": 1280, "height": 900})
         page, box = it.page, it.map.bounding_box()
-        left, top = box["x"] + 118, box["y"] + 56
+        left, top = box["x"] + 118, box["y"] + 24
         cell = (box["width"] - 124) / 32
 
         def drag(start: tuple[float, float], end: tuple[float, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -12,6 +13,7 @@ import cocurve_lab as cl
 from cocurve_lab.solver.selection import risk_terms
 
 from .instrument import Instrument, front, guarded, plan_code
+from .packing import gray_png
 from .session import CancelToken, Session, require_unit, require_units
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ SCALES = ("correlation", "curvature")
 FEWEST = 4  # units across the smallest window
 MOST_PAIRS = 10_000  # rows of a table of pairs
 SHOWN = 0.995  # share of the pairs inside the color scale; a few large ones would pale the rest
+STILL = 240  # cells across the picture in a saved notebook, at most
 NEAT = 1000  # up to so many units the leaves are put in the best order, in about 0.1 s
 FULL = 32_767  # int16 of the largest root
 CONTROLS = (
@@ -79,7 +82,7 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
     """
 
     _esm = front(
-        *("kit.js", "bridge_parts.js", "map_parts.js", "map_picture.js", "map.js", "map_main.js")
+        "kit.js", "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js"
     )
     _css = front("instrument.css")
 
@@ -322,6 +325,19 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
     def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
         if isinstance(content, dict) and "want" in content:
             self.answer_files(content)
+
+    def _still_picture(self) -> str:
+        """The strengths of all pairs as a PNG, dark where strong; blocks of units where many."""
+        curvature, places = self.session.curvature, self.places()
+        rho = np.abs(curvature.correlation())[np.ix_(places, places)]
+        np.fill_diagonal(rho, 0.0)
+        size = -(-len(places) // STILL)
+        edges = np.arange(0, len(places), size)
+        rho = np.maximum.reduceat(np.maximum.reduceat(rho, edges, axis=0), edges, axis=1)
+        shades = np.sqrt(np.clip(rho / self.ends["correlation"], 0.0, 1.0))
+        pixels = np.kron((255 * (1 - shades)).astype(np.uint8), np.ones((2, 2), np.uint8))
+        data = base64.b64encode(gray_png(pixels)).decode()
+        return f'<img alt="|rho| of all pairs of units" src="data:image/png;base64,{data}">'
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop

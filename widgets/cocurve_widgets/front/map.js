@@ -1,16 +1,15 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
-import { COLORS, Cleaner, assign, count, frame, h, labelled, named, palette, percent, picture,
+import { COLORS, Cleaner, GONE, assign, count, frame, h, labelled, named, palette, percent, picture,
   receiveFiles, show, typed, unitCount, watch } from "./kit.js";
-import { signColors } from "./bridge_parts.js";
+import { pairCardOf, planCardOf } from "./map_cards.js";
 import { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf,
   placesOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } from "./map_parts.js";
-import { boxOf, paintMap, placeAt } from "./map_picture.js";
+import { boxOf, paintHeat, placeAt } from "./map_picture.js";
 
 const MAP_ROWS = 500; // of the table on the page; the file has all
 const MOST_PAIRS = 10_000; // of the file, as in Python
 const SMALL = 200; // cells across the smallest painting, at least
-const RECENT = 8; // steps listed in the ledger
 const LINE = "position:absolute;pointer-events:none;background:var(--cc-accent);opacity:0.7";
 const BAND = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
   "background:rgba(128,128,128,0.25)";
@@ -34,7 +33,6 @@ export function renderMap({ model, el }) {
     ? correlationOf(square, size, peak, u, v) : 0);
   const edge = (u, v) => (u === v ? saliency[u]
     : correlationOf(square, size, peak, u, v) * roots[u] * roots[v]);
-  const digits = (x) => show(Number(x.toPrecision(3))); // more are lost in what was sent
   const plan = () => model.get("plan");
   const length = () => (plan().order ?? []).length;
   const removed = () => (plan().order ?? []).slice(0, model.get("step"));
@@ -43,10 +41,11 @@ export function renderMap({ model, el }) {
   const map = picture("H as a picture");
   Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
   const options = { title: "Map of H", name: "map", table: () => tableOf(mostRows),
-    canvases: () => [map] };
-  if (live) options.json = () => model.send({ want: ".json" });
-  const { root, controls, body } = frame(model, el, cleaner, options);
-  receiveFiles(model, cleaner, "map");
+    canvases: () => [map], redraw: drawMap, legend: legendOf,
+    caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, stepWords()] };
+  const request = receiveFiles(model, cleaner, "map");
+  if (live) options.json = () => request(".json", () => complain(GONE));
+  const { root, controls, body, complain } = frame(model, el, cleaner, options);
 
   // Controls ------------------------------------------------------------------------------------
 
@@ -65,7 +64,7 @@ export function renderMap({ model, el }) {
   const onlyPlan = h("input", { type: "checkbox",
     onchange: () => put({ only_plan: onlyPlan.checked }) });
   const play = button("Play", "remove the units of the plan one by one", () =>
-    put({ playing: !model.get("playing"), ...(atEnd() && !model.get("playing") ? { step: 0 } : {}) }));
+    put({ ...(atEnd() ? { step: 0 } : {}), playing: !model.get("playing") }));
   const step = h("input", { type: "range", min: 0, step: 1, "aria-label": "step of the plan",
     oninput: () => put({ step: Number(step.value), playing: false }) });
   const steps = [button("◀ step", "one step back", () => walk(-1)),
@@ -88,13 +87,15 @@ export function renderMap({ model, el }) {
   const planCard = h("div", {});
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
   const side = h("div", { class: "cc-card" }, pairCard, planCard);
+  const [title, words] = [h("h4", {}), h("div", { class: "cc-muted" })];
+  const legend = h("div", { class: "cc-legend" });
   body.append(
-    h("div", { style: "flex:none;max-width:100%" },
-      h("div", { style: "position:relative" }, map, ...lines, band),
+    h("div", { style: "flex:none;max-width:100%" }, title, words,
+      h("div", { style: "position:relative" }, map, ...lines, band), legend,
       h("p", { class: "cc-muted", style: "max-width:48em" },
         "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
         "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
-        "zooms once the picture has the focus.")),
+        "zooms once the picture has the focus. Dashed lines: the unit removed last.")),
     side,
     h("div", { class: "cc-row", style: "flex:1 1 100%;flex-wrap:wrap" },
       button("Brush what is shown", "mark the units of all rows and columns in view",
@@ -110,7 +111,7 @@ export function renderMap({ model, el }) {
 
   // All cells are painted once per order, scale and theme; zooming only copies a part of them. The
   // smaller paintings are for windows with several cells to a pixel.
-  let [cells, ends, power, painted] = [[], {}, 0, ""];
+  let [cells, power, painted] = [[], 0, ""];
   function paintAll(colors) {
     const now = JSON.stringify([model.get("order"), model.get("scale"), colors.back, colors.kept,
       model.get("order") === "plan" ? plan().order : model.get("clustered").length]);
@@ -126,8 +127,7 @@ export function renderMap({ model, el }) {
       }
       return [...g.getImageData(0, 0, 1, 1).data.slice(0, 3)];
     };
-    ends = signColors(g, colors.back);
-    const shades = shadesOf(...[ends.positive, ends.negative, colors.back, colors.kept].map(rgb));
+    const shades = shadesOf(...[COLORS.positive, COLORS.negative, colors.back, colors.kept].map(rgb));
     const how = shading(model.get("scale"), { peak, ends: model.get("ends"), roots });
     power = how.power;
     let level = { shades: shadeCells(square, places, how), size };
@@ -151,11 +151,15 @@ export function renderMap({ model, el }) {
     side.style.width = beside ? "340px" : "100%";
     const [now, total] = [model.get("step"), length()];
     scene = { box: boxOf(width), window: model.get("window"), cells, places, kinds, layers, names,
-      numLayers, colors, ends, power, order: model.get("order"), scale: model.get("scale"),
+      numLayers, colors, power, order: model.get("order"),
       end: model.get("ends")[model.get("scale")], removed: new Set(removed()), chosen: chosen(),
-      brushed: new Set(model.get("brushed")), onlyPlan: model.get("only_plan"), words: stepWords(),
+      brushed: new Set(model.get("brushed")), onlyPlan: model.get("only_plan"),
       last: plan().ordered && now && (now < total || model.get("playing")) ? plan().order[now - 1] : null };
-    paintMap(map, scene);
+    paintHeat(map, scene);
+    title.textContent = titleText();
+    words.textContent = stepWords();
+    legend.replaceChildren(...legendOf().map(([color, text]) => h("span", {},
+      h("i", { class: "cc-swatch", style: `background:${color}` }), text)));
     const [v, u] = chosen();
     map.setAttribute("aria-label", named(model, `H of ${unitCount(size)}, ordered by ` +
       `${model.get("order")}; ${u === null || v === null ? "no pair chosen"
@@ -167,6 +171,19 @@ export function renderMap({ model, el }) {
 
   // Words -----------------------------------------------------------------------------------------
 
+  const BY = { layer: "layer", saliency: "saliency", clustering: "clustering", plan: "the plan" };
+  function titleText() {
+    const [, , span] = model.get("window");
+    const what = model.get("scale") === "correlation" ? "Correlation ρ" : "Curvature H";
+    return `${what} of ${unitCount(size)} by ${BY[model.get("order")]}` +
+      `${span < size ? `, ${Math.round(span)} units across` : ""}`;
+  }
+  function legendOf() {
+    const colors = palette(root);
+    return [[COLORS.attention, "attention"], [COLORS.ffn, "FFN"], [colors.text, "removed"],
+      [colors.accent, "brushed"], [COLORS.positive, "positive: worse together"],
+      [COLORS.negative, "negative: losses partly cancel"]];
+  }
   function stepWords() {
     if (!length()) return "no plan yet";
     const account = accountOf(plan(), model.get("step"));
@@ -174,66 +191,16 @@ export function renderMap({ model, el }) {
       `cost, predicted risk ${show(account.risk)}`;
   }
 
-  const line = (first, ...texts) => h("tr", {}, h("td", {}, first),
-    ...texts.map((text) => h("td", { style: "white-space:nowrap" }, text)));
-  const narrow = "white-space:nowrap;padding:2px 5px";
-  const tight = (tag, ...texts) =>
-    h("tr", {}, ...texts.map((text) => h(tag, { style: narrow }, text)));
   function drawPair() {
-    const [v, u] = spot ?? chosen();
-    if (u === null || v === null || u === undefined || v === undefined) {
-      pairCard.replaceChildren(h("h4", {}, "No pair chosen"), h("p", { class: "cc-muted" },
-        "Point at a cell to see its two units; click to keep them."));
-      return;
-    }
-    const fate = (unit) => {
-      const found = (plan().order ?? []).indexOf(unit);
-      if (!length()) return "no plan";
-      if (found < 0) return "kept";
-      return plan().ordered ? `removed at step ${found + 1}` : "removed";
-    };
-    const facts = (unit) => line(names[unit], digits(saliency[unit]), fate(unit));
-    pairCard.replaceChildren(
-      h("h4", {}, u === v ? names[u] : `${names[u]} and ${names[v]}`),
-      h("table", {}, h("tbody", {},
-        ...(u === v ? [] : [line("H_uv, nats per token", digits(edge(u, v)), ""),
-          line("correlation ρ_uv", saliency[u] > 0 && saliency[v] > 0 ? digits(rho(u, v)) : "-", "")]))),
-      h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "unit"), h("th", {}, "saliency H_uu"),
-        h("th", {}, "plan"))), h("tbody", {}, facts(u), ...(u === v ? [] : [facts(v)]))));
+    const [v, u] = (spot ?? chosen()).map((unit) => unit ?? null);
+    const pair = u !== null && v !== null;
+    const both = pair && saliency[u] > 0 && saliency[v] > 0;
+    pairCard.replaceChildren(...pairCardOf({ u, v, names, saliency, plan: plan(),
+      edge: pair ? edge(u, v) : null, rho: both ? rho(u, v) : null }));
   }
-
   function drawPlan() {
-    const [total, now] = [length(), model.get("step")];
     planCard.setAttribute("aria-live", model.get("playing") ? "off" : "polite");
-    if (!total) {
-      planCard.replaceChildren(h("h4", {}, "No plan yet"), h("p", { class: "cc-muted" },
-        "Choose one in another instrument, or set session.selection, to see it here."));
-      return;
-    }
-    const p = plan();
-    const account = accountOf(p, now);
-    const ofLast = account.unit === null ? [] : [
-      line("½ H_uu", show(account.ownNode)),
-      line("Σ H_uv with units removed before", show(account.ownEdge)),
-      ...(p.strength === null ? [] : [
-        line(`score: (½ H_uu + ${show(p.strength)} · Σ H_uv) per parameter`,
-          show((account.ownNode + p.strength * account.ownEdge) / costs[account.unit]))])];
-    const recent = [];
-    for (let k = Math.max(0, now - RECENT); k < now; k++) {
-      recent.unshift(tight("td", p.ordered ? `${k + 1} ${names[p.order[k]]}` : names[p.order[k]],
-        show(p.node[k]), show(p.edge[k]), show(accountOf(p, k + 1).risk)));
-    }
-    const title = account.unit === null ? `nothing removed, ${unitCount(total)} to go`
-      : p.ordered ? `Step ${now} of ${total}: ${names[account.unit]}` : `${unitCount(now)} removed`;
-    planCard.replaceChildren(
-      h("h4", {}, title),
-      h("table", {}, h("tbody", {}, ...(p.ordered ? ofLast : []),
-        line("predicted risk so far, nats per token", show(account.risk)),
-        line("its node part", show(account.node)), line("its edge part", show(account.edge)),
-        line("removed share of the cost", percent(account.gone, 2)))),
-      h("h4", {}, p.ordered ? "Ledger, newest first" : "Removed units, in no order"),
-      h("table", {}, h("thead", {}, tight("th", "unit", "node", "edge", "risk")),
-        h("tbody", {}, ...recent)));
+    planCard.replaceChildren(...planCardOf({ plan: plan(), step: model.get("step"), names, costs }));
   }
 
   function drawBrush() {
@@ -350,6 +317,7 @@ export function renderMap({ model, el }) {
     put({ partner: cell && places[cell[0]], selected_unit: cell && places[cell[1]] });
   }
   function walkCells([x, y]) {
+    hover(null); // the mouse may rest on another cell: what was chosen last is shown
     const [column, row, span] = model.get("window");
     const now = chosen().map((u) => (u === null ? -1 : places.indexOf(u)));
     const clip = (place) => Math.min(size - 1, Math.max(0, place));
@@ -462,7 +430,8 @@ export function renderMap({ model, el }) {
   for (const [name, which] of Object.entries(follows)) {
     cleaner.on(model, `change:${name}`, () => {
       showControls();
-      if (["step", "playing", "plan"].includes(name)) clock();
+      // a model announces each trait as it is set: wait until all that belong together are there
+      if (["step", "playing", "plan"].includes(name)) queueMicrotask(clock);
       redraw(...which);
     });
   }

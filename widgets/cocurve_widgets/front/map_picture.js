@@ -1,16 +1,14 @@
-// The drawing of the map of H: cells, what lies over and beside them, title and legend.
+// The drawing of the map of H: cells, what lies over and beside them, and the scale of the colors.
 
-import { COLORS, fit, show, unitCount } from "./kit.js";
+import { COLORS, fit, show } from "./kit.js";
 import { runsOf } from "./map_parts.js";
 
-const BY = { layer: "layer", saliency: "saliency", clustering: "clustering", plan: "the plan" };
-const SCALE_NAMES = { correlation: "correlation ρ", curvature: "curvature H" };
 const NAMED = 12; // pixels of a row from which on its unit is named
 
 /** Where the cells go in a picture of this width: left, top, and length of a side. */
 export function boxOf(width) {
   const left = width >= 560 ? 118 : 62;
-  return { left, top: 56, side: width - left - 6, names: left > 100 };
+  return { left, top: 24, side: width - left - 6, names: left > 100 };
 }
 
 /** x (axis 0) or y (axis 1) of the start of a place. */
@@ -29,15 +27,14 @@ function span(scene, start, end, axis) {
  * Draw the map.
  *
  * scene: box and window; cells, canvases of all pairs, each with half the cells of the one before;
- * places, order and scale; end, the largest size that colors tell apart, power, to which a size is
- * taken, and ends, the colors of the signs; kinds, layers and names; removed and brushed, sets of
- * units; last, the unit of this step, or null; chosen, [column, row] as units or nulls; onlyPlan;
- * words, a line on the plan; colors of the theme.
+ * places and order; end, the largest size that colors tell apart, and power, to which a size is
+ * taken; kinds, layers and names; removed and brushed, sets of units; last, the unit of this step,
+ * or null; chosen, [column, row] as units or nulls; onlyPlan; colors of the theme.
  */
-export function paintMap(canvas, scene) {
+export function paintHeat(canvas, scene) {
   const { box, colors, window: [column, row, wide] } = scene;
   const width = box.left + box.side + 6;
-  const g = fit(canvas, width, box.side + 158);
+  const g = fit(canvas, width, box.side + 96);
   const cell = box.side / wide;
   g.save();
   g.beginPath();
@@ -59,8 +56,7 @@ export function paintMap(canvas, scene) {
   if (scene.order === "layer") paintLayers(g, scene, named);
   else paintTracks(g, scene, cell, named);
   if (named) paintNames(g, scene);
-  paintTitle(g, scene, width);
-  paintLegend(g, scene, width);
+  paintScale(g, scene, width);
 }
 
 /** Over the cells: what the plan leaves, the borders of layers, and the chosen row and column. */
@@ -94,7 +90,9 @@ function paintOver(g, scene, cell) {
     g.strokeStyle = color;
     for (const axis of axes) g.strokeRect(...band(axis, place, place + 1));
   };
-  outline(scene.last, COLORS.bridge, [0, 1]);
+  g.setLineDash([5, 3]);
+  outline(scene.last, colors.text, [0, 1]);
+  g.setLineDash([]);
   scene.chosen.forEach((unit, axis) => outline(unit, colors.text, [axis]));
 }
 
@@ -102,7 +100,7 @@ function paintOver(g, scene, cell) {
 function paintStrips(g, scene) {
   const { box, places, kinds, removed, brushed, colors } = scene;
   const strips = [(u) => COLORS[kinds[u]], (u) => removed.has(u) && colors.text,
-    (u) => brushed.has(u) && COLORS.flip];
+    (u) => brushed.has(u) && colors.accent];
   strips.forEach((color, k) => {
     for (const { value, start, end } of runsOf(places.map(color))) {
       if (!value) continue;
@@ -168,23 +166,11 @@ function paintNames(g, scene) {
   }
 }
 
-function paintTitle(g, scene, width) {
-  const { window: [, , wide], places } = scene;
-  const part = wide < places.length ? `, ${Math.round(wide)} across` : "";
-  g.textAlign = "left";
-  g.textBaseline = "top";
-  g.fillStyle = scene.colors.text;
-  g.fillText(`${SCALE_NAMES[scene.scale]} of ${unitCount(places.length)} by ${BY[scene.order]}${part}`,
-    4, 2, width - 8);
-  g.fillStyle = scene.colors.muted;
-  g.fillText(scene.words, 4, 18, width - 8);
-}
-
-function paintLegend(g, { box, colors, ends, end, power }, width) {
+function paintScale(g, { box, colors, end, power }, width) {
   const [top, wide] = [box.top + box.side + 44, Math.min(320, width - 90)];
   const from = (width - wide) / 2;
   const ramp = g.createLinearGradient(from, 0, from + wide, 0);
-  [ends.negative, colors.back, ends.positive].forEach((color, k) => ramp.addColorStop(k / 2, color));
+  [COLORS.negative, colors.back, COLORS.positive].forEach((color, k) => ramp.addColorStop(k / 2, color));
   g.fillStyle = ramp;
   g.fillRect(from, top, wide, 10);
   g.strokeStyle = colors.grid;
@@ -198,17 +184,5 @@ function paintLegend(g, { box, colors, ends, end, power }, width) {
     [1, `≥ ${round(end)}`]];
   for (const [share, text] of wide > 280 ? marks : marks.filter((_, k) => k % 2 === 0)) {
     g.fillText(text, from + share * wide, top + 13);
-  }
-  const entries = [[COLORS.attention, "attention"], [COLORS.ffn, "FFN"], [colors.text, "removed"],
-    [COLORS.flip, "brushed"]];
-  const room = entries.reduce((sum, [, text]) => sum + g.measureText(text).width + 26, 0);
-  let x = Math.max(4, (width - room) / 2);
-  g.textAlign = "left";
-  for (const [color, text] of entries) {
-    g.fillStyle = color;
-    g.fillRect(x, top + 38, 10, 10);
-    g.fillStyle = colors.text;
-    g.fillText(text, x + 15, top + 36);
-    x += g.measureText(text).width + 26;
   }
 }
