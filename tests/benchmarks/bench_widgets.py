@@ -43,6 +43,23 @@ PROBE = """root => {
     attributeFilter: ['data-paints', 'data-draws']});
 }"""
 
+# Seconds from running the third cell to the frame after its first picture.
+FIRST_PICTURE = """async () => {
+  const old = document.querySelector('.cocurve canvas[data-draws]');
+  const begun = performance.now();
+  jupyterapp.shell.currentWidget.content.activeCellIndex = 2;
+  jupyterapp.commands.execute('notebook:run-cell');
+  let found = null;
+  while (!found || found === old) {
+    await new Promise(done => requestAnimationFrame(done));
+    found = document.querySelector('.cocurve canvas[data-draws]');
+  }
+  await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  return (performance.now() - begun) / 1000;
+}"""
+FIRST = 7  # runs of the cell of a map
+RATIO = 0.2  # of the plan that it plays
+
 
 def main() -> None:
     options = parser().parse_args()
@@ -56,6 +73,8 @@ def main() -> None:
         for size in (768, 1920):
             in_browser(lab, "LambdaExplorer", size, options.repeats)
         in_browser(lab, "BridgeExplorer", 1000, options.repeats)
+        for size in (768, 1920):
+            map_in_browser(lab, size, options.repeats)
 
 
 def curvature_of(size: int) -> cl.Curvature:
@@ -109,6 +128,48 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
         print(f"{name}, M = {size:>4}: key to painted {show(times)}; {steps:.1f} kB per step")
         if name == "LambdaExplorer":
             drag(visit, root, slider, size)
+
+
+def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
+    """CurvatureMap: first picture in several runs of its cell, and key to painted by kind of key."""
+    with lab.open(notebook(lab.folder.parent, "CurvatureMap", size)) as visit:
+        page = visit.page
+        run_cells(visit, 0, 2)
+        before = visit.received
+        times = [1000 * page.evaluate(FIRST_PICTURE) for _ in range(FIRST)]
+        page.wait_for_timeout(1500)
+        received = (visit.received - before) / 1e6 / FIRST
+        print(
+            f"CurvatureMap, M = {size:>4}: first picture {show(times)} after the cell was run, "
+            f"{FIRST} runs, {received:.2f} MB received each"
+        )
+        plan = f"setattr(w.session, 'selection', bench_widgets.cl.solve_greedy(c, {RATIO}))"
+        assert visit.ask(plan) == "None"
+        root = page.locator(".cocurve")
+        page.evaluate(PROBE, root.element_handle())
+        canvas = root.locator("canvas")
+        order = root.get_by_label("order of rows and columns")
+        step = root.get_by_label("step of the plan")
+        for what, target, keys in (
+            ("zoom", canvas, ("+", "-")),
+            ("move", canvas, ("Shift+ArrowRight", "Shift+ArrowLeft")),
+            ("step of the plan", step, ("ArrowLeft", "ArrowRight")),
+            ("order", order, ("ArrowDown", "ArrowUp")),
+        ):
+            if what == "move":
+                canvas.press("+")
+            page.wait_for_timeout(500)
+            target.focus()
+            page.evaluate("() => { probe.times = []; probe.down = 0; }")
+            for k in range(repeats):
+                page.keyboard.press(keys[k % 2])
+                page.wait_for_function(f"() => probe.times.length > {k}", timeout=10_000)
+                page.wait_for_timeout(60)
+            print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {show_probe(page)}")
+
+
+def show_probe(page: Any) -> str:
+    return show(page.evaluate("() => probe.times"))
 
 
 def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:

@@ -9,7 +9,6 @@ import { boxOf, paintHeat, placeAt } from "./map_picture.js";
 
 const MAP_ROWS = 500; // of the table on the page; the file has all
 const MOST_PAIRS = 10_000; // of the file, as in Python
-const SMALL = 200; // cells across the smallest painting, at least
 const LINE = "position:absolute;pointer-events:none;background:var(--cc-accent);opacity:0.7";
 const BAND = "position:absolute;pointer-events:none;border:1px dashed var(--cc-text);" +
   "background:rgba(128,128,128,0.25)";
@@ -88,7 +87,7 @@ export function renderMap({ model, el }) {
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
   const side = h("div", { class: "cc-card" }, pairCard, planCard);
   const [title, words] = [h("h4", {}), h("div", { class: "cc-muted" })];
-  const legend = h("div", { class: "cc-legend" });
+  const legend = h("div", { class: "cc-legend", style: "margin-top:6px;max-width:60em" });
   body.append(
     h("div", { style: "flex:none;max-width:100%" }, title, words,
       h("div", { style: "position:relative" }, map, ...lines, band), legend,
@@ -109,14 +108,14 @@ export function renderMap({ model, el }) {
   root.querySelector(".cc-files").prepend(
     h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
 
-  // All cells are painted once per order, scale and theme; zooming only copies a part of them. The
-  // smaller paintings are for windows with several cells to a pixel.
-  let [cells, power, painted] = [[], 0, ""];
-  function paintAll(colors) {
+  // Shades are made once per order and scale, pixels when a window first needs their level: with
+  // several cells to a screen pixel that is a level of half, a quarter, ... of the cells.
+  let [levels, shades, shaded, how] = [[], null, "", null];
+  function shadeAll(colors) {
     const now = JSON.stringify([model.get("order"), model.get("scale"), colors.back, colors.kept,
       model.get("order") === "plan" ? plan().order : model.get("clustered").length]);
-    if (now === painted) return;
-    painted = now;
+    if (now === shaded) return;
+    shaded = now;
     places = placesOf(model.get("order"), size, { saliency, clustered: model.get("clustered"),
       removed: plan().order ?? [] });
     const g = h("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
@@ -127,31 +126,33 @@ export function renderMap({ model, el }) {
       }
       return [...g.getImageData(0, 0, 1, 1).data.slice(0, 3)];
     };
-    const shades = shadesOf(...[COLORS.positive, COLORS.negative, colors.back, colors.kept].map(rgb));
-    const how = shading(model.get("scale"), { peak, ends: model.get("ends"), roots });
-    power = how.power;
-    let level = { shades: shadeCells(square, places, how), size };
-    cells = [];
-    for (; level.size; level = halved(level)) {
-      const canvas = h("canvas", { width: level.size, height: level.size });
-      const pixels = new Uint8ClampedArray(colored(level.shades, shades).buffer);
-      canvas.getContext("2d").putImageData(new ImageData(pixels, level.size), 0, 0);
-      cells.push(canvas);
-      if (level.size < 2 * SMALL) break;
+    shades = shadesOf(...[COLORS.positive, COLORS.negative, colors.back, colors.kept].map(rgb));
+    how = shading(model.get("scale"), { peak, ends: model.get("ends"), roots });
+    levels = [{ shades: shadeCells(square, places, how), size }];
+  }
+  /** A canvas with size / 2 ** level cells across. */
+  function cellsAt(level) {
+    while (levels.length <= level) levels.push(halved(levels.at(-1)));
+    const found = levels[level];
+    if (!found.canvas) {
+      found.canvas = h("canvas", { width: found.size, height: found.size });
+      const pixels = new Uint8ClampedArray(colored(found.shades, shades).buffer);
+      found.canvas.getContext("2d").putImageData(new ImageData(pixels, found.size), 0, 0);
     }
+    return found.canvas;
   }
 
   function drawMap() {
     const start = performance.now();
     const colors = palette(root);
-    paintAll(colors);
+    shadeAll(colors);
     const wide = body.clientWidth || 900;
     const beside = wide >= 820; // the card fits beside the picture
     const width = Math.max(240, Math.min(beside ? wide - 368 : wide, 900));
     side.style.width = beside ? "340px" : "100%";
     const [now, total] = [model.get("step"), length()];
-    scene = { box: boxOf(width), window: model.get("window"), cells, places, kinds, layers, names,
-      numLayers, colors, power, order: model.get("order"),
+    scene = { box: boxOf(width), window: model.get("window"), cellsAt, places, kinds, layers, names,
+      numLayers, colors, power: how.power, order: model.get("order"),
       end: model.get("ends")[model.get("scale")], removed: new Set(removed()), chosen: chosen(),
       brushed: new Set(model.get("brushed")), onlyPlan: model.get("only_plan"),
       last: plan().ordered && now && (now < total || model.get("playing")) ? plan().order[now - 1] : null };
@@ -180,8 +181,8 @@ export function renderMap({ model, el }) {
   }
   function legendOf() {
     const colors = palette(root);
-    return [[COLORS.attention, "attention"], [COLORS.ffn, "FFN"], [colors.text, "removed"],
-      [colors.accent, "brushed"], [COLORS.positive, "positive: worse together"],
+    return [[COLORS.attention, "attention"], [COLORS.ffn, "FFN"], [colors.text, "removed (middle strip)"],
+      [colors.accent, "brushed (outer strip)"], [COLORS.positive, "positive: worse together"],
       [COLORS.negative, "negative: losses partly cancel"]];
   }
   function stepWords() {

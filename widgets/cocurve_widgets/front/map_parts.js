@@ -65,15 +65,17 @@ export function shadeCells(square, places, { gain, weights, power, diagonal }) {
   const size = places.length;
   const order = Int32Array.from(places);
   const shades = new Int16Array(size * size);
+  const fourth = power === 0.25;
   for (let i = 0, at = 0; i < size; i++) {
     const u = order[i];
     const row = square.subarray(u * size, (u + 1) * size);
     const own = gain * weights[u];
     for (let j = 0; j < size; j++, at++) {
       const v = order[j];
-      const root = Math.min(1, Math.abs(own * weights[v] * row[v]));
-      const shade = Math.round(SHADES * (power === 0.5 ? root : Math.sqrt(root)));
-      shades[at] = row[v] < 0 ? -shade : shade;
+      const root = own * weights[v] * row[v];
+      const strength = root < 0 ? -root : root; // Math.abs and Math.round are slow four million times
+      const shade = strength >= 1 ? SHADES : SHADES * (fourth ? Math.sqrt(strength) : strength) + 0.5;
+      shades[at] = root < 0 ? -shade : shade; // cut to a whole number
     }
     if (!diagonal) shades[i * size + i] = OWN; // rho of a unit with itself says nothing
   }
@@ -96,7 +98,9 @@ export function halved({ shades, size }) {
 
 /** The pixels of shades: Uint32Array of RGBA. */
 export function colored(shades, colors) {
-  return Uint32Array.from(shades, (shade) => colors[shade + SHADES]);
+  const pixels = new Uint32Array(shades.length); // `from` with a function is ten times slower
+  for (let at = 0; at < pixels.length; at++) pixels[at] = colors[shades[at] + SHADES];
+  return pixels;
 }
 
 /** A window moved back inside M units. */

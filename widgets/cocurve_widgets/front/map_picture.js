@@ -26,10 +26,10 @@ function span(scene, start, end, axis) {
 /**
  * Draw the map.
  *
- * scene: box and window; cells, canvases of all pairs, each with half the cells of the one before;
- * places and order; end, the largest size that colors tell apart, and power, to which a size is
- * taken; kinds, layers and names; removed and brushed, sets of units; last, the unit of this step,
- * or null; chosen, [column, row] as units or nulls; onlyPlan; colors of the theme.
+ * scene: box and window; cellsAt, from a level to the canvas of all pairs, each with half the cells
+ * of the one before; places and order; end, the largest size that colors tell apart, and power, to
+ * which a size is taken; kinds, layers and names; removed and brushed, sets of units; last, the unit
+ * of this step, or null; chosen, [column, row] as units or nulls; onlyPlan; colors of the theme.
  */
 export function paintHeat(canvas, scene) {
   const { box, colors, window: [column, row, wide] } = scene;
@@ -42,9 +42,9 @@ export function paintHeat(canvas, scene) {
   g.clip();
   g.imageSmoothingEnabled = false;
   const sharp = cell * (globalThis.devicePixelRatio || 1);
-  const level = Math.min(scene.cells.length - 1, Math.max(0, Math.ceil(-Math.log2(sharp) - 1e-9)));
+  const level = Math.max(0, Math.ceil(-Math.log2(sharp) - 1e-9));
   const part = [column, row, wide, wide].map((places) => places / 2 ** level);
-  g.drawImage(scene.cells[level], ...part, box.left, box.top, box.side, box.side);
+  g.drawImage(scene.cellsAt(level), ...part, box.left, box.top, box.side, box.side);
   paintOver(g, scene, cell);
   g.restore();
   g.strokeStyle = colors.grid;
