@@ -131,7 +131,7 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
 
 
 def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
-    """CurvatureMap: first picture in several runs of its cell, and key to painted by kind of key."""
+    """CurvatureMap: first picture over several runs, and key to painted by kind of key."""
     with lab.open(notebook(lab.folder.parent, "CurvatureMap", size)) as visit:
         page = visit.page
         run_cells(visit, 0, 2)

@@ -10,7 +10,6 @@ import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
 import cocurve_lab as cl
-from cocurve_lab.solver.selection import risk_terms
 
 from .instrument import Instrument, front, guarded, plan_code
 from .packing import gray_png
@@ -410,12 +409,14 @@ def _end(sizes: np.ndarray) -> float:
 
 def _steps(plan: cl.Selection, curvature: cl.Curvature) -> dict[str, Any]:
     """The plan as the page plays it; its terms are of this H, whatever made it."""
-    node, edge = risk_terms(curvature.matrix, plan.pruned)
+    priced = cl.Selection.from_pruned(curvature.units, plan.pruned, curvature)
+    assert priced.node_terms is not None
+    assert priced.edge_terms is not None
     costs = plan.units.costs
     return {
         "order": list(plan.pruned),
-        "node": node.tolist(),
-        "edge": edge.tolist(),
+        "node": priced.node_terms.tolist(),
+        "edge": priced.edge_terms.tolist(),
         "gone": (np.cumsum(costs[list(plan.pruned)]) / max(plan.units.total_cost, 1)).tolist(),
         "strength": plan.interaction_strength,
         "ordered": plan.ordered,
