@@ -138,6 +138,8 @@ class BestPlan:
 
     def _more(self) -> str:
         """What more time might bring, as far as the numbers tell."""
+        if not self.search.history:
+            return "There was no time to search: the plan is the start. Give more minutes."
         error = float(self.search.searched.standard_error[self.search.chosen])
         more = f"The second half of the search lowered the KL on its rows by {self.gained:.4f}"
         if self.gained > error:
@@ -380,6 +382,8 @@ def _answers(
 
 def _second_half(search: PlanSearch) -> float:
     """By how much the second half of the evaluations lowered the KL on the rows of the search."""
+    if not search.history:
+        return 0.0  # the budget was too small to judge a plan
     half = search.evaluations / 2
     before = [kl for at, kl in search.history if at <= half] or [search.history[0][1]]
     return before[-1] - search.history[-1][1]

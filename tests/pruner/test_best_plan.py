@@ -85,6 +85,15 @@ def test_questions_are_asked_of_the_dense_model_and_of_the_result(text: Path) ->
         found(text, questions=[cl.Question("other", "w1")])
 
 
+def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:
+    best = found(text, minutes=1e-6, refit=False)
+    assert best.search.history == ()
+    assert (best.selection, best.gained) == (best.search.start, 0)
+    assert repr(best).endswith(
+        "There was no time to search: the plan is the start. Give more minutes."
+    )
+
+
 def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
     best = found(text)
     assert best.refitted is not None
