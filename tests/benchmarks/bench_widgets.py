@@ -165,11 +165,8 @@ def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
                 page.keyboard.press(keys[k % 2])
                 page.wait_for_function(f"() => probe.times.length > {k}", timeout=10_000)
                 page.wait_for_timeout(60)
-            print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {show_probe(page)}")
-
-
-def show_probe(page: Any) -> str:
-    return show(page.evaluate("() => probe.times"))
+            times = show(page.evaluate("() => probe.times"))
+            print(f"CurvatureMap, M = {size:>4}: {what}, key to painted {times}")
 
 
 def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:

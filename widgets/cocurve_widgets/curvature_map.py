@@ -215,11 +215,12 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
             return
         curvature = self.session.curvature
         first, second = (curvature.units[i].name for i in (u, v))
-        text = f"{first} and {second}: H_uv {curvature.matrix[u, v]:.4g} nats per token"
+        edge, scale = curvature.matrix[u, v], np.sqrt(np.prod(curvature.saliency[[u, v]]))
+        text = f"{first} and {second}: H_uv {edge:.4g} nats per token"
         if u == v:
-            text = f"{first}: H_uu {curvature.matrix[u, u]:.4g} nats per token"
-        elif curvature.saliency[u] > 0 and curvature.saliency[v] > 0:
-            text += f", rho {self.session.curvature._correlation[u, v]:.4g}"
+            text = f"{first}: H_uu {edge:.4g} nats per token"
+        elif scale > 0:
+            text += f", rho {edge / scale:.4g}"
         self.status = f"{text}. {source}"
 
     # Code and files -----------------------------------------------------------------------------
