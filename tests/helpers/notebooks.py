@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
         for output in cell.get("outputs", []):
             shown.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
     return "\n".join(shown)
+
+
+def findings_of(text: str) -> list[str]:
+    """The findings that cells showed, each on one line; `told` breaks them."""
+    found = re.findall(
+        r"^- (Paper \(.*?(?:Agrees|Does not agree|Cannot be told)\.)$", text, re.M | re.S
+    )
+    return [" ".join(finding.split()) for finding in found]
 
 
 def figures(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from cocurve_lab.models.loading import demo_folder
 from cocurve_lab.studies.shared import resampled
 from cocurve_lab.tables import pick, plus_minus
 from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
-from helpers.notebooks import run, text_of, written
+from helpers.notebooks import findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
 VALUES = SMALL | {
@@ -48,11 +48,6 @@ def test_notebook_06_has_short_cells_and_prose() -> None:
     for section in range(1, 8):  # every study ends with what it found
         assert any(text.startswith(f"## {section} · ") for text in prose)
     assert sum(source.startswith("tell(") for source in code) >= 7
-
-
-def findings_of(text: str) -> list[str]:
-    whole = text.replace("\n  ", " ")  # `told` breaks lines
-    return [line for line in whole.splitlines() if line.startswith("- Paper (")]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +83,8 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
         gaps.append(other.paired(0, 1)[0])
     over_draws = np.std(gaps, ddof=1) * np.sqrt(3 / 2)
     benefit = plus_minus(value, np.hypot(over_rows, over_draws))
-    (line,) = [line for line in found if "at 40% the edges help" in line]
+    # where it is found, and in the table at the end
+    (line,) = {line for line in found if "at 40% the edges help" in line}
     assert f"KL(λ 0) - KL(λ 1) = {benefit} nats per token" in line
     assert f"(rows {over_rows:.2g}, 2 draws of H {over_draws:.2g})" in line
     expected = (table.mean[1] - plans[1].node_risk) / plans[1].edge_risk

@@ -186,8 +186,8 @@ def fidelity_study(
     held_out.require_disjoint(curvature)
     names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
     asked = {name: getattr(options, name) for name in names}
-    asked["scores"] = list(PREDICTIONS)  # a table of an earlier version has fewer
-    asked["sketch"] = curvature.shifts is not None
+    if curvature.shifts is not None:  # tables of earlier versions have no prices by the shifts
+        asked["scores"] = list(PREDICTIONS)
     settings = marks(model, curvature, held_out, **asked)
 
     def compute() -> Table:
@@ -205,7 +205,9 @@ def fidelity_study(
             for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
         ]
 
-    return cached_table(cache, "fidelity", settings, compute)
+    table = cached_table(cache, "fidelity", settings, compute)
+    columns = dict.fromkeys((*PREDICTIONS, "additive_kl_error"))
+    return [row | {name: None for name in columns if name not in row} for row in table]
 
 
 def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Selection]]:
