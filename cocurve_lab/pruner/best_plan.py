@@ -104,8 +104,8 @@ class BestPlan:
         refit = "not refitted"
         if self.refitted is not None:
             better = "taken" if self.repaired else "not taken: no better on the judging rows"
-            refit = f"refit {better} ({self.pruned.kl.mean():.4f} without, "
-            refit += f"{self.refitted.kl.mean():.4f} with)"
+            refit = f"refit {better} (on the rows of this report {self.pruned.kl.mean():.4f} "
+            refit += f"without, {self.refitted.kl.mean():.4f} with)"
         took = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
         return "\n".join(
             [

@@ -101,6 +101,8 @@ def test_a_refit_is_taken_only_where_it_is_better(text: Path) -> None:
     assert best.kl == pytest.approx(side.kl.mean())
     assert (best.model.cocurve_manifest.get("repair") is not None) == best.repaired
     assert ("refit taken" in repr(best)) == best.repaired
+    kl = best.pruned.kl.mean(), best.refitted.kl.mean()  # of the test rows, not of the judging rows
+    assert f"(on the rows of this report {kl[0]:.4f} without, {kl[1]:.4f} with)" in repr(best)
 
 
 def test_models_are_compared_by_their_definitions() -> None:
