@@ -35,8 +35,8 @@ Search for a plan of lower measured KL near a plan: swap a few units, measure, a
 better. The start is a plan (--plan), or the plan of H for a share of the parameters (--ratio); its
 budget and guards are kept. Swaps are measured on the first rows of the calibration text, and the
 result is judged on held-out rows after it, so --calibration and --sequences must be those H was
-built with. --refit refits every plan before it is measured, which is slow. The plan found is a JSON
-file, as from `cocurve solve`."""
+built with. --refit refits every plan before it is measured, on the calibration rows after --rows,
+which is slow. The plan found is a JSON file, as from `cocurve solve`."""
 EXAMPLE = """\
   cocurve search demo H --sequences 64 --ratio 0.2 --evaluations 2000 --out found.json
   cocurve search MODEL H --plan plan.json --evaluations 5000 --calibration c4.jsonl \\
@@ -74,7 +74,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--held-out", type=int, default=16, help="rows to judge on (16)")
     parser.add_argument("--refit", action="store_true", help="refit every plan before it is judged")
     parser.add_argument(
-        "--refit-rows", type=int, help="calibration rows of the refit; default: all of them"
+        "--refit-rows", type=int, help="rows of the refit, after --rows; default: all that are left"
     )
     parser.add_argument("--search-seed", type=int, default=0, help="seed of the swaps (0)")
     parser.add_argument(
@@ -153,14 +153,24 @@ def _repair_and_file(
     calibration: CalibrationSet,
     rows: CalibrationSet,
 ) -> tuple[Repair | None, Path | None]:
-    """What is done to a plan before it is measured, and the file of what is measured."""
+    """What is done to a plan before it is measured, and the file of what is measured.
+
+    Raises:
+        InputError: too few rows are left to refit on.
+    """
     from ..measuring.plan_memory import plans_file
     from ..pruner.repair import RepairOptions, repair
 
     file = plans_file(options.checkpoint, model, rows)
     if not options.refit:
         return None, file
-    text = calibration.rows(0, min(options.refit_rows or len(calibration), len(calibration)))
+    left = len(calibration) - len(rows)
+    if left < (options.refit_rows or 1):
+        raise InputError(
+            f"--rows {options.rows} leaves {left} of {len(calibration)} rows to refit on, which "
+            "must not be those of the search. Give fewer --rows or --refit-rows."
+        )
+    text = calibration.rows(len(rows), len(rows) + (options.refit_rows or left))
     quiet = RepairOptions(progress=False)
 
     def refitted(model: PreTrainedModel, plan: Selection) -> PreTrainedModel:

@@ -255,7 +255,8 @@ def search_plan(
         repair: a function (model, plan) that returns a new model, pruned and repaired, or a context
             manager inside which the model behaves so: `lambda model, plan: cl.repair(model, plan,
             calibration)`. Plans are then judged by KL(dense || repaired). The same plan must give
-            the same model. Text it is fitted on should not be in `held_out`; that is not checked.
+            the same model. Text it is fitted on should be neither in `rows`, where it would look
+            too good, nor in `held_out`; that is not checked.
         surrogate: H [M, M] that proposes swaps; without it all swaps are random.
         checkpoint: file of measured values on `rows`, to resume from; those on `held_out` are in a
             second file, with ".held_out" at its end. The search is drawn again from its seed and

@@ -300,14 +300,14 @@ def test_search_from_a_plan_can_refit_every_plan(
 ) -> None:
     start = cl.solve_greedy(the_h_in(built), 0.3, guards=cl.Guards(protect_first=1))
     (tmp_path / "plan.json").write_text(start.to_json())
-    more = ["--plan", str(tmp_path / "plan.json"), "--refit", "--refit-rows", "5"]
+    more = ["--plan", str(tmp_path / "plan.json"), "--refit", "--refit-rows", "2"]
     more += ["--checkpoint", str(tmp_path / "measured")]
     assert main(search_command(place, built, tmp_path / "out.json", *more)) == DONE
     found = cl.Selection.from_json((tmp_path / "out.json").read_text())
     assert found.guards == start.guards
     assert found.realized_ratio >= 0.3
     model, calibration, held_out = texts(place)
-    refitted = cl.repair(model, found, calibration.rows(0, 5))
+    refitted = cl.repair(model, found, calibration.rows(4, 6))  # not the rows of the search
     kl = compare_models(model, refitted, held_out).kl.mean()
     assert f"KL {kl:.5f}" in (said := capsys.readouterr().out)
     assert "after repair on 3 held-out rows" in said
@@ -359,6 +359,11 @@ def test_an_interrupted_search_says_what_is_kept_and_goes_on(
     [
         (["--ratio", "0.3", "--refit-rows", "3"], "--refit-rows is 3. Add --refit"),
         (["--ratio", "0.3", "--rows", "0"], "--rows is 0. Give at least 1"),
+        (
+            ["--ratio", "0.3", "--refit", "--refit-rows", "3"],
+            "--rows 4 leaves 2 of 6 rows to refit",
+        ),
+        (["--ratio", "0.3", "--refit", "--rows", "6"], "--rows 6 leaves 0 of 6 rows to refit"),
         (["--plan", "nowhere.json"], "there is no plan nowhere.json"),
     ],
 )
