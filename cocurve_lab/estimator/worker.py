@@ -66,7 +66,8 @@ class Job:
     @property
     def left(self) -> list[int]:
         """Indices of the units that are ablated one by one."""
-        return [index for index in range(len(self.units)) if index not in set(self.removed)]
+        removed = set(self.removed)
+        return [index for index in range(len(self.units)) if index not in removed]
 
 
 class Measured(NamedTuple):
@@ -206,6 +207,8 @@ class Worker:
 
 def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:
     """Values [m] or [m, m] of the units left, as [M] or [M, M] with 0 for the others."""
+    if len(left) == size:  # nothing was removed: no copy of H for every sequence
+        return values
     whole = np.zeros((size,) * values.ndim)
     whole[np.ix_(*[left] * values.ndim)] = values
     return whole

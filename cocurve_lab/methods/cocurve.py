@@ -123,8 +123,7 @@ class CoCurve(Method):
             name: value for name in GROUPED if (value := getattr(curvature, name)) is not None
         }
         if self.surrogate == "additive-kl":
-            shifts = vars(curvature.require_shifts())
-            arrays |= {_SHIFTS + n: a for n, a in shifts.items() if a is not None}
+            arrays |= {_SHIFTS + n: a for n, a in curvature.require_shifts().arrays().items()}
         known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
         provenance: dict[str, Any] = {key: curvature.provenance.get(key) for key in known}
         options = asdict(self) | {"top_r": provenance["top_r"]}  # of that H, not of this instance

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 from scipy.stats import norm
 
-from ..tables import WIDTH, Row, plus_minus
+from ..tables import WIDTH, Row, fold, plus_minus
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
@@ -78,8 +77,7 @@ class Findings(list[Finding]):
 
 def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
     """The findings as a list for `print`, broken between words at `width` characters."""
-    lines = (textwrap.fill(f"- {finding}", width, subsequent_indent="  ") for finding in findings)
-    return "\n".join(lines)
+    return fold("\n".join(f"- {finding}" for finding in findings), width)
 
 
 # Verdicts -----------------------------------------------------------------------------------------

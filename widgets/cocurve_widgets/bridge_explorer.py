@@ -380,15 +380,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
-        inherited = set(anywidget.AnyWidget.class_traits(sync=True))
-        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
-        fixed = {"kernel": False, "status": f"{self._source()}.", "error": ""}
-        return {name: getattr(self, name) for name in names} | fixed
-
-    @guarded
-    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
-        if isinstance(content, dict) and "want" in content:
-            self.answer_files(content)
+        return self.public_traits() | {"kernel": False, "status": f"{self._source()}.", "error": ""}
 
 
 def fate(unit: int, removed: list[int] | None, ordered: bool = True) -> str:

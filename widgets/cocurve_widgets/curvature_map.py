@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -12,7 +11,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded, plan_code
-from .packing import gray_png
+from .packing import gray_image
 from .session import CancelToken, Session, require_unit, require_units
 
 if TYPE_CHECKING:
@@ -316,15 +315,7 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         """The initial state of the front end, for a page without a kernel (`kernel` is False)."""
         if not self.clustered:
             self.clustered = cluster_order(self.session.curvature)
-        inherited = set(anywidget.AnyWidget.class_traits(sync=True))
-        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
-        fixed = {"kernel": False, "playing": False, "error": ""}
-        return {name: getattr(self, name) for name in names} | fixed
-
-    @guarded
-    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
-        if isinstance(content, dict) and "want" in content:
-            self.answer_files(content)
+        return self.public_traits() | {"kernel": False, "playing": False, "error": ""}
 
     def _still_picture(self) -> str:
         """The strengths of all pairs as a PNG, dark where strong; blocks of units where many."""
@@ -336,8 +327,7 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         rho = np.maximum.reduceat(np.maximum.reduceat(rho, edges, axis=0), edges, axis=1)
         shades = np.sqrt(np.clip(rho / self.ends["correlation"], 0.0, 1.0))
         pixels = np.kron((255 * (1 - shades)).astype(np.uint8), np.ones((2, 2), np.uint8))
-        data = base64.b64encode(gray_png(pixels)).decode()
-        return f'<img alt="|rho| of all pairs of units" src="data:image/png;base64,{data}">'
+        return gray_image(pixels, "|rho| of all pairs of units")
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop

@@ -219,6 +219,18 @@ class Instrument(DOMWidget):
 
         return cl.edge_graph(self.session.curvature, top_k=10_000)
 
+    def public_traits(self) -> dict[str, Any]:
+        """The public traits that the page receives, by name."""
+        inherited = set(DOMWidget.class_traits(sync=True))
+        names = [n for n in self.traits(sync=True) if n not in inherited and not n.startswith("_")]
+        return {name: getattr(self, name) for name in names}
+
+    @guarded
+    def _answer(self, widget: Any, content: Any, buffers: Any) -> None:
+        """Answer the messages of a front end that asks for files alone."""
+        if isinstance(content, dict) and "want" in content:
+            self.answer_files(content)
+
     def answer_files(self, content: Any) -> None:
         """Answer the front end's {"want": ".csv"} with a file to download."""
         data = self._file(content["want"])

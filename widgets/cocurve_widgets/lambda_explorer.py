@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 import cocurve_lab as cl
 
 from .instrument import Instrument, front, guarded
-from .packing import curve, gray_png, pack_problem, plan_mark
+from .packing import curve, gray_image, pack_problem, plan_mark
 from .session import CancelToken, MeasuredPlan, Session
 
 if TYPE_CHECKING:
@@ -233,10 +232,9 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
             if questions:
                 tokenizer = self.session.require_tokenizer()
                 answers = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
-                abilities = np.array([q.capability for q in answers.questions])
                 for record, right in zip(found, answers.right, strict=True):
-                    for name in dict.fromkeys(abilities.tolist()):
-                        mine = right[abilities == name]
+                    for name in answers.capabilities:
+                        mine = right[answers.of(name)]
                         record[name] = (int(mine.sum()), len(mine))
         rows = zip(plans, table.mean, table.standard_error, found, strict=True)
         self.session.add_measured(
@@ -244,12 +242,14 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         )
 
     def _plan_a(self) -> cl.Selection | None:
-        if self.pinned is not None:
-            return self.pinned
+        return self._diagonal() if self.pinned is None else self.pinned
+
+    def _diagonal(self) -> cl.Selection | None:
+        """The plan of lambda 0 at the present ratio; None where greedy stalls before it."""
         try:
             return self._zero.prefix(self.ratio)
         except cl.InputError:
-            return None  # greedy stalls at lambda 0
+            return None
 
     @validate("pinned")
     def _fitting_plan(self, proposal: Any) -> cl.Selection | None:
@@ -339,10 +339,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         guards = self.guards
         self._zero, one = self._longest(0.0), self._longest(1.0)
         zero = self._zero
-        try:
-            order: list[int] | None = list(zero.prefix(self.ratio).pruned)
-        except cl.InputError:
-            order = None
+        diagonal = self._diagonal()
+        order = None if diagonal is None else list(diagonal.pruned)
         self._ends = {
             "diagonal": None if order is None else {"order": order, **self._parts(order)},
             "reachable": cl.reachable_ratio(self.curvature.units, guards, self.ratio),
@@ -357,11 +355,8 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
 
         None where greedy stalls at lambda 0, so that there is no diagonal plan.
         """
-        try:
-            diagonal = self._zero.prefix(self.ratio).pruned
-        except cl.InputError:
-            return None
-        return len(set(plan.pruned) ^ set(diagonal))
+        diagonal = self._diagonal()
+        return None if diagonal is None else len(set(plan.pruned) ^ set(diagonal.pruned))
 
     def _longest(
         self, strength: float, guards: cl.Guards | None = None, ratio: float | None = None
@@ -540,8 +535,7 @@ class LambdaExplorer(Instrument, anywidget.AnyWidget):
         for u, unit in enumerate(units):
             row = unit.index + (tall[0] if unit.kind == cl.KINDS[1] else 0)
             grid[row, unit.layer] = 70 if u in gone else 215
-        data = base64.b64encode(gray_png(np.kron(grid, np.ones((8, 16), np.uint8)))).decode()
-        return f'<img alt="map of the units" src="data:image/png;base64,{data}">'
+        return gray_image(np.kron(grid, np.ones((8, 16), np.uint8)), "map of the units")
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 import zlib
 from collections.abc import Iterable
@@ -72,8 +73,14 @@ def curve(run: cl.Selection, most: int = 120) -> dict[str, list[float]]:
     }
 
 
+def gray_image(pixels: np.ndarray, alt: str) -> str:
+    """A picture [height, width] of uint8, 0 black, as HTML with the PNG inside."""
+    data = base64.b64encode(gray_png(pixels)).decode()
+    return f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+
+
 def gray_png(pixels: np.ndarray) -> bytes:
-    """A picture [height, width] of uint8, 0 black, as a PNG file."""
+    """The same as a PNG file."""
     tall, wide = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # 0: a row is not filtered
     header = struct.pack(">IIBBBBB", wide, tall, 8, 0, 0, 0, 0)

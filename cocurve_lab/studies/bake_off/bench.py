@@ -21,7 +21,7 @@ from ...measuring.answers import answer_accuracy
 from ...measuring.choosing_gains import choose_gains
 from ...measuring.plan_memory import plans_file
 from ...measuring.racing import ChoiceOptions
-from ...measuring.risk import measure_plans, model_risk, standard_error
+from ...measuring.risk import compare_models, measure_plans, model_risk, standard_error
 from ...measuring.search import SearchOptions, search_plan
 from ...methods.base import Evidence, Method
 from ...methods.cocurve import CoCurve, curvature_of
@@ -142,11 +142,9 @@ class Bench:
             KeyboardInterrupt: the run was stopped; finished cells are kept.
         """
         rows = []
-        guarded = contender.honours_guards and bool(self.options.guards)
-        searches = [NO_SEARCH] * (self.options.unguarded or not guarded) + [SEARCHED] * guarded
         seen: Seen | None = None
         for ratio in ratios:
-            for search in searches:
+            for search in self.searches(contender):
                 cell = _cell(label, search, repeat, ratio)
                 try:
                     seen = seen or self.seen(contender, calibration, repeat)
@@ -158,6 +156,12 @@ class Bench:
                     rows.append(cell | {"failed": f"{type(error).__name__}: {error}"})
             bar.update()
         return rows
+
+    def searches(self, contender: Contender) -> list[str]:
+        """The searches of a contender's cells; that of guards, where there is one, comes last."""
+        if not (contender.honours_guards and self.options.guards):
+            return [NO_SEARCH]
+        return [NO_SEARCH, SEARCHED] if self.options.unguarded else [SEARCHED]
 
     def seen(self, contender: Contender, calibration: CalibrationSet, repeat: int) -> Seen:
         """Gather what a contender knows of one calibration; see `evidence`."""
@@ -388,19 +392,21 @@ class Bench:
 
     def _measure(self, entry: Entry) -> Row:
         """Measure KL, perplexity and right answers of a plan, or of the repaired model."""
-        model, tested = entry.model or self.model, entry.plan
-        if entry.model is not None:
+        model, tested, test = self.model, entry.plan, self.judges.test
+        if entry.model is None:
+            table = measure_plans(model, [tested], test, progress=False)
+            assert table.nll is not None  # measure_plans fills it
+            kl, loss = table.kl[0], table.nll[0]
+        else:
+            side = compare_models(model, entry.model, test)
+            kl, loss = side.kl, side.loss
+            model = entry.model
             tested = Selection.from_pruned(units_like(model, tested.units), [])
-        table = measure_plans(model, [tested], self.judges.test, progress=False)
-        assert table.nll is not None  # measure_plans fills it
-        kl = table.kl[0]
-        if entry.model is not None:
-            kl = model_risk(self.model, model, self.judges.test)
         row: Row = {
             "kl": float(kl.mean()),
             "kl_error": float(standard_error(kl[None])[0]) if len(kl) > 1 else None,
             "kl_rows": json.dumps(kl.tolist()),
-            "perplexity": float(table.perplexity[0]),
+            "perplexity": float(np.exp(loss.mean())),
             "evaluations": entry.cost.evaluations,
             "seconds": entry.cost.seconds,
         }

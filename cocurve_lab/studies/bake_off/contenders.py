@@ -90,12 +90,13 @@ def named(methods: Sequence[str | Method] | Mapping[str, Competitor]) -> dict[st
     """
     if isinstance(methods, Mapping):
         return {label: as_contender(value) for label, value in methods.items()}
-    made = [get_method(method) if isinstance(method, str) else method for method in methods]
-    labelled = {method.title: Contender((method,)) for method in made}
-    if len(labelled) < len(made):
-        titles = ", ".join(method.title for method in made)
-        raise InputError(f"two methods have one title among {titles}. Give {{label: Method}}.")
-    return labelled
+    made = [as_contender(method) for method in methods]
+    titles = [contender.methods[0].title for contender in made]
+    if len(set(titles)) < len(titles):
+        raise InputError(
+            f"two methods have one title among {', '.join(titles)}. Give {{label: Method}}."
+        )
+    return dict(zip(titles, made, strict=True))
 
 
 # Line-ups -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ...measuring.risk import measure_plans, standard_error
 from ...models.units import enumerate_units
 from ...solver.selection import Selection
 from ...tables import Row, Table
-from .bench import NO_SEARCH, SEARCHED, Bench
+from .bench import Bench
 from .comparison import Comparison
 from .contenders import Competitor, named
 from .settings import CompareOptions, Judges
@@ -96,7 +96,7 @@ def chosen_plans(
     for label, contender in named(methods).items():
         if contender.repairs:
             continue
-        search = SEARCHED if contender.honours_guards and options.guards else NO_SEARCH
+        search = bench.searches(contender)[-1]
         try:
             seen = bench.seen(contender, calibration, 0)
             plans[label] = bench.enter(contender, seen, ratio, search).plan
