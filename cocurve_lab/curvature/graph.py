@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 from ..errors import InputError
 from ..numeric import as_float, as_int
+from ..tables import Folded
 from .matrix import Curvature
 
 FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead
@@ -82,7 +83,7 @@ def _nodes(curvature: Curvature) -> Iterator[tuple[int, dict[str, str | int | fl
 
 
 @dataclass(frozen=True, eq=False)
-class Bridges:
+class Bridges(Folded):
     """Bridge units: low saliency, high connectivity; iterates over unit indices.
 
     Attributes:

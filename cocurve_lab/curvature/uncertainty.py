@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 
 from ..errors import InputError
 from ..models.units import UnitSet
+from ..tables import Folded
 from .matrix import Curvature
 
 ENOUGH = 16  # with fewer groups no interval is trustworthy
@@ -37,7 +38,7 @@ NONLINEAR: Mapping[str, Statistic] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Jackknife:
+class Jackknife(Folded):
     """A statistic of H with its sampling error; made by `jackknife`.
 
     Attributes:

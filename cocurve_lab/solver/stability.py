@@ -16,6 +16,7 @@ import numpy as np
 from ..curvature.matrix import Curvature
 from ..curvature.uncertainty import ENOUGH, Groups, relative, trust
 from ..errors import InfeasibleError, InputError
+from ..tables import Folded
 from .guards import FREE, Guards
 from .selection import Selection
 from .solve import solve_greedy
@@ -29,7 +30,7 @@ _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Stability:
+class Stability(Folded):
     """The dependence of a plan on the calibration text; made by `selection_stability`.
 
     Attributes:
@@ -145,7 +146,7 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Convergence:
+class Convergence(Folded):
     """Whether H is known well enough to plan; made by `is_converged`.
 
     The errors and the overlap are NaN where they are unknown (a single group).

@@ -149,8 +149,11 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         page, it = visit.page, Instrument(visit)
         it.root.scroll_into_view_if_needed()
         visit.becomes("explorer.blocks", "['attention', 'cross', 'ffn']")
+        visit.becomes("explorer.edges_of", "'bridges'")  # after Run All it stands as it opened
         # in section "What plans do" the reader has set it to cross edges alone
-        it.redrawn(it.graph, lambda: visit.ask("setattr(explorer, 'blocks', ['cross'])"))
+        cross = "explorer.set_trait('edges_of', 'all'), explorer.set_trait('blocks', ['cross'])"
+        it.redrawn(it.graph, lambda: visit.ask(cross))
+        it.redrawn(it.graph, lambda: visit.ask("setattr(explorer, 'threshold', 0.1)"))
         keyboard, root = page.keyboard, it.root
 
         # threshold: keyboard, mouse, typed
