@@ -75,6 +75,13 @@ def add_to(verbs: Any) -> None:
         help="divide the logits by this, for a teacher that is too sure (1.0, the paper's)",
     )
     parser.add_argument(
+        "--refit-ratio",
+        type=float,
+        default=0.0,
+        help="ratio of the plans that will be refitted: ablations are then those that the rest of "
+        "their block makes up for (0, the paper's: masks)",
+    )
+    parser.add_argument(
         "--sketch-positions",
         type=int,
         default=1024,
@@ -131,6 +138,7 @@ def build(options: argparse.Namespace) -> int:
     # whatever can be wrong with the options is found before minutes of loading
     settings = BuildOptions(
         temperature=options.temperature,
+        refit_ratio=options.refit_ratio,
         sketch_positions=options.sketch_positions,
         units_per_batch=options.units_per_batch,
         groups=options.groups,

@@ -26,6 +26,7 @@ from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, r
 from ..tables import Folded
 from .merging import (
     FULL_VOCABULARY,
+    REFIT_RATIO,
     REMOVED,
     RISK_SUPPORT,
     TEMPERATURE,
@@ -128,6 +129,11 @@ class Curvature(Folded):
         return tuple(self.provenance.get(REMOVED) or ())
 
     @property
+    def refit_ratio(self) -> float:
+        """`BuildOptions.refit_ratio` of the build; 0 for the paper's ablations."""
+        return float(self.provenance.get(REFIT_RATIO) or 0)
+
+    @property
     def surrogate(self) -> str:
         """What the matrix is: "H", the paper's; "pair KL" (pair_kl.py); "staged H".
 
@@ -161,6 +167,12 @@ class Curvature(Folded):
                 "Pair KL, not the paper's H: edges are the KL of pairs, from the shifts of their "
                 "units at some positions. Correlations may exceed 1. A predicted risk below 0 is "
                 "not a price."
+            )
+        if self.refit_ratio:
+            return (
+                "H of a model that will be refitted: the other units of a block make up for each "
+                f"ablation as if {self.refit_ratio:.0%} of them were gone, a departure from the "
+                "paper. Risks are those after a refit."
             )
         temperature = self.provenance.get(TEMPERATURE, 1)
         if temperature != 1:

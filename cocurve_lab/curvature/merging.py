@@ -26,8 +26,9 @@ _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
 RISK_SUPPORT, FULL_VOCABULARY = "risk_support", "full vocabulary"
 TEMPERATURE = "temperature"  # of a softened teacher; absent for the paper's, 1
 REMOVED = "removed"  # indices of units masked throughout, rising; absent where there are none
+REFIT_RATIO = "refit_ratio"  # of ablations that their block makes up for; absent for masks
 # settings that older and plain builds lack, and what to compare there
-MAY_BE_ABSENT: dict[str, Any] = {RISK_SUPPORT: None, TEMPERATURE: None, REMOVED: None}
+MAY_BE_ABSENT: dict[str, Any] = dict.fromkeys([RISK_SUPPORT, TEMPERATURE, REMOVED, REFIT_RATIO])
 _MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
     "model_fingerprint",
     "model_dtype",

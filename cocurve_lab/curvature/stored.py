@@ -32,7 +32,7 @@ from ..schema import (
     or_none,
     require_fields,
 )
-from .merging import REMOVED, RISK_SUPPORT, TEMPERATURE
+from .merging import REFIT_RATIO, REMOVED, RISK_SUPPORT, TEMPERATURE
 
 
 def _array(dtype: str, dimensions: int) -> Field:
@@ -80,6 +80,7 @@ SETTINGS: Schema = {
     RISK_SUPPORT: TEXT._replace(optional=True),
     TEMPERATURE: Field("a number above 0", lambda v: is_number(v) and v > 0, True),
     REMOVED: Field("a list of unit indices", list_of(is_count), True),
+    REFIT_RATIO: Field("a number above 0, at most 1", lambda v: is_number(v) and 0 < v <= 1, True),
 }
 _PROVENANCE: Schema = optional(
     {

@@ -6,6 +6,7 @@ In reading order:
     teacher.py   the teacher pass, and where ablations start
     fisher.py    centring, the whitened feature and the KL divergence
     replay.py    an ablation runs only what follows the unit
+    refitted.py  ablations that the rest of their block makes up for, where they are asked for
     batches.py   how many ablations run together
     vocabulary.py  the KL of ablations over the full vocabulary, where it is asked for
     sketch.py    the shifts of a sequence that are kept for other surrogates

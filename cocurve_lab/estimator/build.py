@@ -79,7 +79,7 @@ _MAY_BE_NONE = ("units_per_batch", "num_threads", "shard")  # options of a build
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build by ablations; only the last two change the H that is estimated.
+    """Options of a build by ablations; only the last three change the H that is estimated.
 
     Attributes:
         units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
@@ -109,9 +109,13 @@ class BuildOptions:
             on the model without them, while the teacher stays the whole model. 1/2 s^T H s is what
             s adds to their KL, first-order term included, and a sketch has their own shift
             (`Shifts.base`). Their rows are 0. A departure from the paper, for `staged_plan`.
+        refit_ratio: for plans that will be repaired: from each ablation is taken what the other
+            units of its block can make up for by least squares, if this share of them is gone too
+            (refitted.py). Then 1/2 s^T H s looks at the model after a refit. 0, the paper's, takes
+            nothing; a departure, which the provenance states.
 
     Raises:
-        InputError: a value out of range, or full_vocabulary with removed units.
+        InputError: a value out of range; full_vocabulary or a refit_ratio with removed units.
     """
 
     units_per_batch: int | None = None
@@ -125,6 +129,7 @@ class BuildOptions:
     sketch_top: int = 64
     temperature: float = 1.0
     removed: tuple[Unit | str | int, ...] = ()
+    refit_ratio: float = 0.0
 
     @property
     def sketch(self) -> tuple[int, int] | None:
@@ -141,6 +146,7 @@ class BuildOptions:
             "sketch_positions": as_int,
             "sketch_top": _as_count,
             "temperature": as_float,
+            "refit_ratio": as_float,
         }
         for name, check in checks.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
@@ -155,6 +161,16 @@ class BuildOptions:
             raise InputError(
                 f"full_vocabulary is asked for with {len(self.removed)} removed units, whose risks "
                 "are on the support alone. Omit one of the two."
+            )
+        if not 0 <= self.refit_ratio <= 1:
+            raise InputError(
+                f"refit_ratio is {self.refit_ratio}, but it is a share of units. Give the ratio of "
+                "the plans that will be refitted, such as 0.4, or 0 for the paper's ablations."
+            )
+        if self.removed and self.refit_ratio:
+            raise InputError(
+                f"refit_ratio is {self.refit_ratio} with {len(self.removed)} removed units, which "
+                "no refit has made up for. Omit one of the two."
             )
         if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
             raise InputError(
@@ -368,6 +384,7 @@ class Build:
             self.settings["groups"],
             self.options.temperature,
             self.removed,
+            self.options.refit_ratio,
         )
 
     def _settle_runtime(self, crew: Crew) -> None:

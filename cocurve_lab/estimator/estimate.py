@@ -18,6 +18,7 @@ from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.merging import (
     FULL_VOCABULARY,
     MAY_BE_ABSENT,
+    REFIT_RATIO,
     REMOVED,
     RISK_SUPPORT,
     TEMPERATURE,
@@ -260,6 +261,8 @@ def build_settings(
         risks[TEMPERATURE] = options.temperature
     if isinstance(options, BuildOptions) and options.removed:
         risks[REMOVED] = _gone(units, options.removed)
+    if isinstance(options, BuildOptions) and options.refit_ratio:
+        risks[REFIT_RATIO] = options.refit_ratio
     return (probes | risks) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),

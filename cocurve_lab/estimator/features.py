@@ -10,7 +10,7 @@ positions, and `Curvature` makes H symmetric and checks its diagonal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from ..calibration import CalibrationSet
 from ..errors import NumericalError
 from ..models.architectures import Architecture
+from ..models.families import Kind
 from ..models.units import Unit
 from .batches import Batches
 from .fisher import center, centered_kl
@@ -39,6 +40,7 @@ def sequence_gram(
     sketch: SequenceSketch | None = None,
     temperature: float = 1.0,
     removed: Sequence[Unit] = (),
+    leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, np.ndarray]]:
     """Algorithm 1 for sequence x = `number`: its share of H, and the risk of each unit alone.
 
@@ -54,6 +56,8 @@ def sequence_gram(
         temperature: by which logits are divided; 1 is the paper's.
         removed: units S that are gone already, none of them in `units`; the paper has none. Then
             shifts start from z_S and p_S (`teacher.Start`), not from the teacher.
+        leftovers: what an ablation takes from each block's columns (refitted.py); None: the unit's
+            own, as in the paper. Not with `removed`.
 
     Returns:
         gram: [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all
@@ -66,8 +70,8 @@ def sequence_gram(
         InputError: one ablation alone does not fit in memory.
         NumericalError: NaN or infinite logits.
     """
-    ids, positions = row(architecture, calibration, number)
-    with started(architecture, ids, positions, number, top_r, temperature, removed) as start:
+    inputs = (architecture, *row(architecture, calibration, number), number, top_r)
+    with started(*inputs, temperature, removed, leftovers) as start:
         replay, teacher = start.replay, start.teacher  # the teacher pass
         z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
         D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit

@@ -14,7 +14,7 @@ CoCurve Estimator", prefix-cache replay).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -76,11 +76,19 @@ class Replay:
         architecture: the model.
         input_ids: [1, T] int64 on the model's device.
         positions: [P] int64 on the model's device, the scored positions.
+        leftovers: what an ablation takes from each block's columns [W, W] (refitted.py); None: the
+            unit's own columns, as in the paper.
     """
 
-    def __init__(self, architecture: Architecture, input_ids: Tensor, positions: Tensor) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        input_ids: Tensor,
+        positions: Tensor,
+        leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
+    ) -> None:
         self.architecture = architecture
-        self.positions = positions
+        self.positions, self.leftovers = positions, leftovers
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
         # a restart needs the activations inside its layer. They are kept for all layers if they
         # fit; else `_trace` runs each layer once more when its turn comes
@@ -138,7 +146,8 @@ class Replay:
         trace = self._trace(layer)
         own = trace[kind]
         projection = self.architecture.output_projection(layer, kind)
-        writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units)
+        taken = None if self.leftovers is None else self.leftovers[layer, kind]
+        writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units, taken)
         rows = len(units)
         hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
@@ -388,7 +397,11 @@ def _answering(trace: BlockTrace, write: Tensor) -> Any:
 
 
 def _writes_without(
-    projection: nn.Module, columns: Tensor, write: Tensor, units: list[Unit]
+    projection: nn.Module,
+    columns: Tensor,
+    write: Tensor,
+    units: list[Unit],
+    taken: Tensor | None = None,
 ) -> Tensor:
     """The writes of a block without each of B units [B, T, d].
 
@@ -397,6 +410,7 @@ def _writes_without(
         columns: [1, T, W], its input in the teacher pass.
         write: [1, T, d], its output in the teacher pass.
         units: B units of the block.
+        taken: [W, W], what goes from the columns of each unit; None: all of its own.
     """
     if is_packed(projection):  # packed weights cannot be sliced: run them on masked columns
         masked = columns.repeat(len(units), 1, 1)
@@ -404,8 +418,9 @@ def _writes_without(
             row[:, unit.start : unit.stop] = 0
         return projection(masked)
     weight = weight_of(projection)
+    gone = columns[0] if taken is None else F.linear(columns[0], taken)
     own = [
-        F.linear(columns[0, :, unit.start : unit.stop], weight[:, unit.start : unit.stop])
+        F.linear(gone[:, unit.start : unit.stop], weight[:, unit.start : unit.stop])
         for unit in units
     ]
     without = write - torch.stack(own)
@@ -420,6 +435,13 @@ def _writes_without(
 def widen(values: Tensor) -> Tensor:
     """Return half precision as float32, and float32 and float64 as they are."""
     return values if values.dtype == torch.float64 else values.float()
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right in float64 of [n, a] and [n, b]; on a GPU, where float64 is slow, in float32."""
+    if left.is_cuda and left.dtype != torch.float64:
+        return (left.float().T @ right.float()).double()
+    return left.double().T @ right.double()
 
 
 def first_output(output: Any) -> Tensor:

@@ -12,7 +12,7 @@ can stand on the diagonal of H, doubled: 1/2 s^T H s has it because s_u^2 = s_u.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..errors import NumericalError
 from ..models.architectures import Architecture
+from ..models.families import Kind
 from ..models.identity import model_device
 from ..models.masking import column_scales, scaled
 from ..models.units import Unit
@@ -115,18 +116,19 @@ def started(
     top_r: int,
     temperature: float = 1.0,
     removed: Sequence[Unit] = (),
+    leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
 ) -> Iterator[Start]:
     """Run the teacher on a sequence, and mask `removed` inside the block.
 
     Args:
-        architecture, ids, positions: as for `Replay`.
+        architecture, ids, positions, leftovers: as for `Replay`.
         number, top_r, temperature: as for `Teacher`.
         removed: units masked throughout.
 
     Raises:
         NumericalError: NaN or infinite logits.
     """
-    replay = Replay(architecture, ids, positions)
+    replay = Replay(architecture, ids, positions, leftovers)
     teacher = Teacher(architecture, replay.scored_hidden, top_r, number, temperature)
     if not removed:
         yield Start(teacher, replay, teacher.logits, teacher.probabilities)

@@ -24,6 +24,7 @@ from ..models.units import UnitSet
 from .batches import Batches, Tick, by_layer, choose_batch
 from .features import sequence_gram
 from .fisher import kl_divergence
+from .refitted import Leftovers, leftovers
 from .replay import Replay
 from .sketch import SequenceSketch
 from .teacher import Teacher, row
@@ -49,6 +50,8 @@ class Job:
         groups: number of groups of sequences.
         temperature: by which logits are divided.
         removed: indices of units that are masked throughout.
+        refit_ratio: share of a block's other units that are expected to be gone where they make up
+            for an ablation (refitted.py); 0: they do not.
     """
 
     units: UnitSet
@@ -62,6 +65,7 @@ class Job:
     groups: int = 1
     temperature: float = 1.0
     removed: tuple[int, ...] = ()
+    refit_ratio: float = 0.0
 
     @property
     def left(self) -> list[int]:
@@ -143,6 +147,10 @@ class Worker:
         # a support that is the whole vocabulary has nothing to add
         if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
             self.full_kl = FullVocabulary(self.architecture, job.temperature).kl
+        self.leftovers: Leftovers | None = None
+        if job.refit_ratio:
+            inputs = (self.architecture, job.units, job.calibration, job.refit_ratio)
+            self.leftovers = leftovers(*inputs)
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
 
@@ -162,7 +170,12 @@ class Worker:
                 number, len(job.calibration), size, left, job.sketch, job.groups
             )
         found = sequence_gram(
-            self.architecture, *inputs, batches, self.full_kl, sketch, job.temperature, gone
+            *(self.architecture, *inputs, batches),
+            full_kl=self.full_kl,
+            sketch=sketch,
+            temperature=job.temperature,
+            removed=gone,
+            leftovers=self.leftovers,
         )
         gram, risks, sure_risks = (_spread(a, left, size) for a in (*found[:2], found[2][1]))
         sure = found[2][0], sure_risks
@@ -182,7 +195,7 @@ class Worker:
         ids, positions = row(self.architecture, job.calibration, 0)
         for _ in range(2):  # the first one warms up
             begun = time.monotonic()
-            replay = Replay(self.architecture, ids, positions)
+            replay = Replay(self.architecture, ids, positions, self.leftovers)
             teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)
             teacher_seconds = time.monotonic() - begun
         per_ablation = []

@@ -184,6 +184,7 @@ def _options(
     options = BuildOptions(
         groups=known["groups"],
         temperature=known.get(TEMPERATURE, 1.0),
+        refit_ratio=curvature.refit_ratio,
         sketch_positions=positions,
         sketch_top=tokens,
     )

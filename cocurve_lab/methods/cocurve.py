@@ -14,6 +14,7 @@ from ..curvature.matrix import GROUPED, Curvature
 from ..curvature.pair_kl import PAIR_KL
 from ..curvature.shifts import Shifts
 from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError
+from ..estimator.build import BuildOptions
 from ..estimator.estimate import estimate_curvature
 from ..models.families import Kind
 from ..models.units import UnitSet
@@ -55,10 +56,12 @@ class CoCurve(Method):
             `variants.measured_diagonal`), on the top-r support of H; not in the paper.
         surrogate: what is solved on: H; or, from the sketch of shifts beside it, the pair KL or the
             additive KL. These two are not in the paper.
+        refit_ratio: build H of a model that will be refitted (`BuildOptions.refit_ratio`); not in
+            the paper.
 
     Raises:
         InputError: lambda or top_r is out of range, an unknown surrogate, or one that cannot have
-            gains, the gate or a measured diagonal.
+            gains, the gate or a measured diagonal; refit_ratio outside [0, 1].
     """
 
     interaction_strength: Strength = 1.0
@@ -66,6 +69,7 @@ class CoCurve(Method):
     compensate: bool = False
     measured_diagonal: bool = False
     surrogate: Surrogate = "H"
+    refit_ratio: float = 0.0
 
     name = "cocurve"
     title = "CoCurve"
@@ -91,6 +95,7 @@ class CoCurve(Method):
                 f"gains, the measured diagonal and the gate are of H, and surrogate is "
                 f"{self.surrogate!r}. Leave them out, or solve on H."
             )
+        BuildOptions(refit_ratio=self.refit_ratio)  # checks it
         # an option decides it, so the instance says it, not the class
         object.__setattr__(self, "repairs", self.compensate)
 
@@ -107,16 +112,22 @@ class CoCurve(Method):
 
         Ctrl-C keeps the finished sequences; provenance["curvature"]["complete"] is then False.
         """
-        return self.adopt(
-            estimate_curvature(model, units, calibration, self.top_r, progress=progress)
-        )
+        options = BuildOptions(refit_ratio=self.refit_ratio)
+        inputs = (model, units, calibration, self.top_r)
+        return self.adopt(estimate_curvature(*inputs, progress=progress, options=options))
 
     def adopt(self, curvature: Curvature) -> Evidence:
         """Make this method's evidence of an existing H, without the model.
 
         Raises:
             InputError: the surrogate needs the shifts, and they are not kept beside this H.
+            MismatchError: H was built for another refit ratio.
         """
+        if curvature.refit_ratio != self.refit_ratio:
+            raise MismatchError(
+                f"refit_ratio is {self.refit_ratio:g}, and this H was built with "
+                f"{curvature.refit_ratio:g}. Make the method with the ratio of H."
+            )
         if self.surrogate == "pair-kl":
             curvature = curvature.pair_kl()
         arrays = {"matrix": curvature.matrix} | {

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import NumericalError
-from ..estimator.replay import LayerCall, capture_calls, first_output, widen
+from ..estimator.replay import LayerCall, capture_calls, first_output, wide_product, widen
 from ..models.architectures import Architecture, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
@@ -268,10 +268,3 @@ def cholesky(matrix: Tensor) -> Tensor:
             "damping or ridge above 0 (0.01 is usual), or more calibration text than columns."
         )
     return factor
-
-
-def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right in float64 of [n, a] and [n, b]; on a GPU, where float64 is slow, in float32."""
-    if left.is_cuda and left.dtype != torch.float64:
-        return (left.float().T @ right.float()).double()
-    return left.double().T @ right.double()

@@ -15,7 +15,9 @@ import numpy as np
 
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...curvature.merging import REFIT_RATIO
 from ...errors import InfeasibleError
+from ...estimator.build import BuildOptions
 from ...estimator.estimate import estimate_curvature, load_or_estimate
 from ...measuring.answers import answer_accuracy
 from ...measuring.choosing_gains import choose_gains
@@ -45,6 +47,7 @@ log = logging.getLogger(__name__)
 
 NO_SEARCH, SEARCHED = "none", "searched"
 _UNKNOWN = {"evaluations": np.nan, "seconds": np.nan}  # of evidence kept by earlier versions
+_RACE_SHARE = 0.25  # of the calibration, on which all plans of a row are refitted
 _SEARCH_ROWS = 32  # rows of the calibration that a measured search uses
 
 
@@ -87,7 +90,7 @@ class Bench:
         judges: text and questions.
         options: folder, guards and progress.
         tokenizer: of the model; None where no questions are asked.
-        curvatures: H by calibration and support, once for CoCurve and its controls.
+        curvatures: H by calibration, support and refit ratio, once for CoCurve and its controls.
     """
 
     model: PreTrainedModel
@@ -95,7 +98,7 @@ class Bench:
     judges: Judges
     options: CompareOptions
     tokenizer: PreTrainedTokenizerBase | None = None
-    curvatures: dict[tuple[str, int], Curvature] = field(default_factory=dict)
+    curvatures: dict[tuple[str, int, float], Curvature] = field(default_factory=dict)
 
     @cached_property
     def model_mark(self) -> str:
@@ -253,8 +256,11 @@ class Bench:
 
     def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
         """The candidate of lowest held-out KL, after its repair if there is one."""
-        ranked = self._ranked(candidates)
-        tried = ranked[: self.options.repaired] if contender.repairs else ranked[:1]
+        if contender.repair in ("refit", "dense refit"):
+            tried = self._raced(contender, candidates, seen)
+        else:
+            ranked = self._ranked(candidates)
+            tried = ranked[: self.options.repaired] if contender.repairs else ranked[:1]
         best, lowest = self._repaired(contender, tried[0], seen), math.inf
         if len(tried) > 1:
             lowest = self._held_out_risk(best)
@@ -263,6 +269,21 @@ class Bench:
             if (risk := self._held_out_risk(entry)) < lowest:
                 best, lowest = entry, risk
         return best
+
+    def _raced(
+        self, contender: Contender, candidates: list[Candidate], seen: Seen
+    ) -> list[Candidate]:
+        """The `repaired` candidates of lowest held-out KL after a refit on a part of the rows."""
+        if self.options.repaired is None or len(candidates) <= self.options.repaired:
+            return candidates
+        # the KL as pruned tells little of that after a refit, and a refit on few rows tells much
+        rows = max(1, round(_RACE_SHARE * len(seen.calibration)))
+        few = seen._replace(calibration=seen.calibration.rows(0, rows))
+        found = [
+            self._held_out_risk(self._repaired(contender, candidate, few))
+            for candidate in candidates
+        ]
+        return [candidates[place] for place in np.argsort(found)[: self.options.repaired]]
 
     def _held_out_risk(self, entry: Entry) -> float:
         """The held-out KL of an entry, nats per token."""
@@ -347,7 +368,7 @@ class Bench:
             repeat: number of the calibration, and the seed of methods that draw.
         """
         if isinstance(method, CoCurve):
-            curvature = self._curvature(calibration, method.top_r)
+            curvature = self._curvature(calibration, method.top_r, method.refit_ratio)
             return _priced(method.adopt(curvature), self._build_cost(curvature))
         path = None
         if self.options.folder is not None:
@@ -368,16 +389,20 @@ class Bench:
             evidence.save(path)
         return evidence
 
-    def _curvature(self, calibration: CalibrationSet, top_r: int = 256) -> Curvature:
+    def _curvature(
+        self, calibration: CalibrationSet, top_r: int = 256, refit_ratio: float = 0.0
+    ) -> Curvature:
         """H of a calibration, from memory, from the folder of H or built."""
-        key = (calibration.fingerprint, top_r)
+        key = (calibration.fingerprint, top_r, refit_ratio)
         if key not in self.curvatures:
             place, show = self.options.curvatures or self.options.folder, self.options.progress
             inputs = (self.model, self.units, calibration, top_r)
+            how: dict[str, Any] = {"progress": show}
+            how["options"] = BuildOptions(refit_ratio=refit_ratio)
             self.curvatures[key] = (
-                estimate_curvature(*inputs, progress=show)
+                estimate_curvature(*inputs, **how)
                 if place is None
-                else load_or_estimate(place, *inputs, progress=show)
+                else load_or_estimate(place, *inputs, **how)
             )
         return self.curvatures[key]
 
@@ -439,7 +464,9 @@ def _priced(evidence: Evidence, cost: Cost) -> Evidence:
 def _source(evidence: Evidence) -> str:
     """What the work of an evidence was: H of one support, or a method's own."""
     known = evidence.provenance
-    return f"H {known.get('top_r')}" if "curvature" in known else evidence.method
+    if "curvature" not in known:
+        return evidence.method
+    return f"H {known.get('top_r')} {known['curvature'].get(REFIT_RATIO)}"
 
 
 def _settled(evidence: Evidence) -> dict[str, Any]:

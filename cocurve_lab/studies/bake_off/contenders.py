@@ -24,6 +24,7 @@ BASELINES = (
 OURS_CHOSEN = "CoCurve, λ chosen"
 _FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
 _STRENGTHS = (0.5, 1.0, 2.0)
+REFIT_RATIO = 0.4  # one H serves plans of all ratios
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,10 @@ def alike(
 ) -> dict[str, Contender]:
     """The paper's nine baselines, CoCurve, and CoCurve with lambda chosen, all treated alike.
 
-    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Labels
-    are `treated(title, repair, evaluations)`.
+    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Where the
+    weights are refitted, it is chosen among 0, 0.5 and 1 on H of a model that will be refitted
+    (`REFIT_RATIO`), among 0 and 1 on H, and 0 on the measured diagonal. Labels are
+    `treated(title, repair, evaluations)`.
 
     Args:
         repair: of every row; see `Contender`.
@@ -141,6 +144,9 @@ def alike(
     measured = [CoCurve(strength, top_r, measured_diagonal=True) for strength in (0.0, 1.0)]
     rows["CoCurve"] = (CoCurve(top_r=top_r),)
     rows[OURS_CHOSEN] = (Diagonal(top_r=top_r), *strengths, *measured)
+    if "refit" in repair:
+        made_up = [CoCurve(strength, top_r, refit_ratio=REFIT_RATIO) for strength in (0, 0.5, 1)]
+        rows[OURS_CHOSEN] = (*made_up, Diagonal(top_r=top_r), strengths[1], measured[0])
     return {
         treated(label, repair, evaluations): Contender(methods, repair, evaluations)
         for label, methods in rows.items()

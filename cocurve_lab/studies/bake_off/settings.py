@@ -47,9 +47,9 @@ class CompareOptions:
         curvatures: folder in which H of CoCurve and its controls is looked for and kept; None:
             `folder`.
         unguarded: also measure rows without guards, where their guards are searched.
-        repaired: where weights are repaired, how many of a row's plans are repaired and compared
-            on the held-out rows: those of lowest KL as pruned. None: all of them. A refit takes
-            far longer than a measurement.
+        repaired: where weights are repaired, how many of a row's plans are repaired on the whole
+            calibration and compared on the held-out rows: those of lowest held-out KL, refitted on
+            a quarter of it, or as pruned where the repair is no refit. None: all of them.
 
     Raises:
         InputError: `repaired` is below 1.
