@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         protect_last=options.protect_last,
     )
     selection = solve_on(curvature, options.surrogate, budget, strength, guards, options.uniform)
-    price = "" if options.surrogate == "H" else _price(curvature, selection)
+    price = "" if curvature.shifts is None else _price(curvature, selection, options.surrogate)
     new = write_new(options.out, selection.to_json())
     print(f"{selection}\n{price}" + (f"Saved to {options.out}." if new else _same(options.out)))
     return 0
@@ -112,12 +112,14 @@ def solve_on(
     return solve_greedy(solved_on, budget, strength, guards, uniform=uniform)
 
 
-def _price(curvature: Curvature, selection: Selection) -> str:
-    """The additive KL of a plan at the positions that it was not solved on, in words."""
+def _price(curvature: Curvature, selection: Selection, surrogate: str) -> str:
+    """The additive KL of a plan at the positions that its shifts were not solved on, in words."""
     additive = curvature.additive()
     kl, error = (f(selection, "price") for f in (additive.predict, additive.standard_error))
+    # H was summed over all positions of its text, so none are left for a plan of it
+    whose = "of the text of H" if surrogate == "H" else "that it was not solved on"
     return (
-        f"Additive KL at {len(additive.shifts.of('price')):,} positions that it was not solved on: "
+        f"Additive KL at {len(additive.shifts.of('price')):,} positions {whose}: "
         f"{kl:.4g} ± {error:.2g} nats per token.\n"
     )
 
