@@ -14,6 +14,11 @@ from helpers.lab import FEW, set_parameters
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NOTEBOOK = NOTEBOOKS[0]
+README = NOTEBOOK.with_name("README.md").read_text(encoding="utf-8")
+# number of a notebook -> the solution of its exercise
+SOLUTIONS = dict(
+    re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
+)
 
 
 def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.NotebookNode:

@@ -6,7 +6,6 @@ The cells come from the notebooks and run on a tiny model, with the names that t
 from __future__ import annotations
 
 import ast
-import html
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.studies import exercises
 from cocurve_lab.studies.exercises import RIGHT, check
-from helpers.notebooks import NOTEBOOKS
+from helpers.notebooks import NOTEBOOKS, SOLUTIONS
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 CONSTANTS = (None, 0, 1, -1, 0.0, 0.5, 1.0, True, float("nan"), "", [], [0], np.zeros(3))
@@ -61,10 +60,9 @@ def exercise_of(notebook: Path) -> Exercise:
     stub = next(n for n, source in enumerate(code) if "# your code" in source)
     tried = next(n for n, source in enumerate(code) if "print(exercises." in source)
     assert 0 < tried - stub <= 2
-    (prose,) = [c.source for c in cells if "<summary>Solution</summary>" in c.source]
-    found = re.search(r"```python\n(.*?)```|<pre>(.*?)</pre>", prose, re.S)
-    assert found is not None
-    solution = found[1] or html.unescape(found[2])
+    solution = SOLUTIONS[notebook.stem[:2]]
+    (asked,) = [c.source for c in cells if "README.md#solutions" in c.source]
+    assert "xercise" in asked
     needed = [code[stub - 1]] if notebook.stem.startswith("10") else []
     return Exercise(needed, code[stub], code[tried], solution)
 
@@ -92,14 +90,14 @@ def names() -> dict[str, Any]:
             return prompts
 
     measured = [(0.1, 0.3), (0.2, 0.2), (0.4, 0.9)]
-    plans = [{"kind": "plan", "predicted_risk": x, "measured_risk": y} for x, y in measured]
+    points = [{"kind": "plan", "predicted_risk": x, "measured_risk": y} for x, y in measured]
     summary = [{"edge_mass": -0.5, "kl_lambda_1": 0.4, "remainder": 0.3, "fitting": 0.4}]
     space = {
         "cl": Lab(),
         "np": np,
         "torch": torch,
         "exercises": exercises,
-        "f": SimpleNamespace(points=plans),
+        "f": SimpleNamespace(points=points),
     }
     space |= {"model": model, "tokenizer": tokenizer, "units": units, "curvature": curvature}
     space |= {"plan": plan, "empty": cl.Selection.from_pruned(units, []), "MODEL": "a model"}
@@ -108,8 +106,8 @@ def names() -> dict[str, Any]:
     return space | {"found": cl.bridge_units(curvature)}
 
 
-def test_every_notebook_has_one() -> None:
-    assert list(EXERCISES) == [f"{n:02}" for n in range(1, 12)]
+def test_every_notebook_has_one_and_its_solution() -> None:
+    assert list(EXERCISES) == list(SOLUTIONS) == [f"{n:02}" for n in range(1, 12)]
 
 
 @pytest.mark.parametrize("number", EXERCISES)
