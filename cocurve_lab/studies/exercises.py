@@ -102,23 +102,24 @@ def first_difference(mine: Callable[..., Any], curvature: Curvature) -> str:
     answers: list[float | None] = []
     for ratio in np.random.default_rng(SEED).uniform(0.15, 0.6, 3).round(2).tolist():
         plans = [set(solve_greedy(curvature, ratio, s).pruned) for s in STRENGTHS]
-        for count in (1, 4, 8):
-            changed = (len(plan ^ plans[0]) >= count for plan in plans)
+        far = [len(plan ^ plans[0]) for plan in plans]
+        for count in (1, 4, max(1, *far)):  # the largest tells "at least" from "more than"
             cases.append((ratio, count))
-            answers.append(next((s for s, c in zip(STRENGTHS, changed, strict=True) if c), None))
+            changed = (s for s, units in zip(STRENGTHS, far, strict=True) if units >= count)
+            answers.append(next(changed, None))
     hint = "Compare the plan of each λ, from the smallest on, with that of λ = 0."
     return check(mine, cases, answers, hint)
 
 
 def strongest_partner(mine: Callable[..., Any], curvature: Curvature) -> str:
-    """Notebook 03: mine(unit), the index v of the largest |H_uv| with v != u."""
+    """Notebook 03: mine(unit), the index (or name) v of the largest |H_uv| with v != u."""
     size = len(curvature.units)
     units = np.random.default_rng(SEED).choice(size, min(size, 20), replace=False)
     edges = np.abs(curvature.matrix)
     np.fill_diagonal(edges, -1.0)
     hint = "Edges have two signs, and a unit is no partner of its own."
     return check(
-        mine,
+        lambda unit: curvature.units.index(mine(unit)),
         [(unit,) for unit in units.tolist()],
         edges[units].argmax(axis=1).tolist(),
         hint,
