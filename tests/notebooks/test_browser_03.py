@@ -150,7 +150,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         it.root.scroll_into_view_if_needed()
         visit.becomes("explorer.blocks", "['attention', 'cross', 'ffn']")
         visit.becomes("explorer.edges_of", "'bridges'")  # after Run All it stands as it opened
-        # in section "What plans do" the reader has set it to cross edges alone
+        # the reader sets it to cross edges alone
         cross = "explorer.set_trait('edges_of', 'all'), explorer.set_trait('blocks', ['cross'])"
         it.redrawn(it.graph, lambda: visit.ask(cross))
         it.redrawn(it.graph, lambda: visit.ask("setattr(explorer, 'threshold', 0.1)"))

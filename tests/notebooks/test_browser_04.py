@@ -51,12 +51,10 @@ RUN_CELL = """number => {
 }"""
 
 
-def test_notebook_04_has_short_cells_and_prose() -> None:
+def test_notebook_04_lets_the_reader_predict_first() -> None:
     content = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell.source for cell in content.cells if cell.cell_type == "code"]
     prose = [cell for cell in content.cells if cell.cell_type == "markdown"]
-    assert len(prose) >= len(code) - 2
-    assert max(len(source.splitlines()) for source in code) <= 6
     assert sum("Predict first" in cell.source for cell in prose) >= 4
     assert sum("FidelityScatter(" in source for source in code) == 1
 
@@ -65,8 +63,6 @@ def test_notebook_04_has_short_cells_and_prose() -> None:
 def solved(tmp_path: Path) -> Path:
     """The notebook with the solution of its exercise, checked, after the reader's attempt."""
     content = nbformat.read(NOTEBOOK, as_version=4)
-    (cell,) = (c for c in content.cells if "return np.nan  # your code" in c.source)
-    assert cell.source.startswith("import numpy as np")
     (check,) = (c for c in content.cells if "exercises.rank_correlation" in c.source)
     place = content.cells.index(check) + 1
     more = [nbformat.v4.new_code_cell(SOLUTIONS["04"]), nbformat.v4.new_code_cell(check.source)]

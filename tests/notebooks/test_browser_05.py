@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,22 @@ browser = pytest.mark.browser
 with_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 
 
-def test_notebook_05_has_short_cells_and_prose() -> None:
+def test_notebook_05_lets_the_reader_predict_first() -> None:
     content = nbformat.read(NOTEBOOK, as_version=4)
-    code = [cell.source for cell in content.cells if cell.cell_type == "code"]
     prose = [cell.source for cell in content.cells if cell.cell_type == "markdown"]
-    assert max(len(source.splitlines()) for source in code) <= 6
     assert sum("redict" in text for text in prose) >= 4
-    tagged = [c for c in content.cells if "parameters" in c.metadata.get("tags", [])]
-    assert len(tagged) == 1
 
 
 def require_told(done: nbformat.NotebookNode) -> None:
     """What the cells printed."""
     text = text_of(done)
     assert "the pruned row is the masked model's own text: True" in text
-    assert "text of another plan" in text
-    assert "0 units off, texts part at [None, None, None]" in text
-    assert "masked = pruned" in text
-    masked, cut = (re.search(rf"^{name} +('.*')$", text, re.M)[1] for name in ("masked", "cut"))
-    assert masked == cut
     measured = re.search(r"pruning_risk ([\d.]+), mean of the ribbon ([\d.]+)", text)
     assert float(measured[1]) == pytest.approx(float(measured[2]), abs=2e-6)
+    assert len(re.findall(r"^(?:dense|pruned) took '.+': dense [01]", text, re.M)) == 2
+    table = re.search(r"^right of 8 +0% +20% +40% +60%\n((?:\w+ .*\n){5})", text, re.M)
+    whole = [int(line.split()[1]) for line in table[1].splitlines()]
+    assert min(whole) > 5  # the whole model can answer
     assert "not yet: " in text  # the exercise is the reader's
 
 
@@ -85,8 +79,8 @@ def test_notebook_05_in_jupyterlab(lab: Lab) -> None:
         require_told(visit.content())
         it = Page(visit)
         page = it.page
-        # the notebook writes twice, and the page may still be behind the kernel
-        it.done(ast.literal_eval(visit.ask("compare.status")))
+        it.button("Generate").click()
+        it.done("written together")
         assert it.dense.inner_text() != it.pruned.inner_text()
         assert it.root.locator(".cc-error").is_hidden()
 

@@ -101,7 +101,7 @@ def names() -> dict[str, Any]:
         "f": SimpleNamespace(points=points),
     }
     space |= {"model": model, "tokenizer": tokenizer, "units": units, "curvature": curvature}
-    space |= {"plan": plan, "empty": cl.Selection.from_pruned(units, []), "MODEL": "a model"}
+    space |= {"plan": plan, "plans": [cl.Selection.from_pruned(units, [])], "MODEL": "a model"}
     space |= {"held_out": None, "RATIOS": (0.3,), "best": summary}
     space |= {"RATIO": 0.3, "choose": tiny_text(3, 24, seed=1)}
     return space | {"found": cl.bridge_units(curvature)}

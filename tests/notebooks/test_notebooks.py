@@ -69,3 +69,11 @@ def test_notebooks_are_clean_files_with_short_cells_and_prose(notebook: Path) ->
         text = "\n".join(prose)
         assert "redict" in text  # the reader guesses before dragging
         assert "## Exercise" in text or "xercise" in text
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS[1:5], ids=lambda p: p.stem)
+def test_a_notebook_of_the_class_asks_one_question_in_at_most_25_cells(notebook: Path) -> None:
+    cells = nbformat.read(notebook, as_version=4).cells
+    assert len(cells) <= 25
+    asked = "\n".join(cell.source for cell in cells).count("**Question**: ")
+    assert asked == cells[0].source.count("**Question**: ") == 1
