@@ -13,7 +13,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 
 import cocurve_lab as cl
 
-from .instrument import Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, front, guarded, plan_code
 from .session import Session, require_units
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         MismatchError: the session or the model is not this curvature's.
     """
 
-    _esm = front("kit.js", "bridge_parts.js", "bridge.js", "bridge_main.js")
+    _esm = front(*KIT, "bridge_parts.js", "bridge.js", "bridge_main.js")
     _css = front("instrument.css")
 
     threshold = Float(0.0).tag(sync=True)

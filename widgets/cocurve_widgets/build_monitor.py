@@ -10,7 +10,7 @@ from traitlets import Float, Int, List, Unicode
 
 import cocurve_lab as cl
 
-from .instrument import front
+from .instrument import KIT, front
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
 
@@ -37,7 +37,7 @@ class BuildMonitor(anywidget.AnyWidget):
         InputError: ratio or lambda out of range.
     """
 
-    _esm = front("kit.js", "monitor.js")
+    _esm = front(*KIT, "monitor.js")
     _css = front("instrument.css")
 
     done = Int(0).tag(sync=True)

@@ -10,7 +10,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 
 import cocurve_lab as cl
 
-from .instrument import Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, front, guarded, plan_code
 from .packing import gray_image
 from .session import CancelToken, Session, require_unit, require_units
 
@@ -79,9 +79,7 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         MismatchError: the session or the model is not this curvature's.
     """
 
-    _esm = front(
-        "kit.js", "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js"
-    )
+    _esm = front(*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js")
     _css = front("instrument.css")
 
     order = Enum(ORDERS, "layer").tag(sync=True)

@@ -18,6 +18,7 @@ from cocurve_lab.figures import COLORS
 from cocurve_lab.tables import as_csv
 
 from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, SURROGATES, Rows
+from .glossary import words_html
 from .instrument import Instrument, front
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
@@ -102,6 +103,7 @@ class FidelityControls:
 
         return [
             W.HTML(f"<style>{front('instrument.css')}</style>", layout={"display": "none"}),
+            W.HTML(words_html()),
             *([W.HTML(_preview_html(note))] if (note := self.owner.preview) else []),
             row(self.ratio, self.strengths, self.strength, self.ratios, self.seed, self.rows),
             row(*self.buttons.values()),

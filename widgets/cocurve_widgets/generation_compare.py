@@ -12,7 +12,7 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, obs
 
 import cocurve_lab as cl
 
-from .instrument import Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         busy: whether text is being written or waited for.
     """
 
-    _esm = front("kit.js", "generation.js")
+    _esm = front(*KIT, "generation.js")
     _css = front("instrument.css")
 
     prompt = Unicode().tag(sync=True)

@@ -20,6 +20,8 @@ from cocurve_lab.tables import as_csv
 
 from .session import Session, require_unit
 
+KIT = ("glossary.js", "kit.js")  # what every front end of ours begins with
+
 _STILL = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets) .cocurve-still {{ display: none }}</style>
 <div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. A saved notebook does
 not hold the live instrument.</p><p>When the cell ran: {text}</p></div>"""  # noqa: E501

@@ -14,7 +14,7 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 
 import cocurve_lab as cl
 
-from .instrument import Instrument, front, guarded
+from .instrument import KIT, Instrument, front, guarded
 from .packing import curve, gray_image, pack_problem, plan_mark
 from .session import CancelToken, MeasuredPlan, Session
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODULES = (
-    *("kit.js", "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
+    *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
     *("compare.js", "lambda_controls.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here

@@ -1,5 +1,6 @@
 // Plan A against plan B: which units join or leave, and what that does to the numbers.
 
+import { term } from "./glossary.js";
 import { COLORS, count, h, percent, show, unitCount } from "./kit.js";
 
 /** The units that B removes and A keeps ("joined"), and those that A removes and B keeps ("left"). */
@@ -86,7 +87,7 @@ export function drawComparison(place, { a, b, marks, layers }) {
   const change = a && b && difference(a.order, b.order);
   place.replaceChildren(
     h("table", { class: "cc-numbers" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "nats per token"),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, term("nats", "nats per token")),
         head("A", COLORS.a, a?.name ?? "no plan"), head("B", COLORS.b, b?.name ?? "no plan"),
         h("th", { scope: "col" }, "B − A"))),
       h("tbody", {}, ...rows.map(([name, ...cells]) =>

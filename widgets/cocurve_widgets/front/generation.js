@@ -415,7 +415,7 @@ function render({ model, el }) {
       [i + 2, visible(bar.token), bar.generated ? "yes" : "no", bar.kl]),
   });
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
-    name: "text_before_after", table, canvases: () => [canvas] });
+    name: "text_before_after", words: ["unit", "nats"], table, canvases: () => [canvas] });
   const request = receiveFiles(model, cleaner, "text_before_after");
   view.root.querySelector(".cc-files").append(h("button", { type: "button",
     title: "save the plan; Selection.from_json reads it",

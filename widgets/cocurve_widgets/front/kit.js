@@ -1,5 +1,7 @@
 // Shared by all front ends: the palette, elements, theme, canvas, numbers, tables, files.
 
+import { TERMS, term } from "./glossary.js";
+
 // The only palette of the pages, after Okabe-Ito: colour-blind readers can tell these apart in both
 // themes. One colour has one meaning everywhere; all but the last two are in cocurve_lab/figures.py.
 export const COLORS = {
@@ -271,7 +273,7 @@ function tableElement({ columns, rows }) {
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
  * one PNG, with caption() -> its lines of text, legend() -> [[colour, text]] and redraw() where the
  * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
- * optional).
+ * optional); words: those of the glossary that stand beside the title.
  */
 export function frame(model, el, cleaner, options) {
   const preview = model.get("preview") || "";
@@ -297,8 +299,10 @@ export function frame(model, el, cleaner, options) {
   if (options.gexf) {
     files.append(file("GEXF", "save the graph, for Gephi and similar programs", options.gexf));
   }
+  const words = (options.words ?? Object.keys(TERMS)).map((word) => term(word));
   const root = h("div", { class: "cocurve", role: "region", "aria-label": title },
-    h("h3", {}, title), preview ? h("p", { class: "cc-preview", role: "note",
+    h("div", { class: "cc-head" }, h("h3", {}, title), h("span", { class: "cc-words" }, ...words)),
+    preview ? h("p", { class: "cc-preview", role: "note",
       style: `border-left-color:${COLORS.bridge}` }, preview) : null,
     controls, body, error, status, files);
   root.refreshTable = () => {

@@ -8,6 +8,7 @@ export function renderMonitor({ model, el }) {
   const ui = frame(model, el, cleaner, {
     title: "Building H",
     name: "build",
+    words: ["unit"],
     table: () => ({ columns: ["sequences", "overlap"], rows: model.get("overlap") }),
     canvases: () => [chart],
   });

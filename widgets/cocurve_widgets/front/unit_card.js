@@ -1,5 +1,6 @@
 // The card of the lambda explorer: what one unit costs, and why the plan removes it or not.
 
+import { term } from "./glossary.js";
 import { count, h, show } from "./kit.js";
 import { ledger, nameOf } from "./solver.js";
 
@@ -33,7 +34,7 @@ export function drawCard(card, { problem, order, strength, u, gone, turns }) {
   card.replaceChildren(
     h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
     rows([
-      line("saliency (H_uu)", show(problem.saliency[u])),
+      line(term("saliency", "saliency (H_uu)"), show(problem.saliency[u])),
       line("connectivity (b_u)", show(problem.connectivity[u])),
       line("cost", `${count(problem.costs[u])} parameters`),
       line("alone (½ H_uu)", show(found.half)),
