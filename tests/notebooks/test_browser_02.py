@@ -153,6 +153,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         visit.becomes("explorer.agrees", "True")
 
         a_plan_is_pinned_swapped_and_unpinned(visit, root)
+        the_tour_moves_the_controls_of_the_kernel(visit, root)
         light = pixels(root)
         visit.picture("02_light", root)
         visit.theme("Dark")
@@ -197,6 +198,20 @@ def a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:
     root.get_by_role("button", name="Unpin").click()
     visit.becomes("explorer.pinned is None", "True")
     root.locator(".cc-facts", has_text="A: diagonal").wait_for()
+
+
+def the_tour_moves_the_controls_of_the_kernel(visit: Visit, root: Any) -> None:
+    before = visit.ask("explorer._key()")
+    root.get_by_role("button", name="Tour (60 seconds)").click()
+    visit.becomes("explorer.tour_step, explorer.interaction_strength", "(1, 0.0)")
+    visit.becomes("explorer.ratio", "0.2")  # it was 0 at first
+    root.get_by_role("button", name="Next").click()
+    visit.becomes("explorer.tour_step, explorer.interaction_strength", "(2, 1.0)")
+    visit.becomes("explorer.agrees", "True")
+    visit.ask("setattr(explorer, 'tour_step', 5)")  # from code
+    visit.becomes("explorer.layer_cap", "0.6")
+    visit.page.keyboard.press("Escape")
+    visit.becomes("explorer.tour_step, explorer._key()", f"(None, {before})")
 
 
 def what_was_chosen_last_is_shown_where_the_mouse_rests(root: Any) -> None:

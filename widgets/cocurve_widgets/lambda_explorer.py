@@ -17,13 +17,14 @@ import cocurve_lab as cl
 from .instrument import KIT, Instrument, front, guarded
 from .packing import curve, gray_image, pack_problem, plan_mark
 from .session import CancelToken, MeasuredPlan, Session
+from .tour import Tour
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODULES = (
     *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    *("compare.js", "lambda_controls.js", "lambda.js"),
+    *("compare.js", "lambda_controls.js", "tour.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 CONTROLS = (
@@ -37,7 +38,7 @@ CONTROLS = (
 )
 
 
-class LambdaExplorer(Instrument, anywidget.AnyWidget):
+class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves at once on the H it received. The kernel's answer follows

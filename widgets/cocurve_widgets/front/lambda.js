@@ -8,6 +8,7 @@ import { CONTROLS, lambdaControls } from "./lambda_controls.js";
 import { capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
   untrusted } from "./plan_pictures.js";
+import { addTour } from "./tour.js";
 import { drawCard } from "./unit_card.js";
 import { Fading, paintMap, unitGrid } from "./unit_map.js";
 
@@ -65,7 +66,7 @@ export function renderLambda({ model, el }) {
   const doubt = h("p", { class: "cc-legend", hidden: true },
     h("span", {}, h("i", { class: "cc-swatch cc-hatch" }), h("span", {})));
   const bar = lambdaControls(problem, { lambda: strip, key, doubt, reach }, { put, go,
-    slide: (place) => put({ interaction_strength: axis.strength(place) }),
+    slide,
     hold: (on) => {
       held = on;
       if (!on) paint();
@@ -105,6 +106,9 @@ export function renderLambda({ model, el }) {
   function put(values) {
     assign(model, values);
     refresh();
+  }
+  function slide(place) {
+    put({ interaction_strength: axis.strength(place) });
   }
   function go(step) {
     if (flip.stale && !alone()) {
@@ -480,5 +484,7 @@ export function renderLambda({ model, el }) {
   }
   refresh();
   confirm();
+  addTour({ model, cleaner, ui, slide, order: () => (view?.feasible ? view.order : []),
+    parts: { map, curves, card, lambda: bar.bar.firstChild, shares: budget } });
   return cleaner.run;
 }
