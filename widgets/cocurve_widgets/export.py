@@ -17,7 +17,7 @@ from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
 
-MODULES = (*LAMBDA_MODULES, "bridge_parts.js", "bridge.js", "page.js")
+MODULES = (*LAMBDA_MODULES, "bridge_parts.js", "bridge.js", "address.js", "page.js")
 
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
@@ -112,7 +112,7 @@ def _about(curvature: cl.Curvature) -> str:
         f"{len(curvature.units)} units; {what}, the matrix of all pairs, estimated{text}. KL is "
         "how far the pruned model's predictions are from the whole model's, in nats per token. "
         "Plans are solved and predicted in your browser; what is called measured was measured "
-        "before."
+        "before. The address of the page holds what you set: copy it to show others the same."
     )
 
 

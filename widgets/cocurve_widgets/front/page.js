@@ -1,7 +1,9 @@
 // A page without a kernel: the instruments on plain values, linked with each other.
 
+import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
 import { renderLambda } from "./lambda.js";
+import { unpack } from "./solver.js";
 
 /** The widget model that render() needs, over plain values; save_changes announces changes. */
 export function localModel(values) {
@@ -53,6 +55,7 @@ function open() {
   const states = revive(JSON.parse(document.getElementById("cocurve-data").textContent));
   const [plan, bridges] = [localModel(states.lambda), localModel(states.bridge)];
   link(plan, bridges, ["selected_unit", "plans"]);
+  keepAddress(plan, bridges, unpack(states.lambda._problem));
   renderBridge({ model: bridges, el: document.getElementById("bridge") });
   renderLambda({ model: plan, el: document.getElementById("lambda") });
   for (const root of document.querySelectorAll(".cocurve")) root.classList.add("cc-page");

@@ -1,0 +1,54 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { readAddress, writeAddress } from "../../../widgets/cocurve_widgets/front/address.js";
+
+const plan = { interaction_strength: 1, ratio: 0.2, layer_cap: null, layer_cap_factor: null,
+  protect_first: 0, protect_last: 0, kinds: ["attention", "ffn"], axis: "plans", selected_unit: null };
+const bridge = { threshold: 0.15, edges_of: "bridges", sign: "both",
+  blocks: ["attention", "cross", "ffn"], ego: false, compared_ratio: null, brushed: [],
+  table_of: "edges" };
+const opening = { plan, bridge };
+const model = (values) => ({ get: (name) => values[name] });
+const write = (one, two = bridge) => writeAddress(model(one), model(two), opening, 160, 8);
+
+test("what the page opens with has no address", () => {
+  assert.equal(write(plan), "");
+  assert.deepEqual(readAddress("", 160, 8), { plan: {}, bridge: {}, pin: null });
+});
+
+test("what differs is written, and read again as it was", () => {
+  const mine = { interaction_strength: 0.123456789, ratio: 0.35, layer_cap_factor: 1.5,
+    protect_last: 2, kinds: ["ffn"], axis: "linear", selected_unit: 17 };
+  const theirs = { threshold: 0.3, edges_of: "all", blocks: ["cross"], ego: true,
+    compared_ratio: 0.4, brushed: [3, 159] };
+  const text = write({ ...plan, ...mine }, { ...bridge, ...theirs });
+  assert.deepEqual(readAddress(`#${text}`, 160, 8), { plan: mine, bridge: theirs, pin: null });
+});
+
+test("a value that goes back to none, or to an empty list, is told from one that is not there", () => {
+  const start = { plan: { ...plan, layer_cap: 0.4, selected_unit: 3 }, bridge };
+  const text = writeAddress(model(plan), model({ ...bridge, blocks: [] }), start, 160, 8);
+  const found = readAddress(text, 160, 8);
+  assert.deepEqual(found.plan, { layer_cap: null, selected_unit: null });
+  assert.deepEqual(found.bridge, { blocks: [] });
+});
+
+test("plan A is kept by the controls that made it", () => {
+  const controls = { ...plan, interaction_strength: 0.5 };
+  const text = write({ ...plan, _pin: { controls } });
+  assert.deepEqual(readAddress(text, 160, 8).pin, { interaction_strength: 0.5 });
+  const same = write({ ...plan, _pin: { controls: plan } }); // as at the opening, and pinned all the same
+  assert.deepEqual(readAddress(same, 160, 8).pin, { ratio: 0.2 });
+});
+
+test("what no control could set is not taken", () => {
+  for (const bad of ["ratio=0.7", "ratio=-0.1", "ratio=", "ratio=NaN", "ratio=Infinity", "ratio=x",
+    "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "axis=none", "ego=1",
+    "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
+    "pin._pin=1", "tour_step=9", "%E0%A4%A"]) {
+    assert.deepEqual(readAddress(`#${bad}`, 160, 8), { plan: {}, bridge: {}, pin: null }, bad);
+  }
+  const { plan: found } = readAddress("#layer_cap=0.4&layer_cap_factor=2", 160, 8);
+  assert.deepEqual(found, { layer_cap: 0.4 }); // there is only one cap
+});

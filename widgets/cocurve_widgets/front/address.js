@@ -1,0 +1,130 @@
+// The state of the page in its address, after the "#": a link reopens what was shown. Only what
+// differs from how the page opens is written, under the names of the traits.
+
+import { viewOf } from "./solver.js";
+
+const SOON = 300; // ms: browsers limit how often an address may change
+
+// Readers: the value of a text from the address, or undefined where it is none. Anybody can write
+// an address, so nothing is taken that the controls could not set.
+const between = (low, high) => (text) => {
+  const value = text.trim() === "" ? NaN : Number(text);
+  return value >= low && value <= high ? value : undefined;
+};
+const whole = (low, high) => (text) => {
+  const value = between(low, high)(text);
+  return Number.isInteger(value) ? value : undefined;
+};
+const orNone = (reader) => (text) => (text === "none" ? null : reader(text));
+const oneOf = (...values) => (text) => (values.includes(text) ? text : undefined);
+const several = (reader) => (text) => {
+  const values = text === "" ? [] : text.split(",").map(reader);
+  return values.includes(undefined) ? undefined : values;
+};
+const some = (values, least = 0) => (text) => {
+  const found = several(oneOf(...values))(text);
+  return found && found.length >= least ? values.filter((value) => found.includes(value)) : undefined;
+};
+const bool = (text) => ({ true: true, false: false })[text];
+
+/** name -> [instrument, reader], for a page of so many units in so many layers. */
+function readers(units, layers) {
+  const unit = whole(0, units - 1);
+  const plan = { interaction_strength: between(0, 1), ratio: between(0, 0.6),
+    layer_cap: orNone(between(1e-6, 1)), layer_cap_factor: orNone(between(1e-6, 100)),
+    protect_first: whole(0, layers), protect_last: whole(0, layers),
+    kinds: some(["attention", "ffn"], 1),
+    axis: oneOf("plans", "linear", "logarithmic"), selected_unit: orNone(unit) };
+  const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
+    sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
+    compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
+    table_of: oneOf("edges", "units", "bridges") };
+  return { plan, bridge };
+}
+
+const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
+const PINNED = ["interaction_strength", "ratio", ...GUARDS]; // of plan A, as "pin.ratio" and so on
+const written = (value) => (value === null ? "none" : Array.isArray(value) ? value.join(",") : String(value));
+
+/** The traits that an address sets, by instrument: {plan, bridge, pin}; pin is null without one. */
+export function readAddress(hash, units, layers) {
+  const known = readers(units, layers);
+  const found = { plan: {}, bridge: {}, pin: {} };
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    const trait = name.replace(/^pin\./, "");
+    const place = trait === name ? ["plan", "bridge"].find((one) => Object.hasOwn(known[one], name))
+      : PINNED.includes(trait) && "pin";
+    const value = place && known[place === "pin" ? "plan" : place][trait](text);
+    if (value !== undefined && place) found[place][trait] = value;
+  }
+  for (const guards of [found.plan, found.pin]) { // there is only one cap
+    if ((guards.layer_cap ?? null) !== null) delete guards.layer_cap_factor;
+  }
+  return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
+}
+
+/** The address of two models as they are; `opening` holds their traits as the page opens. */
+export function writeAddress(plan, bridge, opening, units, layers) {
+  const known = readers(units, layers);
+  const pairs = [];
+  const add = (name, value, first) => {
+    if (written(value) !== written(first)) pairs.push([name, written(value)]);
+  };
+  for (const name of Object.keys(known.plan)) add(name, plan.get(name) ?? null, opening.plan[name]);
+  for (const name of Object.keys(known.bridge)) add(name, bridge.get(name) ?? null, opening.bridge[name]);
+  const pin = plan.get("_pin")?.controls;
+  if (pin) {
+    for (const name of PINNED) add(`pin.${name}`, pin[name], opening.plan[name]);
+    if (!pairs.some(([name]) => name.startsWith("pin."))) pairs.push(["pin.ratio", written(pin.ratio)]);
+  }
+  // a comma needs no escape in a fragment, and without one the address can be read
+  return new URLSearchParams(pairs).toString().replaceAll("%2C", ",");
+}
+
+/** Plan A from its controls, as the page pins one; {} where they make no plan. */
+export function pinOf(problem, controls) {
+  if (!problem.matrix) return {};
+  const view = viewOf(problem, { strength: controls.interaction_strength, ratio: controls.ratio,
+    cap: controls.layer_cap, factor: controls.layer_cap_factor, first: controls.protect_first,
+    last: controls.protect_last, kinds: controls.kinds.map((kind) => ["attention", "ffn"].indexOf(kind)) });
+  return !view.feasible ? {} : { order: view.order, node: view.node, edge: view.edge, controls,
+    strength: controls.interaction_strength, ratio: controls.ratio, curve: view.curves.at(-1) };
+}
+
+/** Keep address and models equal from now on; first take over what the address says. */
+export function keepAddress(plan, bridge, problem) {
+  const size = [problem.size, problem.numLayers];
+  const names = readers(...size);
+  const values = (model, traits) => Object.fromEntries(
+    Object.keys(traits).map((name) => [name, model.get(name) ?? null]));
+  const opening = { plan: values(plan, names.plan), bridge: values(bridge, names.bridge) };
+  let timer = 0;
+
+  function take() {
+    clearTimeout(timer); // what was to be written is of before
+    const asked = readAddress(location.hash, ...size);
+    const set = (model, traits) => {
+      for (const [name, value] of Object.entries(traits)) model.set(name, value);
+      model.save_changes();
+    };
+    const pin = asked.pin && pinOf(problem, { ...opening.plan, ...asked.pin });
+    set(plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
+    set(bridge, { ...opening.bridge, ...asked.bridge });
+  }
+  function write() {
+    const text = writeAddress(plan, bridge, opening, ...size);
+    if (text === location.hash.slice(1)) return;
+    try {
+      history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+    } catch { // a page inside another one may have no address of its own
+    }
+  }
+  const soon = () => {
+    clearTimeout(timer);
+    timer = setTimeout(write, SOON);
+  };
+  if (location.hash.length > 1) take();
+  for (const name of [...Object.keys(names.plan), "_pin"]) plan.on(`change:${name}`, soon);
+  for (const name of Object.keys(names.bridge)) bridge.on(`change:${name}`, soon);
+  window.addEventListener("hashchange", take);
+}
