@@ -25,6 +25,7 @@ from ..numeric import as_float, as_int, as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.guards import UnitsLike
 from ..solver.selection import Selection
+from ..tables import Folded
 from .racing import survivors
 from .repaired import Repair, RepairedMeter
 from .risk import Meter, PlanTable
@@ -90,7 +91,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class PlanSearch:
+class PlanSearch(Folded):
     """The plan found, and how it compares with the start; made by `search_plan`.
 
     Attributes:

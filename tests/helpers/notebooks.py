@@ -19,6 +19,7 @@ README = NOTEBOOK.with_name("README.md").read_text(encoding="utf-8")
 SOLUTIONS = dict(
     re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
 )
+OUTPUT = 105  # characters of a line of output in JupyterLab at 1280 pixels
 
 
 def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.NotebookNode:
@@ -33,7 +34,17 @@ def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.Notebo
         store_widget_state=False,
         coalesce_streams=True,  # one print can arrive in several messages
     )
-    return client.execute()
+    done = client.execute()
+    assert not broken_lines(done)
+    return done
+
+
+def broken_lines(notebook: nbformat.NotebookNode) -> list[str]:
+    """Printed lines that JupyterLab would break inside a word at 1280 pixels."""
+    outputs = (o for cell in notebook.cells for o in cell.get("outputs", []))
+    printed = [o.text for o in outputs if o.output_type == "stream" and o.name == "stdout"]
+    lines = "\n".join(printed).splitlines()
+    return [line for line in lines if len(line) > OUTPUT and " " in line.strip()]
 
 
 def text_of(notebook: nbformat.NotebookNode) -> str:
