@@ -2,6 +2,7 @@
 
     draws.py     errors of a difference between plans, over rows and draws of H
     findings.py  a claim beside what was measured, and the verdict
+    sections.py  where each study stands in the notebooks
     shared.py    what the studies share: the recipe of a build, marks of kept tables, resampling
     abilities.py  right answers by lambda (notebook 06) and by edge variant (notebook 07)
     surrogates.py  plans of H, Q and F beside what they cost (notebook 11)

@@ -310,7 +310,7 @@ def edge_ability_findings(table: Table) -> list[Finding]:
         told = _told(rows) if rows else "not asked"
         found.append(
             Finding(
-                "abilities", claim, where, f"{variant} − {FULL}, {told}", _all(rows, above=False)
+                "variants", claim, where, f"{variant} − {FULL}, {told}", _all(rows, above=False)
             )
         )
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
@@ -12,10 +12,12 @@ from scipy.special import stdtrit
 from scipy.stats import norm
 
 from ..tables import WIDTH, Row, fold, plus_minus
+from .sections import link_to
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
 Judge = Callable[[float], Verdict]  # the verdict on one number at so many standard errors
 
+MIME = "application/vnd.cocurve.findings+json"  # of the bare values in a notebook's output
 _SIGNS: dict[Verdict, str] = {True: "✓", False: "✗", None: "?"}
 _LEAST = math.ulp(0.0)  # ends of a range are part of it, and a difference of exactly 0 is no gain
 ABOVE, BELOW = (_LEAST, math.inf), (-math.inf, -_LEAST)
@@ -28,7 +30,7 @@ class Finding:
     """One claim of the paper beside its measurement on the model at hand.
 
     Attributes:
-        study: the study it belongs to.
+        study: the study it belongs to; sections.py says where it stands.
         claim: the paper's claim, with its number.
         where: the section, table or figure that makes it.
         ours: the measured value, with its error and unit.
@@ -48,6 +50,11 @@ class Finding:
             return "cannot be told"
         return "agrees" if self.agrees else "does not agree"
 
+    @property
+    def said(self) -> str:
+        """The verdict as a sign and in words, "✓ agrees"."""
+        return f"{_SIGNS[self.agrees]} {self.verdict}"
+
     def __str__(self) -> str:
         return (
             f"Paper ({self.where}): {self.claim}. Here: {self.ours}. {self.verdict.capitalize()}."
@@ -64,15 +71,26 @@ class Findings(list[Finding]):
         printer.text(told(self))
 
     def _repr_html_(self) -> str:
-        """One row per claim; the verdict in words and as a sign."""
+        """One row per claim; the verdict in words and as a sign, the study as a link to it."""
         heads = ("study", "the paper", "where", "here", "verdict")
-        rows = [
-            (f.study, f.claim, f.where, f.ours, f"{_SIGNS[f.agrees]} {f.verdict}") for f in self
-        ]
+        rows = [(f.claim, f.where, f.ours, f.said) for f in self]
         left = ' style="text-align: left; vertical-align: top"'
         lines = ["".join(f"<th{left}>{head}</th>" for head in heads)]
-        lines += ["".join(f"<td{left}>{escape(cell)}</td>" for cell in row) for row in rows]
+        lines += [
+            f"<td{left}>{_linked(finding.study)}</td>"
+            + "".join(f"<td{left}>{escape(cell)}</td>" for cell in row)
+            for finding, row in zip(self, rows, strict=True)
+        ]
         return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """Beside table and text the bare values, for who collects them; no page shows them."""
+        return {MIME: [asdict(finding) for finding in self]}
+
+
+def _linked(study: str) -> str:
+    link, name = link_to(study), escape(study)
+    return name if link is None else f'<a href="{link}">{name}</a>'
 
 
 def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
