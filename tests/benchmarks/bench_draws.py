@@ -1,6 +1,6 @@
 """Eight draws of H behind every verdict on plans: computed once, kept beside notebooks 06 to 08.
 
-    python tests/benchmarks/bench_draws.py                       # kept in notebooks/
+    python tests/benchmarks/bench_draws.py                       # kept in notebooks/kept
     python tests/benchmarks/bench_draws.py --quick --folder DIR  # a few rows, to check the script
 
 It runs the notebooks with REDRAWS = 8 and their own other parameters, so the tables are those that

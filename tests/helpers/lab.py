@@ -61,6 +61,7 @@ ASK = """async code => {
 }"""
 
 
+KEPT = "kept"  # the folder beside a notebook where it leaves H and tables
 FEW = {"ROWS": 3, "HELD_OUT": 2}  # sequences, as many as every notebook needs
 SMALL = FEW | {"LENGTH": 64}  # and short
 

@@ -10,7 +10,7 @@ import nbformat
 from nbclient import NotebookClient
 
 import cocurve_lab as cl
-from helpers.lab import FEW, set_parameters
+from helpers.lab import FEW, KEPT, set_parameters
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NOTEBOOK = NOTEBOOKS[0]
@@ -80,8 +80,8 @@ def written(folder: Path) -> dict[str, int]:
 
 def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
     """A first run of notebook 01 left an H, and showed three pictures."""
-    (saved,) = folder.glob("H_demo_*.pkl")
-    assert not list(folder.glob("*.ckpt*"))
+    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
+    assert not list((folder / KEPT).glob("*.ckpt*"))
     curvature = cl.Curvature.load(saved)
     assert curvature.provenance["sequences_done"] == 3
     assert len(figures(first)) == 3
@@ -91,7 +91,7 @@ def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
 
 def require_loaded(folder: Path) -> None:
     """A second run reads the H of the first."""
-    (saved,) = folder.glob("H_demo_*.pkl")
+    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
     before = written(folder)
     assert f"Loaded H from {saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
     assert written(folder) == before

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from helpers.lab import CHROMIUM, KEPT, NO_BROWSER, SMALL, Lab, Visit
 from helpers.waiting import eventually
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "02_lambda.ipynb"
@@ -171,7 +171,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         running_a_cell_again_leaves_no_old_widget(visit)
         a_kernel_that_is_gone_is_told(visit)
         visit.require_clean()
-        assert list(folder.glob("H_demo_*.pkl"))
+        assert list((folder / KEPT).glob("H_demo_*.pkl"))
 
 
 def a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:

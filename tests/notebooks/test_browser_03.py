@@ -17,7 +17,7 @@ import networkx as nx
 import pytest
 
 from cocurve_widgets import BridgeExplorer, Session
-from helpers.lab import CHROMIUM, NO_BROWSER, SMALL, Lab, Visit
+from helpers.lab import CHROMIUM, KEPT, NO_BROWSER, SMALL, Lab, Visit
 from helpers.problems import make_units, random_curvature
 from helpers.waiting import eventually
 
@@ -309,7 +309,7 @@ def test_notebook_03_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         assert root.locator(".cc-error").is_hidden()
         visit.require_clean()
         wide_screen_and_second_run_of_the_cell(visit, it)
-        assert list(folder.glob("H_demo_*.pkl"))
+        assert list((folder / KEPT).glob("H_demo_*.pkl"))
 
 
 def test_a_page_without_kernel(lab: Lab, tmp_path: Path) -> None:

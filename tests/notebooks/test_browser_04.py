@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab, Visit
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab, Visit
 from helpers.notebooks import SOLUTIONS, run, text_of
 from helpers.waiting import eventually
 
@@ -75,7 +75,7 @@ def require_told(done: nbformat.NotebookNode, folder: Path) -> None:
     """What the cells printed, and that the solution passes the check."""
     shown, said = [o for cell in done.cells for o in cell.get("outputs", [])], text_of(done)
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
-    (saved,) = folder.glob("H_demo_*.pkl")
+    (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
     assert f"Saved H to {saved.name}" in said
     assert "measured / predicted" in said
     assert "not yet: 0 of " in said

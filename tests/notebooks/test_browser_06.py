@@ -15,7 +15,7 @@ import cocurve_lab as cl
 from cocurve_lab.models.loading import demo_folder
 from cocurve_lab.studies.shared import resampled
 from cocurve_lab.tables import pick, plus_minus
-from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
@@ -72,7 +72,7 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
     units = cl.enumerate_units(model, ffn_groups=16)
     every = {"seq_len": SMALL["LENGTH"], "positions_per_sequence": "all"}
     calibration, judge = cl.default_calibration("demo", tokenizer, 3, 4, **every)
-    curvature = cl.load_or_estimate(folder, model, units, calibration, progress=False)
+    curvature = cl.load_or_estimate(folder / KEPT, model, units, calibration, progress=False)
     plans = [cl.solve_greedy(curvature, 0.4, strength) for strength in (0.0, 1.0)]
     table = cl.measure_plans(model, plans, judge.rows(2, 4), progress=False)
     value, over_rows = table.paired(0, 1)
@@ -88,7 +88,7 @@ def test_notebook_06_says_what_was_measured(done: tuple[Path, str]) -> None:
     assert f"KL(λ 0) - KL(λ 1) = {benefit} nats per token" in line
     assert f"(rows {over_rows:.2g}, 2 draws of H {over_draws:.2g})" in line
     expected = (table.mean[1] - plans[1].node_risk) / plans[1].edge_risk
-    (file,) = folder.glob("study_strength_*.json")
+    (file,) = (folder / KEPT).glob("study_strength_*.json")
     kept = json.loads(file.read_text())["rows"]
     (one,) = pick(kept, role="lambda 1", requested_ratio=0.4)
     assert one["fitting"] == pytest.approx(expected, rel=1e-3)

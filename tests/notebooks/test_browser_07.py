@@ -12,7 +12,7 @@ import cocurve_lab as cl
 from cocurve_lab.studies.structure import geometry
 from cocurve_lab.studies.structure.bridges import bridge_table
 from cocurve_lab.tables import pick
-from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "07_bridges_and_structure.ipynb"
@@ -52,7 +52,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.Noteb
 def test_notebook_07_runs(done: tuple[Path, nbformat.NotebookNode]) -> None:
     folder, first = done
     text = text_of(first)
-    curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
+    curvature = cl.Curvature.load(next((folder / KEPT).glob("H_demo_*.pkl")))
     found = cl.bridge_units(curvature)
     names = " ".join(curvature.units[u].name for u in found)
     assert f"{len(found)} of 160 units: {names}" in text
@@ -65,7 +65,7 @@ def test_notebook_07_runs(done: tuple[Path, nbformat.NotebookNode]) -> None:
         f"study_{name}_"
         for name in ("causal", "edges", "abilities", "blocks", "budgets", "spectrum")
     ]
-    assert all(list(folder.glob(f"{name}*.json")) for name in saved)
+    assert all(list((folder / KEPT).glob(f"{name}*.json")) for name in saved)
     assert len(re.findall(r"(Agrees|Does not agree|Cannot be told)\.$", text, re.M)) >= 30
     assert {len(figure["data"]) > 0 for figure in figures(first)} == {True}
     assert len(figures(first)) == 8
@@ -106,7 +106,8 @@ def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         solution = nbformat.read(NOTEBOOK, as_version=4).cells
         (text,) = [c.source for c in solution if "Solution" in c.source]
         assert visit.ask(f"{SOLVED}({text!r})") == "None"
-        assert len(cl.bridge_units(cl.Curvature.load(next(folder.glob("H_demo_*.pkl"))))) > 0
+        (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
+        assert len(cl.bridge_units(cl.Curvature.load(saved))) > 0
         solved = visit.ask("exercises.control_of(my_control, curvature, found, cl.match_controls)")
         assert solved == "'right'"
         page.get_by_text("All findings").last.scroll_into_view_if_needed()

@@ -13,7 +13,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.tables import column, pick
-from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "08_how_sure_is_H.ipynb"
@@ -40,13 +40,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.Noteb
 
 
 def study(folder: Path, name: str) -> list[dict[str, Any]]:
-    (path,) = folder.glob(f"study_{name}_*.json")
+    (path,) = (folder / KEPT).glob(f"study_{name}_*.json")
     return list(json.loads(path.read_text())["rows"])
 
 
 def full_build(folder: Path) -> tuple[Path, cl.Curvature]:
     """The file and the H of the rows of notebook 01; the other builds are of shorter rows."""
-    builds = ((path, cl.Curvature.load(path)) for path in folder.glob("H_demo_*.pkl"))
+    builds = ((path, cl.Curvature.load(path)) for path in (folder / KEPT).glob("H_demo_*.pkl"))
     return next(pair for pair in builds if pair[1].provenance["seq_len"] == SMALL["LENGTH"])
 
 

@@ -13,7 +13,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.studies.bake_off.contenders import all_methods
 from cocurve_lab.tables import pick
-from helpers.lab import CHROMIUM, IN_LAB, NO_BROWSER, SMALL, Lab
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "09_bake_off.ipynb"
@@ -39,7 +39,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.Noteb
 
 
 def cells_in(folder: Path) -> list[dict[str, Any]]:
-    files = (folder / "bake_off").glob("study_cell_*.json")
+    files = (folder / KEPT / "bake_off").glob("study_cell_*.json")
     return [row for file in files for row in json.loads(file.read_text())["rows"]]
 
 
@@ -55,13 +55,13 @@ def test_cells_are_measured_and_shown(done: tuple[Path, nbformat.NotebookNode]) 
     refitted = {f"{name}, refitted" for name in ("CoCurve", "SlimGPT", "Magnitude")}
     assert {row["method"] for row in rows} == {"Dense", *all_methods(), *refitted}
     # H of notebook 01 serves the bake-off: there is no second one
-    assert len(list(folder.glob("H_demo_*.pkl"))) == 1
-    assert not list((folder / "bake_off").glob("H_*.pkl"))
+    assert len(list((folder / KEPT).glob("H_demo_*.pkl"))) == 1
+    assert not list((folder / KEPT / "bake_off").glob("H_*.pkl"))
     # one cell by hand
     model, tokenizer = cl.load_model("demo")
     every = {"seq_len": SMALL["LENGTH"], "positions_per_sequence": "all"}
     _, rest = cl.default_calibration("demo", tokenizer, 3, 4, **every)
-    curvature = cl.Curvature.load(next(folder.glob("H_demo_*.pkl")))
+    curvature = cl.Curvature.load(next((folder / KEPT).glob("H_demo_*.pkl")))
     plan = cl.solve_greedy(curvature, 0.2, 1.0)
     (row,) = pick(rows, method="CoCurve", search="none")
     assert row["kl"] == pytest.approx(cl.pruning_risk(model, plan, rest.rows(2, 4)), rel=1e-3)
@@ -101,7 +101,7 @@ def test_the_solution_of_the_exercise_runs(done: tuple[Path, nbformat.NotebookNo
     prose = next(c.source for c in content.cells if "<summary>Solution" in c.source)
     names: dict[str, Any] = {}
     exec(re.search(r"```python\n(.*?)```", prose, re.S)[1], names)
-    curvature = cl.Curvature.load(next(done[0].glob("H_demo_*.pkl")))
+    curvature = cl.Curvature.load(next((done[0] / KEPT).glob("H_demo_*.pkl")))
     order = names["my_order"](curvature.units, curvature)
     gains = (curvature.single_unit_risk / curvature.units.costs)[order]
     assert sorted(order) == list(range(len(curvature.units)))

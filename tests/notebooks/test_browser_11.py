@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from helpers.lab import SMALL
+from helpers.lab import KEPT, SMALL
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "11_the_best_plan.ipynb"
@@ -32,7 +32,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nbformat.Noteb
 
 @pytest.mark.slow
 def test_notebook_11_measures_every_way(done: tuple[Path, nbformat.NotebookNode]) -> None:
-    folder, text = done[0] / "best_plan", text_of(done[1])
+    folder, text = done[0] / KEPT / "best_plan", text_of(done[1])
     assert len(figures(done[1])) == 1
     assert "not yet: 0 of 4 cases are right" in text  # the exercise is the reader's
     assert text.count("nothing is swapped") == 2

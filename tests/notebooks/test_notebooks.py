@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers.lab import CHROMIUM, FEW, IN_LAB, SMALL
+from helpers.lab import CHROMIUM, FEW, IN_LAB, KEPT, SMALL
 from helpers.notebooks import NOTEBOOK, NOTEBOOKS, require_built, require_loaded, run
 
 
@@ -47,7 +47,7 @@ def test_other_notebooks_run_from_top_to_bottom(notebook: Path, tmp_path: Path) 
     done = run(notebook, tmp_path, SMALL)
     shown = [o for cell in done.cells for o in cell.get("outputs", [])]
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
-    assert list(tmp_path.glob("H_demo_*.pkl"))
+    assert list((tmp_path / KEPT).glob("H_demo_*.pkl"))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
