@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import cocurve_lab as cl
 
-from .fidelity_points import text_name
-from .session import Cancelled, CancelToken, MeasuredPlan, Session
+from .session import Cancelled, CancelToken, MeasuredPlan, Session, measured_on
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
 Waiting = tuple[cl.Selection, cl.CalibrationSet]
@@ -193,11 +192,11 @@ class Measurer:
             table = cl.measure_plans(
                 model, plans, held_out, progress=False, calibrated_on=self.session.curvature
             )
-        text = text_name(held_out)
+        facts = measured_on(held_out)
         numbers = zip(plans, table.mean.tolist(), table.standard_error.tolist(), strict=True)
         with self._lock:
             self.done += len(plans)
-        self.session.add_measured(*(MeasuredPlan(plan, kl, se, text) for plan, kl, se in numbers))
+        self.session.add_measured(*(MeasuredPlan(p, kl, se, **facts) for p, kl, se in numbers))
 
     def _expect(self, count: int, noun: str = "plans") -> None:
         with self._lock:

@@ -82,11 +82,6 @@ class Book:
 _BOOKS: WeakKeyDictionary[Session, Book] = WeakKeyDictionary()
 
 
-def text_name(text: cl.CalibrationSet) -> str:
-    """The name of a held-out set in `MeasuredPlan.text`."""
-    return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
-
-
 # Rows -------------------------------------------------------------------------------------------
 
 

@@ -30,10 +30,9 @@ from .fidelity_points import (
     single_rows,
     status_line,
     summarize,
-    text_name,
 )
 from .instrument import Instrument, guarded
-from .session import MeasuredPlan, Session
+from .session import MeasuredPlan, Session, text_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,11 @@ class CancelToken:
         """Raise Cancelled if the job was asked to stop."""
         if self.cancelled:
             raise Cancelled("stopped on request.")
+
+    def rest(self, seconds: float) -> None:
+        """Wait, unless the job is asked to stop meanwhile; then raise Cancelled at once."""
+        self._event.wait(max(0.0, seconds))
+        self.check()
 
 
 class Letter(NamedTuple):
@@ -137,6 +143,8 @@ class MeasuredPlan:
         standard_error: of `risk`, over sequences; NaN with a single one.
         text: name of the text it was measured on.
         abilities: right answers by ability, as (right, asked); empty where none were counted.
+        rows: rows of the text that `risk` is the mean of; None where that was not kept.
+        measured_at: when, in seconds since 1970; None where that was not kept.
     """
 
     selection: cl.Selection
@@ -144,9 +152,21 @@ class MeasuredPlan:
     standard_error: float
     text: str
     abilities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    rows: int | None = None
+    measured_at: float | None = None
 
 
 Measured = MeasuredPlan  # the name that notebooks use
+
+
+def text_name(text: cl.CalibrationSet) -> str:
+    """The name of a held-out set in `MeasuredPlan.text`."""
+    return f"{text.source}, {len(text)} x {text.seq_len} tokens ({text.fingerprint[:6]})"
+
+
+def measured_on(text: cl.CalibrationSet) -> dict[str, Any]:
+    """What a MeasuredPlan tells of a measurement on all rows of a text that ended now."""
+    return {"text": text_name(text), "rows": len(text), "measured_at": time.time()}
 
 
 class Session(HasTraits):
