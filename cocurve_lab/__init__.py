@@ -138,6 +138,7 @@ _ALSO = {
     "structure_table": "solver.variants",
     "compensated_risk": "solver.gains",
     "PlanTable": "measuring.risk",
+    "Meter": "measuring.risk",
     "plans_file": "measuring.plan_memory",
     "PlanSearch": "measuring.search",
     "SearchFront": "measuring.search",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from helpers.lab import CHROMIUM, KEPT, NO_BROWSER, SMALL, Lab, Visit
 from helpers.waiting import eventually
 
+ABILITIES = "__import__('json').dumps(list(explorer.damage.asked))"
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "02_lambda.ipynb"
 
 pytestmark = [
@@ -154,6 +156,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
 
         a_plan_is_pinned_swapped_and_unpinned(visit, root)
         the_tour_moves_the_controls_of_the_kernel(visit, root)
+        damage_is_measured_when_the_hand_rests(visit, root)
         light = pixels(root)
         visit.picture("02_light", root)
         visit.theme("Dark")
@@ -172,6 +175,31 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         a_kernel_that_is_gone_is_told(visit)
         visit.require_clean()
         assert list((folder / KEPT).glob("H_demo_*.pkl"))
+
+
+def damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
+    rows = root.locator(".cc-damage tbody tr")
+
+    def cells(row: int) -> list[str]:
+        return list(rows.nth(row).locator("td").all_text_contents())
+
+    root.get_by_label("ratio in percent, typed").fill("45")
+    root.get_by_label("ratio in percent, typed").press("Enter")
+    visit.becomes("round(explorer.ratio, 3)", "0.45")
+    eventually(lambda: cells(rows.count() - 1)[3], lambda text: text == "2 rows, just now")
+    found = float(visit.ask("explorer.damage.of(explorer.selection).risk"))
+    assert float(cells(0)[3].split(" ± ")[0]) == pytest.approx(found, rel=0.01)
+    assert found > 0
+    # all twenty questions of an ability in the end, beside the dense model's
+    eventually(lambda: cells(1), lambda all_: all(text.endswith("of 20") for text in all_[1:]), 90)
+    assert {cells(row)[0] for row in range(1, 6)} == set(json.loads(visit.ask(ABILITIES)[1:-1]))
+    root.get_by_label("measure by itself").uncheck()
+    visit.becomes("explorer.live", "False")
+    visit.ask("setattr(explorer, 'ratio', 0.52)")
+    eventually(lambda: cells(0)[3], lambda text: text == "…")
+    root.get_by_label("measure by itself").check()
+    eventually(lambda: cells(0)[3], lambda text: text != "…")
+    visit.ask("setattr(explorer, 'ratio', 0.2)")
 
 
 def a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:

@@ -10,6 +10,7 @@ another.
     packing.py             H as the browser receives it
     build_monitor.py       BuildMonitor: progress of a build (notebook 01)
     curvature_map.py       CurvatureMap: H as a picture to order, zoom and brush (01)
+    damage.py              what plans break, measured while one looks
     lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
     bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
     fidelity_figure.py     FidelityScatter (04): its picture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +15,10 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 
 import cocurve_lab as cl
 
+from .damage import Damage, plain
 from .instrument import KIT, Instrument, front, guarded
 from .packing import curve, gray_image, pack_problem, plan_mark
-from .session import CancelToken, MeasuredPlan, Session
+from .session import CancelToken, MeasuredPlan, Session, measured_on
 from .tour import Tour
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    *("compare.js", "lambda_controls.js", "tour.js", "lambda.js"),
+    *("compare.js", "damage.js", "lambda_controls.js", "tour.js", "lambda.js"),
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 CONTROLS = (
@@ -49,6 +51,10 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         curvature: H [M, M].
         session: shared with other instruments; by default the curvature's own.
         model, tokenizer: optional; added to the session, for instruments that measure.
+        held_out: text that played no part in H. With it and a model, plans A and B are measured
+            while one drags (see `live` and damage.py); None measures nothing by itself.
+        questions: with known answers, for the right answers by ability.
+        cache: folder of measured plans, shared with the studies; None keeps none on disk.
         **controls: initial values of the traits.
 
     Attributes:
@@ -62,6 +68,9 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
             as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
+        live: whether A and B are measured by themselves, where there is a model and text.
+        damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
+            a model and text.
         selection: the plan (a Selection); None while no plan is possible.
         flips: the lambdas at which the plan changes, for the ratio and guards; of an earlier
             setting while `flips_stale`.
@@ -69,8 +78,8 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         agrees: whether the browser's plan was the kernel's; None before the first answer.
 
     Raises:
-        InputError: an unknown control.
-        MismatchError: the session or the model is not this curvature's.
+        InputError: an unknown control, or text without a model.
+        MismatchError: the session or the model is not this curvature's, or H knows the text.
         TraitError: a control out of range, at construction or when set.
     """
 
@@ -90,12 +99,14 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
+    live = Bool(True).tag(sync=True)
     kernel = Bool(True).tag(sync=True)
     _problem = Dict().tag(sync=True)
     _view = Dict().tag(sync=True)
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
+    _damage = Dict().tag(sync=True)  # what is known so far of the dense model, A and B
     _ends = Dict().tag(sync=True)  # curves of lambda 0 and 1, and the largest possible ratio
 
     def __init__(
@@ -105,6 +116,9 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         session: Session | None = None,
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        held_out: cl.CalibrationSet | None = None,
+        questions: Sequence[cl.Question] = (),
+        cache: str | os.PathLike[str] | None = None,
         **controls: Any,
     ) -> None:
         self._require_known(controls)
@@ -115,6 +129,16 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         self._seconds = 0.0
         session = Session.bind(curvature, session, model, tokenizer)
         self.curvature = curvature
+        self.damage: Damage | None = None
+        if held_out is not None:
+            self.damage = Damage(
+                session,
+                held_out,
+                questions,
+                changed=self._show_damage,
+                failed=self.report,
+                cache=cache,
+            )
         # on a preview, open outside the hatched part of the axis
         start = {"interaction_strength": cl.TRUSTED_STRENGTH} if curvature.is_preview else {}
         super().__init__(session, _problem=pack_problem(curvature), **(start | controls))
@@ -122,6 +146,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
+        self.observe(self._watch, "live")
         self.on_msg(self._heard)
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
@@ -226,7 +251,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         Raises:
             InputError: the session has no model, or no tokenizer for the questions.
         """
-        plans = [plan for plan in (self._plan_a(), self.selection) if plan is not None]
+        plans = self._both()
         found: list[dict[str, tuple[int, int]]] = [{} for _ in plans]
         with self.session.exclusive() as model:
             table = cl.measure_plans(model, plans, held_out, progress=False)
@@ -237,10 +262,55 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
                     for name in answers.capabilities:
                         mine = right[answers.of(name)]
                         record[name] = (int(mine.sum()), len(mine))
-        rows = zip(plans, table.mean, table.standard_error, found, strict=True)
+        facts = measured_on(held_out)
+        columns = zip(plans, table.mean.tolist(), table.standard_error.tolist(), found, strict=True)
         self.session.add_measured(
-            *(MeasuredPlan(p, float(kl), float(e), table.source, a) for p, kl, e, a in rows)
+            *(MeasuredPlan(p, kl, e, abilities=a, **facts) for p, kl, e, a in columns)
         )
+
+    @guarded
+    def _watch(self, _: Any = None) -> None:
+        """Have A and B measured, once the hand rests."""
+        if self.damage is None:
+            return
+        if self.live:
+            self.damage.show(self._both())
+        else:
+            self.damage.stop()
+
+    @guarded
+    def _show_damage(self) -> None:
+        """Tell the page what is known of the dense model, A and B on the held-out text."""
+        if self.damage is None or not self._followed:  # closed
+            return
+        a, b, damage = self._plan_a(), self.selection, self.damage
+        found = [damage.of(plan) for plan in (damage.dense, *self._both())]
+        self._damage = {
+            "text": damage.text,
+            "rows": len(damage.held_out),
+            "asked": damage.asked,
+            "busy": damage.busy,
+            "measured": [plain(record) for record in found if record is not None],
+            "paired": None if a is None or b is None else self._paired(a, b),
+        }
+
+    def _paired(self, a: cl.Selection, b: cl.Selection) -> dict[str, Any] | None:
+        """KL of B less that of A for the page, with the marks of both."""
+        assert self.damage is not None
+        found = self.damage.paired(b, a)
+        if found is None:
+            return None
+        difference, error, rows = found
+        return {
+            "plans": [plan_mark(plan.pruned) for plan in (a, b)],
+            "difference": difference,
+            "error": None if np.isnan(error) else error,
+            "rows": rows,
+        }
+
+    def _both(self) -> list[cl.Selection]:
+        """Plans A and B, as far as they exist."""
+        return [plan for plan in (self._plan_a(), self.selection) if plan is not None]
 
     def _plan_a(self) -> cl.Selection | None:
         return self._diagonal() if self.pinned is None else self.pinned
@@ -265,6 +335,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         plan = self.pinned
         if plan is None:
             self._pin = {}
+            self._watch()
             return
         order, controls = list(plan.pruned), self._controls_of(plan)
         made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
@@ -277,6 +348,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
             "controls": made,
             "curve": None if run is None else curve(run),
         }
+        self._watch()
 
     def _parts(self, order: list[int]) -> dict[str, float]:
         """Node and edge part of a plan's predicted risk, nats per token."""
@@ -309,6 +381,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
             self._solve()
             self._seconds = time.perf_counter() - begun
             self.status = self._sentence()
+        self._watch()
 
     def _solve(self) -> None:
         strength, ratio = self.interaction_strength, self.ratio
@@ -375,8 +448,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         key = self._guarded
         # A path can take a second, and a dragged slider moves many times in one. The pause lets
         # the next step replace this job before it has cost anything.
-        time.sleep(0.15)
-        token.check()
+        token.rest(0.15)
         try:
             path = cl.lambda_path(self.curvature, self.ratio, self.guards)
         except cl.InfeasibleError:
@@ -448,19 +520,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         self._marks = {
             "trusted": cl.TRUSTED_STRENGTH if self.preview else None,
             "gate": {"strength": self.gate.verdict, "reason": self.gate.reason},
-            "measured": [
-                {
-                    "strength": m.selection.interaction_strength,
-                    "ratio": m.selection.requested_ratio,
-                    "realized": m.selection.realized_ratio,
-                    "risk": m.risk,
-                    "error": None if np.isnan(m.standard_error) else m.standard_error,
-                    "text": m.text,
-                    "plan": plan_mark(m.selection.pruned),
-                    "abilities": dict(m.abilities),
-                }
-                for m in self.session.measured
-            ],
+            "measured": [plain(record) for record in self.session.measured],
         }
         if self._solved:
             self.status = self._sentence()
@@ -541,6 +601,8 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
             self.session.worker.cancel(f"flips {id(self)}")
+            if self.damage is not None:
+                self.damage.stop()
         super().close()
 
 

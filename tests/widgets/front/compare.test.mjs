@@ -35,12 +35,13 @@ test("two plans are compared on one text only", () => {
   assert.equal(measurementOf(marks, [1], "books").risk, 0.5);
   assert.equal(measurementOf(marks, [7]), null);
   const plan = (order) => ({ order, node: 0.1, edge: 0.02, removed: 10, realized: 0.2 });
-  const cells = (a, b, name) =>
-    comparisonRows(a, b, marks).rows.find((row) => row[0] === name)?.slice(1);
+  const cells = (a, b, name, paired) =>
+    comparisonRows(a, b, marks, paired).find((row) => row[0] === name)?.slice(1);
   assert.deepEqual(cells(plan([1]), plan([2]), "measured KL"), ["0.5 ± 0.01", "0.2 ± 0.01", "−0.3"]);
-  assert.deepEqual(cells(plan([1]), plan([2]), "right: sums"), ["3 of 4", "1 of 4", "−2"]);
+  const paired = { difference: -0.31, error: 0.004 };
+  assert.equal(cells(plan([1]), plan([2]), "measured KL", paired)[2], "−0.31 ± 0.004");
   assert.deepEqual(cells(plan([1]), plan([7]), "measured KL"), ["0.9 ± 0.01", "not measured", ""]);
-  assert.equal(cells(plan([1]), plan([7]), "right: sums"), undefined);
+  assert.equal(cells(plan([1]), plan([7]), "measured KL", paired)[2], ""); // nothing to compare
   assert.deepEqual(cells(null, plan([2]), "– units"), ["no plan", "1", ""]);
 });
 

@@ -44,18 +44,20 @@ export function measurementOf(marks, order, text = null) {
   return mine.findLast((m) => m.text === text) ?? mine.at(-1) ?? null;
 }
 
-const withError = (m) => (m.error ? `${brief(m.risk)} ± ${show(Number(m.error.toPrecision(2)))}`
+/** A measured KL with its error, as text. */
+export const withError = (m) => (m.error ? `${brief(m.risk)} ± ${show(Number(m.error.toPrecision(2)))}`
   : brief(m.risk));
 
 /** A number of a table: three digits are what can be told apart, and all columns then look alike. */
-const brief = (x) => show(Number(x.toPrecision(3)));
+export const brief = (x) => show(Number(x.toPrecision(3)));
 
 /**
  * The rows of the comparison: [name, A, B, B − A], each a text; null for a plan that does not exist.
  *
- * a, b: {order, node, edge, removed, realized, name} or null; marks: what was measured.
+ * a, b: {order, node, edge, removed, realized, name} or null; marks: what was measured; paired:
+ * {difference, error} of the KL, B less A, where it is known row by row.
  */
-export function comparisonRows(a, b, marks) {
+export function comparisonRows(a, b, marks, paired = null) {
   const rows = [];
   const row = (name, of, text = brief) => rows.push([name,
     ...[a, b].map((p) => (p ? text(of(p)) : "no plan")), a && b ? signed(of(b) - of(a), text) : ""]);
@@ -66,22 +68,18 @@ export function comparisonRows(a, b, marks) {
   const ma = a && measurementOf(marks, a.order, mb?.text);
   const same = ma && mb && ma.text === mb.text;
   const measured = (m) => (m ? withError(m) : "not measured");
-  rows.push(["measured KL", measured(ma), measured(mb), same ? signed(mb.risk - ma.risk, brief) : ""]);
-  for (const ability of Object.keys((same && mb.abilities) || {})) {
-    const [x, y] = [ma.abilities?.[ability], mb.abilities[ability]];
-    const text = (pair) => (pair ? `${pair[0]} of ${pair[1]}` : "not measured");
-    rows.push([`right: ${ability}`, text(x), text(y),
-      x && x[1] === y[1] ? signed(y[0] - x[0], String) : ""]);
-  }
+  rows.push(["measured KL", measured(ma), measured(mb), !same ? "" : paired
+    ? signed(paired.difference, (x) => withError({ risk: x, error: paired.error }))
+    : signed(mb.risk - ma.risk, brief)]);
   row("removed", (p) => p.realized, (x) => percent(x, 2));
   row("– parameters", (p) => p.removed, count);
   row("– units", (p) => p.order.length, count);
-  return { rows, text: mb?.text ?? ma?.text ?? "" };
+  return rows;
 }
 
-/** The comparison as a table with A and B as colours; the text measured on is named below. */
-export function drawComparison(place, { a, b, marks, layers }) {
-  const { rows, text } = comparisonRows(a, b, marks);
+/** The comparison as a table with A and B as colours. */
+export function drawComparison(place, { a, b, marks, paired, layers }) {
+  const rows = comparisonRows(a, b, marks, paired);
   const head = (letter, color, name) => h("th", { scope: "col" },
     h("i", { class: "cc-swatch", style: `background:${color}` }), `${letter}: ${name}`);
   const change = a && b && difference(a.order, b.order);
@@ -95,6 +93,5 @@ export function drawComparison(place, { a, b, marks, layers }) {
     h("p", {}, !change ? "" : !change.joined.length && !change.left.length
       ? "A and B remove the same units."
       : `${unitCount(change.joined.length)} removed only by B, ${unitCount(change.left.length)} only ` +
-        `by A; layers ${layersText(layers, change)}.`),
-    text ? h("p", { class: "cc-muted" }, `Measured on ${text}.`) : "");
+        `by A; layers ${layersText(layers, change)}.`));
 }

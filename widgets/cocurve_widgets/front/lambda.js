@@ -4,6 +4,7 @@ import { axisOf, neighbour, planAt } from "./axis.js";
 import { difference, drawComparison, measurementOf } from "./compare.js";
 import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, named, offer, palette, percent,
   picture, receiveFiles, show, stemOf, typed, watch } from "./kit.js";
+import { damagePanel, knownOf, pairedOf } from "./damage.js";
 import { CONTROLS, lambdaControls } from "./lambda_controls.js";
 import { capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
@@ -100,7 +101,8 @@ export function renderLambda({ model, el }) {
   const shares = h("div", {}, title("Removed share of each layer, plan B"), budget);
   const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend, shares);
   const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, lines);
-  const sideColumn = h("div", { class: "cc-column" }, versus, card);
+  const damage = damagePanel(put);
+  const sideColumn = h("div", { class: "cc-column" }, versus, damage.panel, card);
   ui.body.append(mapColumn, curveColumn, sideColumn);
 
   function put(values) {
@@ -363,6 +365,7 @@ export function renderLambda({ model, el }) {
     paintKey(scene);
     paintReach(reach, scene, Math.max(120, bar.ratio.clientWidth || 400));
     paintFacts(a, b, scene.marks);
+    paintDamage(a, b);
     paintCard(gone);
     for (const canvas of [map, budget]) canvas.classList.toggle("cc-stale", !view.feasible || Boolean(view.stale));
     ui.root.refreshTable();
@@ -390,8 +393,14 @@ export function renderLambda({ model, el }) {
     ].filter(Boolean));
     key.title = marks.gate?.reason ?? "";
   }
+  function paintDamage(a = planA(), b = planB()) {
+    damage.draw({ a, b, marks: model.get("_marks") || {}, live: model.get("_damage") || {},
+      on: Boolean(model.get("live")), alone: alone() });
+  }
   function paintFacts(a, b, marks) {
-    drawComparison(facts, { a, b, marks, layers: problem.layers });
+    const live = model.get("_damage") || {};
+    drawComparison(facts, { a, b, marks: knownOf(marks, live), paired: pairedOf(live, a, b),
+      layers: problem.layers });
     if (!b) {
       facts.append(h("p", {}, `No plan: ${percent(model.get("ratio"))} asked, at most ` +
         `${percent(view.reachable, 2)} reachable${view.stalled === null ? ""
@@ -469,6 +478,10 @@ export function renderLambda({ model, el }) {
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
   for (const name of ["selected_unit", "_marks", "axis", "_pin"]) cleaner.on(model, `change:${name}`, paint);
+  const again = () => view && [paintFacts(planA(), planB(), model.get("_marks") || {}), paintDamage()];
+  for (const name of ["_damage", "live"]) cleaner.on(model, `change:${name}`, again);
+  const aging = setInterval(() => view && paintDamage(), 10_000); // "just now" becomes "20 s ago"
+  cleaner.add(() => clearInterval(aging));
   cleaner.on(model, "change:_view", confirm);
   cleaner.on(model, "change:_ends", () => problem.matrix || refresh());
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);

@@ -1,0 +1,182 @@
+"""Damage measured while one looks: coarse first, then finer, stopped by the next move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_widgets import LambdaExplorer, Measured, Session
+from cocurve_widgets.damage import STAGES, plain
+from cocurve_widgets.session import text_name
+from helpers.problems import random_curvature
+from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
+from helpers.waiting import eventually
+
+MODEL, TOKENIZER, TEXT = tiny_model(), word_tokenizer(), tiny_text(6)
+CURVATURE = random_curvature(cl.enumerate_units(MODEL, 4), seed=7)
+QUESTIONS = [cl.Question(name, f"w{n}", f"w{n + 1}") for name in ("easy", "hard") for n in range(4)]
+
+
+def make(**more: object) -> LambdaExplorer:
+    given = {"held_out": TEXT, "questions": QUESTIONS, "ratio": 0.4} | more
+    session = given.pop("session", None) or Session(CURVATURE, MODEL, TOKENIZER)
+    return LambdaExplorer(CURVATURE, session=session, **given)
+
+
+@pytest.fixture
+def explorer() -> Iterator[LambdaExplorer]:
+    made = make()
+    yield made
+    made.close()
+
+
+def settle(explorer: LambdaExplorer) -> None:
+    assert explorer.session.worker.join(60)
+
+
+def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None:
+    settle(explorer)
+    a, b = cl.solve_greedy(CURVATURE, 0.4, 0.0), explorer.selection
+    assert set(a.pruned) != set(b.pruned)
+    table = cl.measure_plans(MODEL, [a, b], TEXT, progress=False)
+    answers = cl.answer_accuracy(MODEL, TOKENIZER, [a, b], QUESTIONS, progress=False)
+    for k, plan in enumerate((a, b)):
+        found = explorer.damage.of(plan)
+        assert found.risk == pytest.approx(table.mean[k])
+        assert found.standard_error == pytest.approx(table.standard_error[k])
+        assert (found.rows, found.text) == (6, text_name(TEXT))
+        right = {n: int(answers.right[k][answers.of(n)].sum()) for n in ("easy", "hard")}
+        assert found.abilities == {name: (count, 4) for name, count in right.items()}
+    difference, error, rows = explorer.damage.paired(b, a)
+    assert (difference, error) == pytest.approx(table.paired(1, 0))
+    assert rows == 6
+    shown = explorer._damage
+    assert not shown["busy"]
+    assert [m["rows"] for m in shown["measured"]] == [0, 6, 6]  # the dense model first
+    assert shown["measured"][0]["risk"] == 0
+    assert {m.selection.fingerprint for m in explorer.session.measured} == {
+        a.fingerprint,
+        b.fingerprint,
+    }  # so that other views have it too
+
+
+def test_a_first_kl_comes_from_two_rows_and_answers_come_before_more_rows() -> None:
+    steps: list[tuple[int, int]] = []
+    explorer = make(live=False)
+    plain_show = explorer._show_damage
+
+    def note() -> None:
+        found = explorer.damage.of(explorer.selection)
+        if found is not None:
+            steps.append((found.rows or 0, sum(n for _, n in found.abilities.values())))
+        plain_show()
+
+    explorer.damage._changed = note
+    explorer.live = True
+    settle(explorer)
+    assert steps[0] == (1, 0)
+    rows, each = STAGES[0]
+    assert (rows, 2 * each) in steps  # the first stage: few rows, then some right answers
+    assert steps == sorted(steps)
+    assert steps[-1] == (6, 8)
+    explorer.close()
+
+
+def test_the_next_move_stops_a_measurement_within_a_pass() -> None:
+    model = tiny_model()
+    entered, go_on, later = threading.Event(), threading.Event(), []
+
+    def wait(*_: object) -> None:
+        entered.set()
+        assert go_on.wait(20)
+
+    hook = model.model.layers[0].register_forward_hook(wait)
+    last = model.model.layers[-1].register_forward_hook(lambda *_: later.append(1))
+    explorer = make(session=Session(CURVATURE, model, TOKENIZER), questions=())
+    first = explorer.selection
+    assert entered.wait(20)
+    explorer.ratio = 0.2
+    hook.remove()
+    go_on.set()
+    settle(explorer)
+    last.remove()
+    assert explorer.damage.of(first) is None  # its pass never reached the end
+    assert explorer.damage.of(explorer.selection).rows == 6
+    assert model.model.layers[0]._forward_pre_hooks == {}
+    assert explorer.error == ""
+    explorer.close()
+
+
+def test_plans_passed_by_are_not_measured_and_a_plan_that_returns_is_known_at_once() -> None:
+    explorer = make(questions=())
+    settle(explorer)
+    before = explorer.damage.of(explorer.selection)
+    with explorer.session.lock:  # a drag: the worker gets no turn in between
+        for ratio in np.linspace(0.1, 0.3, 20):
+            explorer.ratio = float(ratio)
+            assert explorer.damage.of(explorer.selection) is None
+        explorer.ratio = 0.4
+    assert explorer._damage["measured"][-1] == plain(before)
+    settle(explorer)
+    assert len(explorer.session.measured) == 2  # A and B of 0.4 alone
+    explorer.close()
+
+
+def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> None:
+    session = Session(CURVATURE, MODEL, TOKENIZER)
+    plans = [cl.solve_greedy(CURVATURE, 0.4, strength) for strength in (0.0, 1.0)]
+    session.add_measured(
+        *(Measured(p, 0.5 + k, 0.01, text_name(TEXT), rows=6) for k, p in enumerate(plans)),
+        Measured(plans[1], 9.0, 0.01, "another text", rows=50),
+    )
+    explorer = make(session=session, questions=())
+    assert not explorer.damage.busy
+    settle(explorer)
+    assert explorer.damage.of(explorer.selection).risk == 1.5
+    assert len(session.measured) == 3
+    explorer.close()
+
+
+def test_it_can_be_switched_off_and_says_what_it_needs(explorer: LambdaExplorer) -> None:
+    settle(explorer)
+    explorer.live = False
+    explorer.ratio = 0.2
+    settle(explorer)
+    assert explorer.damage.of(explorer.selection) is None
+    explorer.live = True
+    settle(explorer)
+    assert explorer.damage.of(explorer.selection).rows == 6
+    with pytest.raises(cl.InputError, match="no model"):
+        LambdaExplorer(CURVATURE, session=Session(CURVATURE), held_out=TEXT)
+    assert LambdaExplorer(CURVATURE, session=Session(CURVATURE)).damage is None
+
+
+def test_an_error_is_shown_once_and_ends_the_work(explorer: LambdaExplorer) -> None:
+    settle(explorer)
+
+    def fail(*_: object) -> None:
+        raise cl.NumericalError("the model gives NaN logits.")
+
+    explorer.damage._meter.measure = fail
+    explorer.ratio = 0.2
+    eventually(lambda: explorer.error, lambda text: "NaN logits" in text)
+    settle(explorer)
+    assert explorer._damage["busy"] is False
+
+
+def test_measured_plans_outlive_the_kernel_in_a_folder(tmp_path: Path) -> None:
+    first = make(questions=(), cache=tmp_path)
+    settle(first)
+    before = first.damage.of(first.selection)
+    first.close()
+    assert list(tmp_path.glob("plans_*.ckpt"))
+    second = make(questions=(), cache=tmp_path)
+    second.damage._begin(MODEL)  # the thread reads the file first
+    assert second.damage.of(second.selection).risk == before.risk
+    settle(second)
+    second.close()

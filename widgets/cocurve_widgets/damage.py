@@ -1,0 +1,314 @@
+"""What the plans on the screen break, measured on the session's thread while somebody looks.
+
+A moved slider passes plans that nobody wants measured, so the work waits until the hand rests. Then
+it goes in small steps: two rows of text give a first KL, a few questions the first right answers,
+more rows and questions the rest. The next move stops it, within a pass of the model too. Values are
+kept by plan and row, so a plan that comes back is known at once and goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import cocurve_lab as cl
+
+from .packing import plan_mark
+from .session import CancelToken, MeasuredPlan, Session, text_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+REST = 0.15  # seconds without a move before anything is measured
+ALL = 1_000_000
+STAGES = ((2, 2), (8, 5), (32, ALL), (ALL, ALL))  # rows, then questions per ability, up to here
+QUESTIONS = 10  # asked in one step
+Step = Callable[["PreTrainedModel"], None]
+
+
+class Damage:
+    """KL and right answers of a few plans, coarse at first and then refined.
+
+    Args:
+        session: has the model and the thread. Plans measured to the end are added to it.
+        held_out: text for the KL, which played no part in H.
+        questions: with known answers, for the right answers by ability; none counts none.
+        changed: called on any thread whenever there is something new to show.
+        failed: called with the error, should there be one.
+        cache: folder where measured plans are kept, shared with the studies; None keeps none.
+
+    Attributes:
+        text: name of the text in `MeasuredPlan.text`.
+        asked: number of questions by ability.
+        dense: the empty plan, which the dense model's right answers are kept under.
+
+    Raises:
+        InputError: the session has no model, or no tokenizer for the questions.
+        MismatchError: a row of the text is in the calibration of H.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        held_out: cl.CalibrationSet,
+        questions: Sequence[cl.Question] = (),
+        *,
+        changed: Callable[[], None],
+        failed: Callable[[Exception], None],
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        session.require_model()
+        held_out.require_disjoint(session.curvature)
+        if questions:
+            session.require_tokenizer()
+        self.session, self.held_out, self._cache = session, held_out, cache
+        self._changed, self._failed = changed, failed
+        self.text = text_name(held_out)
+        self.dense = cl.Selection.from_pruned(session.curvature.units, [])
+        self._questions, self._ranks = _in_turn(q for q in questions if q.answer is not None)
+        self.asked = dict(Counter(question.capability for question in self._questions))
+        self._meter: cl.Meter | None = None
+        self._right: dict[str, dict[int, bool]] = {}  # plan -> question -> whether it was right
+        self._when: dict[str, float] = {}  # plan -> time of its last value
+        self._plans: dict[str, cl.Selection] = {}
+        self._seen: tuple[MeasuredPlan, ...] = ()
+        self._records: dict[str, MeasuredPlan] = {}  # of `_seen`, those on this text
+        self._until = 0.0
+        self._kind = f"damage {id(self)}"
+
+    # What is known ------------------------------------------------------------------------------
+
+    def of(self, plan: cl.Selection) -> MeasuredPlan | None:
+        """What is known of a plan on this text: measured here, or kept in the session.
+
+        The KL is the mean over the rows so far (nats per token), its standard error NaN for one
+        row; right answers are of the questions asked so far. None where no row is measured.
+        """
+        values, right = self._values(plan), self._answers(plan)
+        kept = self._kept(plan)
+        if kept is not None and (kept.rows or 0) >= len(values):
+            return replace(kept, abilities=right or kept.abilities)
+        if len(plan) and not len(values):
+            return None
+        mean = float(values.mean()) if len(values) else 0.0  # the empty plan changes nothing
+        when = self._when.get(plan.fingerprint)
+        error = _error(values) if len(plan) else 0.0
+        return MeasuredPlan(plan, mean, error, self.text, right, len(values), when)
+
+    def paired(self, plan: cl.Selection, other: cl.Selection) -> tuple[float, float, int] | None:
+        """KL of `plan` less that of `other`, its standard error, and the rows both know.
+
+        Row by row: text that is hard for one plan is hard for the other, which cancels.
+        """
+        values = [self._by_row(p) for p in (plan, other)]
+        if any(v is None for v in values):
+            return None
+        difference = values[0] - values[1]  # type: ignore[operator]
+        known = difference[~np.isnan(difference)]
+        return (float(known.mean()), _error(known), len(known)) if len(known) else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being measured, or soon will be."""
+        return self.session.worker.busy(self._kind) and self._next_step() is not None
+
+    def _by_row(self, plan: cl.Selection) -> np.ndarray | None:
+        """KL by row of the text, NaN where it is not measured; None for a plan without any."""
+        if not len(plan):
+            return np.zeros(len(self.held_out))
+        known = {} if self._meter is None else self._meter.memory.values
+        found = known.get(plan.fingerprint)
+        return None if found is None else found[:, 0].copy()
+
+    def _values(self, plan: cl.Selection) -> np.ndarray:
+        """KL of the measured rows of a plan."""
+        found = self._by_row(plan) if len(plan) else None
+        return np.zeros(0) if found is None else found[~np.isnan(found)]
+
+    def _answers(self, plan: cl.Selection) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for number, right in sorted(self._right.get(plan.fingerprint, {}).items()):
+            name = self._questions[number].capability
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + right, before[1] + 1
+        return found
+
+    def _kept(self, plan: cl.Selection) -> MeasuredPlan | None:
+        """The session's record of a plan on this text."""
+        if self._seen is not self.session.measured:  # a tuple that is replaced, never changed
+            self._seen = self.session.measured
+            mine = (m for m in self._seen if m.text == self.text)
+            self._records = {m.selection.fingerprint: m for m in mine}
+        return self._records.get(plan.fingerprint)
+
+    # The work -----------------------------------------------------------------------------------
+
+    def show(self, plans: Sequence[cl.Selection]) -> None:
+        """Measure these plans from now on, and no others."""
+        with self.session.lock:
+            wanted = {plan.fingerprint: plan for plan in plans}
+            if wanted.keys() == self._plans.keys() and self.busy:
+                return
+            self._plans = wanted
+            self._until = time.monotonic() + REST
+            if self._next_step() is None:
+                self.stop()
+            else:
+                self._submit()
+        self._changed()
+
+    def stop(self) -> None:
+        """Stop measuring; what is measured stays."""
+        self.session.worker.cancel(self._kind)
+
+    def _submit(self) -> None:
+        self.session.worker.submit(self._kind, self._work, self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self._plans = {}  # until the next move: the same step would fail again
+        self._failed(error)
+        self._changed()
+
+    def _work(self, token: CancelToken) -> None:
+        token.rest(self._until - time.monotonic())
+        with self.session.exclusive(token) as model, _stoppable(model, token):
+            if self._meter is None or self._meter.model is not model:
+                self._begin(model)
+            step = self._next_step()
+            if step is not None:
+                step(model)
+        with self.session.lock:
+            if token.cancelled:  # the hand has moved on
+                return
+            if self._next_step() is None:
+                self._keep()
+            else:
+                self._submit()  # behind whatever else waits: one step at a time is fair
+        self._changed()
+
+    def _begin(self, model: PreTrainedModel) -> None:
+        place = cl.plans_file(self._cache, model, self.held_out)
+        self._meter, self._right = cl.Meter(model, self.held_out, checkpoint=place), {}
+
+    def _next_step(self) -> Step | None:
+        """The first of the stages that some plan has not passed; None when all is measured."""
+        plans = list(self._plans.values())
+        for rows, questions in STAGES:
+            for row in range(min(rows, len(self.held_out))):
+                if lacking := [plan for plan in plans if self._lacks_row(plan, row)]:
+                    return partial(self._measure_row, row, lacking)
+            for number, rank in enumerate(self._ranks):
+                if rank < questions and any(self._lacks_answer(p, number) for p in self._asked()):
+                    return partial(self._ask, number, questions)
+        return None
+
+    def _lacks_row(self, plan: cl.Selection, row: int) -> bool:
+        kept = self._kept(plan)
+        if not len(plan) or (kept is not None and kept.rows == len(self.held_out)):
+            return False
+        values = self._by_row(plan)
+        return values is None or bool(np.isnan(values[row]))
+
+    def _asked(self) -> list[cl.Selection]:
+        return [self.dense, *self._plans.values()] if self._plans else []
+
+    def _lacks_answer(self, plan: cl.Selection, number: int) -> bool:
+        kept = self._kept(plan)
+        name = self._questions[number].capability
+        if kept is not None and kept.abilities.get(name, (0, 0))[1] == self.asked[name]:
+            return False
+        return number not in self._right.get(plan.fingerprint, {})
+
+    def _measure_row(self, row: int, plans: list[cl.Selection], model: PreTrainedModel) -> None:
+        assert self._meter is not None
+        self._meter.measure(plans, [row])
+        self._stamp(plans)
+
+    def _ask(self, first: int, most: int, model: PreTrainedModel) -> None:
+        """Ask the plans that lack it this question, and with it the next few of the stage."""
+        plans = [plan for plan in self._asked() if self._lacks_answer(plan, first)]
+        open_ = (n for n in range(first, len(self._ranks)) if self._ranks[n] < most)
+        numbers = [n for n in open_ if any(self._lacks_answer(p, n) for p in plans)][:QUESTIONS]
+        questions = [self._questions[n] for n in numbers]
+        tokenizer = self.session.require_tokenizer()
+        table = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
+        for plan, right in zip(plans, table.right, strict=True):
+            self._right.setdefault(plan.fingerprint, {}).update(
+                zip(numbers, map(bool, right), strict=True)
+            )
+        self._stamp(plans)
+
+    def _stamp(self, plans: Iterable[cl.Selection]) -> None:
+        self._when.update({plan.fingerprint: time.time() for plan in plans})
+
+    def _keep(self) -> None:
+        """Tell the session of the plans that are measured to the end."""
+        fresh = []
+        for plan in self._plans.values():
+            found, kept = self.of(plan), self._kept(plan)
+            if found is None or not found.rows:
+                continue
+            if kept is None or (kept.rows, kept.abilities) != (found.rows, found.abilities):
+                fresh.append(found)
+        if fresh:
+            self.session.add_measured(*fresh)
+
+
+def plain(record: MeasuredPlan) -> dict[str, Any]:
+    """A measured plan as the page receives it."""
+    return {
+        "strength": record.selection.interaction_strength,
+        "ratio": record.selection.requested_ratio,
+        "realized": record.selection.realized_ratio,
+        "risk": record.risk,
+        "error": None if np.isnan(record.standard_error) else record.standard_error,
+        "text": record.text,
+        "plan": plan_mark(record.selection.pruned),
+        "abilities": dict(record.abilities),
+        "rows": record.rows,
+        "at": record.measured_at,
+    }
+
+
+def _in_turn(questions: Iterable[cl.Question]) -> tuple[list[cl.Question], list[int]]:
+    """The first question of every ability, the second of every ability, ...; and their ranks."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for question in questions:
+        ranked.append((seen[question.capability], question))
+        seen[question.capability] += 1
+    ranked.sort(key=lambda pair: pair[0])
+    return [question for _, question in ranked], [rank for rank, _ in ranked]
+
+
+def _error(values: np.ndarray) -> float:
+    """Standard error of the mean; NaN for a single value."""
+    if len(values) < 2:
+        return float("nan")
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+@contextmanager
+def _stoppable(model: PreTrainedModel, token: CancelToken) -> Iterator[None]:
+    """Within the block a pass of the model ends at its next layer once the job is cancelled.
+
+    A pass of a large model takes seconds, which the next move should not wait for.
+    """
+
+    def check(*_: Any) -> None:
+        token.check()
+
+    hooks = [layer.register_forward_pre_hook(check) for layer in cl.describe(model).layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

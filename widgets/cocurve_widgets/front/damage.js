@@ -1,0 +1,108 @@
+// What the plans break, measured: KL and right answers of the dense model, plan A and plan B as bars.
+
+import { brief, markOf, measurementOf, withError } from "./compare.js";
+import { COLORS, h, percent } from "./kit.js";
+
+/** Everything measured: what the session keeps, then what is being measured now, which wins. */
+export function knownOf(marks, live) {
+  return { ...marks, measured: [...(marks.measured ?? []), ...(live.measured ?? [])] };
+}
+
+/** The difference of A and B row by row, unless it is that of earlier plans; null for none. */
+export function pairedOf(live, a, b) {
+  const plans = live.paired?.plans;
+  return plans && a && b && plans[0] === markOf(a.order) && plans[1] === markOf(b.order)
+    ? live.paired : null;
+}
+
+/** How long ago a moment was, in words; both in seconds since 1970. */
+export function ageText(at, now) {
+  if (at === null || at === undefined) return "measured before";
+  const seconds = Math.max(0, now - at); // two clocks may differ
+  if (seconds < 10) return "just now";
+  if (seconds < 90) return `${Math.round(seconds / 10) * 10} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  return `${Math.round(seconds / 3600)} h ago`;
+}
+
+/** What a KL is the mean of: "4 of 16 rows, just now"; text: the one that the panel names. */
+export function originText(record, live, now, text = record?.text) {
+  if (!record) return "";
+  const all = record.text === live.text && record.rows !== live.rows ? ` of ${live.rows}` : "";
+  const rows = record.rows ? `${record.rows}${all} ${record.rows === 1 ? "row" : "rows"}, ` : "";
+  return rows + ageText(record.at, now) + (record.text === text ? "" : `, on ${record.text}`);
+}
+
+/**
+ * The damage of plans A and B beside the dense model: {text, rows}. A row is {name, cells}, a cell
+ * {text, share} with the length of its bar from 0 to 1, or null where nothing is known.
+ */
+export function damageRows(a, b, known, live) {
+  const record = (plan, text) => plan && measurementOf(known, plan.order, text);
+  const mb = record(b, live.text ?? null);
+  const ma = record(a, mb?.text ?? live.text ?? null);
+  const text = (mb ?? ma)?.text ?? live.text ?? null;
+  const dense = measurementOf(known, [], text);
+  const all = [dense?.text === text ? dense : null, ma, mb];
+  const most = Math.max(1e-12, ...[ma, mb].map((m) => (m ? m.risk + (m.error ?? 0) : 0)));
+  const bar = (m) => (m ? { text: withError(m), share: m.risk / most } : null);
+  const abilities = Object.keys(live.asked ?? {}).length ? Object.keys(live.asked)
+    : Object.keys((mb ?? ma ?? dense)?.abilities ?? {});
+  const answers = (m, name) => {
+    const [right, asked] = m?.abilities?.[name] ?? [0, 0];
+    return asked ? { text: `${right} of ${asked}`, share: right / asked } : null;
+  };
+  return { text, records: all, rows: [
+    { name: "KL", cells: [{ text: brief(0), share: 0 }, bar(ma), bar(mb)] },
+    ...abilities.map((name) => ({ name, cells: all.map((m) => answers(m, name)) })),
+  ] };
+}
+
+/** The ratios at which plans were measured, ascending: a page without a kernel has no others. */
+export function measuredRatios(marks) {
+  const found = (marks.measured ?? []).filter((m) => m.strength !== null)
+    .map((m) => Number(m.ratio.toFixed(4)));
+  return [...new Set(found)].sort((x, y) => x - y);
+}
+
+/** The panel, with draw(facts) to show it; put(values) sets traits. */
+export function damagePanel(put) {
+  const box = h("input", { type: "checkbox", onchange: () => put({ live: box.checked }) });
+  const choice = h("label", {
+    title: "KL and right answers of A and B are measured as soon as the hand rests" },
+  box, " measure by itself");
+  const table = h("div", {});
+  const words = h("p", { class: "cc-muted" });
+  const offer = h("p", {});
+  const panel = h("div", { class: "cc-damage" },
+    h("div", { class: "cc-row" }, h("h4", {}, "Measured damage"), choice), table, words, offer);
+  const colors = ["var(--cc-muted)", COLORS.a, COLORS.b];
+  const cell = (found, color) => h("td", {}, found ? found.text : "…", h("div", {},
+    h("i", { style: `width:${100 * Math.min(1, found?.share ?? 0)}%;background:${color}` })));
+
+  /** facts: a, b, marks, live (what the kernel measures now), on (whether it does), alone. */
+  function draw({ a, b, marks, live, on, alone }) {
+    const now = Date.now() / 1000;
+    const known = knownOf(marks, live);
+    const { rows, records, text } = damageRows(a, b, known, live);
+    const ratios = measuredRatios(marks);
+    panel.hidden = !live.text && !known.measured.length;
+    choice.hidden = !live.text || alone;
+    box.checked = on;
+    const head = ["dense", "A", "B"].map((name, k) => h("th", { scope: "col" },
+      h("i", { class: "cc-swatch", style: `background:${colors[k]}` }), name));
+    const origins = records.map((m, k) => h("td", {}, k ? originText(m, live, now, text) : ""));
+    table.replaceChildren(h("table", {},
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "KL, right answers"), ...head)),
+      h("tbody", {}, ...rows.map(({ name, cells }) => h("tr", {}, h("td", {}, name),
+        ...cells.map((found, k) => cell(found, colors[k])))),
+      h("tr", { class: "cc-muted" }, h("td", {}, "measured on"), ...origins))));
+    const doing = !alone && on && live.busy ? " Measuring goes on while you look." : "";
+    words.textContent = (text ? `Text: ${text}.` : "") + doing;
+    offer.hidden = !alone || !ratios.length;
+    offer.replaceChildren("Every plan was measured at ", ...ratios.flatMap((ratio) => [
+      h("button", { type: "button", onclick: () => put({ ratio }) }, percent(ratio, 0)), " "]),
+    "without guards.");
+  }
+  return { panel, draw };
+}
