@@ -6,7 +6,7 @@ masks are hooks of our own, H is eq. (gram) written out over full passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -245,10 +245,18 @@ def full_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def naive_build(
-    model: PreTrainedModel, calibration: CalibrationSet, top_r: int, groups: int = GROUPS
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    top_r: int,
+    groups: int = GROUPS,
+    wanted: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """H [M, M] by eq. (gram) and the single-unit KL [M] on the support: a full pass per unit."""
+    """H [M, M] by eq. (gram) and the single-unit KL [M] on the support: a full pass per unit.
+
+    With `wanted`, of these units alone.
+    """
     units = units_by_hand(model, groups)
+    units = units if wanted is None else [units[u] for u in wanted]
     features: list[list[Tensor]] = [[] for _ in units]
     risks: list[list[Tensor]] = [[] for _ in units]
     for ids, positions in zip(calibration.input_ids, calibration.positions, strict=True):

@@ -48,7 +48,7 @@ def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
 def the_map_plays_the_plan(visit: Visit) -> None:
     """Page and kernel agree on order, brush and step; the plan plays and stops."""
     page = visit.page
-    root = page.get_by_role("region", name="Map of H")
+    root = page.get_by_role("region", name="Map of H").last  # the first is of the shipped H
     canvas = root.locator("canvas[data-draws]")
     canvas.wait_for(timeout=60_000)
     visit.becomes("heat.step == len(plan) > 0", "True")

@@ -1,0 +1,56 @@
+"""The small H that ships with the demo model: what it says it is, it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.errors import MismatchError
+from cocurve_lab.estimator.estimate import build_settings
+from conftest import data_script
+from helpers.notebooks import NOTEBOOK
+from helpers.tiny_models import naive_build
+
+FILE = cl.demo_folder() / "H_16_rows.npz"
+FEW = (1, 8, 47)  # units that are measured anew
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return data_script("small_curvature")
+
+
+def test_it_is_of_the_demo_model_and_of_as_many_rows_as_it_says(script: ModuleType) -> None:
+    model, tokenizer = cl.load_model("demo")
+    text, _ = cl.default_calibration("demo", tokenizer, 16, positions_per_sequence="all")
+    settings = build_settings(model, cl.enumerate_units(model), text, 256, cl.BuildOptions())
+    shipped = cl.Curvature.load(FILE, expected=settings)
+    assert script.ROWS == shipped.provenance["sequences_done"] == 16
+    assert shipped.provenance["seed"] == text.seed == 0
+    assert repr(shipped).startswith("Curvature of demo (ships with it): M = 160, 16 sequences;")
+    with pytest.raises(MismatchError, match="num_sequences"):  # as a reader's own it is refused
+        cl.Curvature.load(FILE, expected=settings | {"num_sequences": 64})
+
+    built, _ = naive_build(model, text, 256, groups=16, wanted=FEW)
+    np.testing.assert_allclose(shipped.matrix[np.ix_(FEW, FEW)], built, rtol=1e-3, atol=1e-6)
+
+
+def test_it_is_small_and_no_digit_is_lost_in_its_file(tmp_path: Path) -> None:
+    assert FILE.stat().st_size < 120_000
+    shipped = cl.Curvature.load(FILE)
+    assert shipped.matrix.dtype == np.float64
+    assert shipped.group_grams is None
+    again = cl.Curvature.load(shipped.save(tmp_path / FILE.name))
+    np.testing.assert_array_equal(again.matrix, shipped.matrix)
+    odd = cl.Curvature(shipped.matrix / 3, shipped.units, {})  # no float32 holds a third
+    kept = cl.Curvature.load(odd.save(tmp_path / "odd.npz")).matrix
+    np.testing.assert_array_equal(kept, odd.matrix)
+
+
+def test_notebook_01_shows_it_before_it_loads_a_model() -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert 0 < text.index(FILE.name) < text.index("cl.load_model(")
