@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 TRUST = "06_when_to_trust_the_edges"
 STRUCTURE = "07_bridges_and_structure"
 CERTAINTY = "08_how_sure_is_H"
 BAKE_OFF = "09_bake_off"
 
-# study of a `Finding` -> its notebook and heading
-SECTIONS: dict[str, tuple[str, str]] = {
-    "single units": (TRUST, "1 · Does the prediction hold?"),
-    "fidelity": (TRUST, "1 · Does the prediction hold?"),
-    "pairs": (TRUST, "Pairs"),
-    "lambda": (TRUST, "2 · Which λ?"),
-    "gate": (TRUST, "2 · Which λ?"),
-    "abilities": (TRUST, "What the plans can still do"),
-    "guards": (TRUST, "3 · Guards"),
-    "refinement": (TRUST, "4 · Better plans"),
-    "gains": (TRUST, "4 · Better plans"),
-    "finite or not": (TRUST, "5 · Whole removals or derivatives?"),
-    "redundancy": (TRUST, "6 · Redundancy, model by model"),
-    "steps": (TRUST, "7 · H, half-way"),
-    "bridges": (STRUCTURE, "1 · Bridge units"),
-    "causal": (STRUCTURE, "2 · Do bridges carry the damage?"),
-    "edges": (STRUCTURE, "3 · Which edges does a plan need?"),
-    "variants": (STRUCTURE, "What each variant can still do"),
-    "blocks": (STRUCTURE, "4 · What H looks like"),
-    "budgets": (STRUCTURE, "Where the budget goes"),
-    "propositions": (STRUCTURE, "The propositions, measured"),
-    "error bars": (CERTAINTY, "1 · Error bars on H"),
-    "coverage": (CERTAINTY, "2 · Do the intervals hold?"),
-    "stability": (CERTAINTY, "3 · Would other text give another plan?"),
-    "convergence": (CERTAINTY, "4 · Is H converged?"),
-    "sensitivity": (CERTAINTY, "5 · One knob at a time"),
-    "preview": (CERTAINTY, "6 · A preview in seconds"),
-    "capabilities": (BAKE_OFF, "4 · Which abilities are left"),
-    "bake-off": (BAKE_OFF, "5 · Is the order more than chance?"),
-    "speed": (BAKE_OFF, "6 · Quality and speed"),
-    "why": (BAKE_OFF, "8 · Why"),
-    "recovery": (BAKE_OFF, "9 · Recovery"),
+# study of a `Finding` -> its notebook, heading, and the id of the cell that the heading is in
+SECTIONS: dict[str, tuple[str, str, str]] = {
+    "single units": (TRUST, "1 · Does the prediction hold?", "10"),
+    "fidelity": (TRUST, "1 · Does the prediction hold?", "10"),
+    "pairs": (TRUST, "Pairs", "20"),
+    "lambda": (TRUST, "2 · Which λ?", "24"),
+    "gate": (TRUST, "2 · Which λ?", "24"),
+    "abilities": (TRUST, "What the plans can still do", "abilities-text"),
+    "guards": (TRUST, "3 · Guards", "36"),
+    "refinement": (TRUST, "4 · Better plans", "40"),
+    "gains": (TRUST, "4 · Better plans", "40"),
+    "finite or not": (TRUST, "5 · Whole removals or derivatives?", "50"),
+    "redundancy": (TRUST, "6 · Redundancy, model by model", "58"),
+    "steps": (TRUST, "7 · H, half-way", "66"),
+    "bridges": (STRUCTURE, "1 · Bridge units", "5"),
+    "causal": (STRUCTURE, "2 · Do bridges carry the damage?", "14"),
+    "edges": (STRUCTURE, "3 · Which edges does a plan need?", "29"),
+    "variants": (STRUCTURE, "What each variant can still do", "abilities-text"),
+    "blocks": (STRUCTURE, "4 · What H looks like", "38"),
+    "budgets": (STRUCTURE, "Where the budget goes", "41"),
+    "propositions": (STRUCTURE, "The propositions, measured", "45"),
+    "error bars": (CERTAINTY, "1 · Error bars on H", "5"),
+    "coverage": (CERTAINTY, "2 · Do the intervals hold?", "11"),
+    "stability": (CERTAINTY, "3 · Would other text give another plan?", "18"),
+    "convergence": (CERTAINTY, "4 · Is H converged?", "25"),
+    "sensitivity": (CERTAINTY, "5 · One knob at a time", "31"),
+    "preview": (CERTAINTY, "6 · A preview in seconds", "39"),
+    "capabilities": (BAKE_OFF, "4 · Which abilities are left", "17"),
+    "bake-off": (BAKE_OFF, "5 · Is the order more than chance?", "21"),
+    "speed": (BAKE_OFF, "6 · Quality and speed", "24"),
+    "why": (BAKE_OFF, "8 · Why", "33"),
+    "recovery": (BAKE_OFF, "9 · Recovery", "41"),
 }
 
 
 def link_to(study: str) -> str | None:
     """The section of a study as a relative link from beside the notebooks; None for no section.
 
-    JupyterLab opens the notebook at the heading.
+    JupyterLab opens the notebook there. It finds a cell by its id, but a heading only if that is
+    ASCII.
     """
     if study not in SECTIONS:
         return None
-    notebook, heading = SECTIONS[study]
-    return f"{notebook}.ipynb#{quote(heading.replace(' ', '-'))}"
+    notebook, _, cell = SECTIONS[study]
+    return f"{notebook}.ipynb#cell-id={cell}"
