@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import Any, Literal
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 Progress = bool | Literal["lines"]
 SECONDS_APART = 30.0
 
 
+class Bar(tqdm):
+    """A tqdm bar. In a notebook it is a line of text that goes when all is done.
+
+    The bars that tqdm itself makes in notebooks are widgets: done ones would stay, and a saved
+    notebook shows an error in their place. A bar that was interrupted stays.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._cell: Any = None  # the output that is replaced
+        if in_notebook():
+            # tqdm then calls display() and writes nothing itself
+            settings |= {"gui": True, "file": io.StringIO(), "ncols": 100}
+        super().__init__(*args, **settings)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        """Show the bar as it is."""
+        if not self.gui:
+            return super().display(msg, pos)
+        shown = {"text/plain": str(self)}
+        if self._cell is not None:
+            self._cell.update(shown, raw=True)
+            return True
+        from IPython.display import display
+
+        self._cell = display(shown, raw=True, display_id=True)
+        return True
+
+    def close(self) -> None:
+        """End the bar; the line goes if all is done."""
+        super().close()
+        # a total may be a sum of fractions
+        if self._cell is not None and (self.total is None or self.n >= self.total * (1 - 1e-9)):
+            self._cell.update({}, raw=True)
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
 def open_bar(progress: Progress, **settings: Any) -> Any:
-    """Make a tqdm bar (True), a hidden bar (False), or `Lines` ("lines").
+    """Make a `Bar` (True), a hidden bar (False), or `Lines` ("lines").
 
     If there is nothing to do (total 0), nothing is shown. `settings` are those of tqdm.
     """
     if progress == "lines" and settings["total"]:
         return Lines(**settings)
-    return tqdm(**settings, disable=not (progress and settings["total"]))
+    return Bar(**settings, disable=not (progress and settings["total"]))
 
 
 class Lines:

@@ -25,6 +25,7 @@ import psutil
 
 from ..errors import CocurveError, InputError
 from ..numeric import as_float
+from ..progress import Bar
 from . import confinement as confining
 from .confinement import BWRAP, Confinement, require_confinement
 from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN, WEAK
@@ -128,8 +129,6 @@ def run_programs(
     """
     require_permission(allow_code_execution)
     require_confinement(confinement)
-    from tqdm.auto import tqdm
-
     limits = limits or Limits()
     trial = _run("import heapq, math, re, string, collections", limits, confinement)
     if trial.status != "passed":
@@ -139,7 +138,7 @@ def run_programs(
         )
     with ThreadPoolExecutor(workers) as pool:
         running = pool.map(lambda program: _run(program, limits, confinement), programs)
-        bar = tqdm(running, desc="programs", total=len(programs), disable=not progress)
+        bar = Bar(running, desc="programs", total=len(programs), disable=not progress)
         return list(bar)
 
 

@@ -25,6 +25,7 @@ from ..errors import InputError, MismatchError
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring
 from ..numeric import as_int
+from ..progress import Bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -191,15 +192,13 @@ def _timed(
     options: EfficiencyOptions,
 ) -> list[dict[str, Any]]:
     """Rows of prefill and decode throughput at one batch size."""
-    from tqdm.auto import tqdm
-
     prompt = _prompt(dense, batch, length)
     models = (dense, pruned)
     seconds = np.zeros((options.repeats, 2, 2))  # repeat, model, prefill or decode
     for model in models:
         _run(model, prompt, options.new_tokens)  # kernels are chosen and memory is taken here
     label = f"batch {batch}"
-    for repeat in tqdm(range(options.repeats), desc=label, disable=not options.progress):
+    for repeat in Bar(range(options.repeats), desc=label, disable=not options.progress):
         for which in (0, 1) if repeat % 2 == 0 else (1, 0):
             seconds[repeat, which] = _run(models[which], prompt, options.new_tokens)
     rows = []

@@ -19,7 +19,6 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from tqdm.auto import tqdm
 
 from ..errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES
@@ -28,6 +27,7 @@ from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import is_out_of_memory, measuring
+from ..progress import Bar
 from ..solver.selection import Selection
 from ..storage import fingerprint
 from ..tables import Row, Table
@@ -238,7 +238,7 @@ def answer_accuracy(
         architecture, tokenizer, cases, options.max_new_tokens, options.batch_tokens
     )
     order = sorted(range(len(cases)), key=lambda q: cases[q].length)  # so that little is padded
-    bar = tqdm(desc=f"replies of {len(plans)} plans", unit="reply", disable=not progress)
+    bar = Bar(desc=f"replies of {len(plans)} plans", unit="reply", disable=not progress)
     bar.total = len(plans) * len(cases)
     with measuring(model, torch.get_num_threads()), bar:
         for start in range(0, len(order), _QUESTIONS):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
@@ -25,6 +24,7 @@ from ..models.families import KINDS
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
+from ..progress import Bar
 from ..pruner.refitting import TOKENS_PER_BATCH, wide_product
 from .filling import Block
 
@@ -149,7 +149,7 @@ def watch_inputs(
                 )
                 stack.callback(handle.remove)
         bar = stack.enter_context(
-            tqdm(total=len(calibration), desc=title, unit="row", disable=not progress)
+            Bar(total=len(calibration), desc=title, unit="row", disable=not progress)
         )
         for ids in calibration.input_ids.split(step):
             architecture.decoder(input_ids=ids.to(device), use_cache=False)

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from ..errors import InputError
 from ..models.architectures import Architecture, is_transposed
@@ -40,6 +39,7 @@ from ..models.families import KINDS, Kind
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit, UnitSet
+from ..progress import Bar
 from .base import Scored, Subject
 from .inputs import layer_passes, require_passes
 
@@ -84,7 +84,7 @@ class LlmPruner(Scored):
         for layers in layer_passes(architecture, self.layers_per_pass):
             projections = _projections(architecture, units, layers)
             title = f"Gradients, layers {layers[0]}-{layers[-1]}"
-            rows = tqdm(calibration.input_ids, desc=title, unit="row", disable=not subject.progress)
+            rows = Bar(calibration.input_ids, desc=title, unit="row", disable=not subject.progress)
             sums, squares = _gradients(architecture, projections, rows)
             saliences = {
                 key: self._salience(weight, sums[key], squares[key], len(calibration))

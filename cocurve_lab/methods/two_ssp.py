@@ -31,13 +31,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from ..calibration import CalibrationSet
 from ..errors import InfeasibleError, InputError
 from ..measuring.risk import measure_plans
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet
+from ..progress import Bar
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
@@ -171,7 +171,7 @@ def removal_order(
     left = sorted({unit.layer for unit in units if unit.kind == "attention"})
     order: list[int] = []
     reached: list[float] = []
-    for _ in tqdm(range(len(left)), desc="Attention blocks", unit="block", disable=not progress):
+    for _ in Bar(range(len(left)), desc="Attention blocks", unit="block", disable=not progress):
         plans = [
             Selection.from_pruned(
                 units, [*narrowed, *_joined([_attention(units, i) for i in [*order, layer]])]

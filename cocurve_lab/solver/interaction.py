@@ -20,6 +20,7 @@ from ..curvature.uncertainty import Groups, jackknife
 from ..errors import InputError
 from ..models.families import KINDS
 from ..numeric import require_type
+from ..progress import Bar
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection
@@ -499,7 +500,5 @@ class _Sweep:
 
 
 def _bar(progress: bool, maximum: float) -> Any:
-    from tqdm.auto import tqdm  # imported here: only a path shows a bar
-
     form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
-    return tqdm(total=maximum, desc="lambda", bar_format=form, disable=not progress)
+    return Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress)

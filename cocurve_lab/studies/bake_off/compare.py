@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tqdm.auto import tqdm
-
 from ...calibration import CalibrationSet
 from ...errors import InputError
 from ...methods.base import Method
 from ...models.units import enumerate_units
+from ...progress import Bar
 from .bench import Bench
 from .comparison import Comparison
 from .contenders import Competitor, named
@@ -70,7 +69,7 @@ def compare(
     bench = Bench(model, enumerate_units(model, options.ffn_groups), judges, options, tokenizer)
     rows = [bench.dense()]
     cells = len(repeats) * len(contenders) * len(ratios)
-    with tqdm(total=cells, desc="bake-off", unit="cell", disable=not options.progress) as bar:
+    with Bar(total=cells, desc="bake-off", unit="cell", disable=not options.progress) as bar:
         for repeat, calibration in enumerate(repeats):
             for label, contender in contenders.items():
                 bar.set_postfix_str(label)
