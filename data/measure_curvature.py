@@ -15,19 +15,21 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.cli.demo import random_plan
+from cocurve_lab.measuring.answers import AnswerOptions
 
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
+QUESTIONS = 20  # of each ability, asked of every plan on the page
 
 
-def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTable]:
-    """Everything the card says about H, as plain values; the first H; and its measured plans."""
-    model, tokenizer = cl.load_model("demo")
+def measure(options: argparse.Namespace, model: Any, tokenizer: Any) -> tuple[dict, cl.Curvature]:
+    """Everything the card says about H, as plain values, and the first H."""
     units = cl.enumerate_units(model)
     # the page needs the first draw alone; its text is the same as among all draws
     draws, rows = options.draws, options.rows
@@ -41,6 +43,8 @@ def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTab
         curvatures.append(cl.load_or_estimate(options.work, model, units, drawn))
         seconds.append(time.monotonic() - begun)
         print(f"draw {k}: {seconds[-1]:.0f} s, {curvatures[-1].saturation}", flush=True)
+    if options.page_only:
+        return {}, curvatures[0]
     tables = [
         cl.measure_plans(
             model,
@@ -51,8 +55,6 @@ def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTab
         )
         for h in curvatures
     ]
-    if options.page_only:
-        return {}, curvatures[0], tables[0]
     seeds = range(RANDOM_PLANS)
     random = cl.measure_plans(
         model, [random_plan(units, ratio, s) for ratio in options.ratios for s in seeds], held_out
@@ -90,25 +92,55 @@ def measure(options: argparse.Namespace) -> tuple[dict, cl.Curvature, cl.PlanTab
         },
         "kl": lines,
     }
-    return facts, curvatures[0], tables[0]
+    return facts, curvatures[0]
 
 
-def export_page(curvature: cl.Curvature, table: cl.PlanTable, path: Path) -> None:
-    """The explorers without a kernel, with what was measured under the slider."""
+def export_page(
+    options: argparse.Namespace, model: Any, tokenizer: Any, curvature: cl.Curvature
+) -> None:
+    """The explorers without a kernel, with the KL and right answers of every plan at the ratios.
+
+    A ratio has as many plans as lambda in [0, 1] gives, without guards.
+    """
     from cocurve_widgets import Measured, Session, export_html
 
-    session = Session(curvature)
-    session.add_measured(
-        *(
-            Measured(plan, float(mean), float(error), table.source)
-            for plan, mean, error in zip(
-                table.selections, table.mean, table.standard_error, strict=True
-            )
-            if plan.interaction_strength is not None
-        )
+    _, held_out = cl.default_calibration(
+        "demo",
+        tokenizer,
+        options.draws * options.rows,
+        options.held_out_rows,
+        positions_per_sequence="all",
     )
+    plans = [cl.Selection.from_pruned(curvature.units, [])]  # the dense model, for its answers
+    for ratio in options.ratios:
+        segments = cl.lambda_path(curvature, ratio).segments
+        plans += [segment.selection for segment in segments if segment.selection is not None]
+    print(f"{len(plans) - 1} plans at {len(options.ratios)} ratios", flush=True)
+    table = cl.measure_plans(
+        model,
+        plans,
+        held_out,
+        calibrated_on=curvature,
+        checkpoint=options.work / "plans.pkl",  # a second run measures nothing again
+    )
+    answers = cl.answer_accuracy(
+        model,
+        tokenizer,
+        plans,
+        cl.demo_questions(QUESTIONS),
+        options=AnswerOptions(checkpoint=options.work / "answers.pkl"),
+    )
+    names = answers.capabilities
+    session = Session(curvature)
+    for plan, kl, error, right in zip(
+        plans, table.mean.tolist(), table.standard_error.tolist(), answers.right, strict=True
+    ):
+        found = {name: (int(right[answers.of(name)].sum()), QUESTIONS) for name in names}
+        session.add_measured(
+            Measured(plan, kl, error, table.source, abilities=found, rows=len(held_out))
+        )
     title = "Co-pruning curvature of the demo model"
-    export_html(curvature, path, title=title, session=session)
+    export_html(curvature, options.page, title=title, session=session)
 
 
 def shown(values: np.ndarray, digits: int = 4) -> str:
@@ -129,10 +161,11 @@ def main() -> None:
     parser.add_argument("--page-only", action="store_true", help="make the page, measure no card")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    facts, curvature, table = measure(options)
+    model, tokenizer = cl.load_model("demo")
+    facts, curvature = measure(options, model, tokenizer)
     if not options.page_only:
         options.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-    export_page(curvature, table, options.page)
+    export_page(options, model, tokenizer, curvature)
 
 
 if __name__ == "__main__":
