@@ -35,7 +35,7 @@ def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.Notebo
         coalesce_streams=True,  # one print can arrive in several messages
     )
     done = client.execute()
-    assert not broken_lines(done)
+    assert broken_lines(done) == []
     return done
 
 
