@@ -2,6 +2,7 @@
 
 In reading order:
 
+    blocks.py            blocks that lost everything, and head counts
     slicing.py           which rows and columns stay, and the modules made of them
     cutting.py           `prune`: the smaller model and its manifest
     best_plan.py         `best_plan`: the whole flow, in a given time

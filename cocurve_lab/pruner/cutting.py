@@ -15,9 +15,10 @@ from ..models.identity import fingerprint_model, weight_marks
 from ..models.runtime import require_one_device
 from ..models.units import units_like
 from ..solver.selection import Selection
+from .blocks import settle_heads
 from .equivalence import Reference
 from .manifest import Origin, manifest_of, weights_now
-from .slicing import settle_heads, sliced_modules
+from .slicing import sliced_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,10 +18,11 @@ from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..numeric import as_path
+from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELLING_FILE, dense_configuration, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of
-from .slicing import block_modules, settle_heads
+from .slicing import block_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

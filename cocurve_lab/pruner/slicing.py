@@ -1,11 +1,12 @@
 """Slicing projections: which rows and columns of a layer stay, and the modules made of them.
 
-The head dimension is never inferred again. Each layer keeps its own widths, and may lose all its
-attention or all its FFN.
+Each layer keeps its own widths, and may lose all its attention or all its FFN (blocks.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,63 +15,7 @@ from torch import Tensor, nn
 from ..models.architectures import Architecture, is_transposed, weight_of, widths
 from ..models.families import KINDS, Kind
 from ..solver.selection import Selection
-
-# Empty blocks -------------------------------------------------------------------------------------
-
-
-class EmptyAttention(nn.Module):
-    """Replaces an attention block that lost every head. It returns the output bias, if any.
-
-    Weights that belong to no unit stay: the bias, and norms whose weights all heads share.
-
-    Args:
-        architecture: the model.
-        layer: the layer of the attention block.
-        output: the output projection without columns, weight [d, 0].
-    """
-
-    def __init__(self, architecture: Architecture, layer: int, output: nn.Module) -> None:
-        super().__init__()
-        attention = architecture.block(layer, "attention")
-        self.head_dim = architecture.head_dim(layer)
-        self.num_key_value_groups = architecture.queries_per_group(layer)
-        self.layer_idx = attention.layer_idx
-        self.output_name = architecture.output_name("attention")
-        family = architecture.family
-        gone = {self.output_name, *family.qkv, *family.shared_norms}
-        for name, module in attention.named_children():
-            if name not in gone and any(True for _ in module.parameters()):
-                self.add_module(name, module)
-        self.add_module(self.output_name, output)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        past_key_values: Any = None,
-        layer_past: Any = None,  # the cache, in GPT-NeoX
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        rows, length, _hidden = hidden_states.shape
-        cache = layer_past if past_key_values is None else past_key_values
-        if cache is not None:
-            # transformers reads the length of the past from a layer's cache, which may be this one,
-            # so it holds one number per token
-            note = hidden_states.new_zeros(rows, 1, length, 1)
-            cache.update(note, note, self.layer_idx)
-        return getattr(self, self.output_name)(hidden_states[..., :0]), None
-
-
-class EmptyConv1D(nn.Module):
-    """A Conv1D without inputs: returns the bias. (transformers' own cannot run on none.)"""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias  # [0, out], [out]
-        self.nx, self.nf = weight.shape
-
-    def forward(self, columns: Tensor) -> Tensor:
-        return self.bias.expand(*columns.shape[:-1], -1)
-
+from .blocks import EmptyAttention, EmptyConv1D
 
 # Blocks -------------------------------------------------------------------------------------------
 
@@ -107,18 +52,16 @@ def block_modules(
         columns: [W'] int64, kept input columns of the output projection, in whole units.
         gains: [W'] float64, factors of these columns; None if all are 1.
     """
-    if len(columns) == architecture.width(layer, kind) and gains is None:
+    cuts = block_cuts(architecture, layer, kind, columns, gains)
+    if not cuts:
         return []
-    output = architecture.output_projection(layer, kind)
-    sliced = slice_linear(output, columns=columns, gains=gains)
-    if kind == "attention" and len(columns) == 0:
-        empty = EmptyAttention(architecture, layer, sliced)
-        return [(architecture.layers[layer], architecture.family.attention, empty)]
     block = architecture.block(layer, kind)
-    replacements: list[Replacement] = [(block, architecture.output_name(kind), sliced)]
-    for name, rows in kept_rows(architecture, layer, kind, columns).items():
-        replacements.append((block, name, slice_linear(getattr(block, name), rows=rows)))
-    return replacements
+    if kind == "attention" and len(columns) == 0:
+        name = architecture.output_name(kind)
+        output = slice_linear(getattr(block, name), cuts[name])
+        empty = EmptyAttention(architecture, layer, output)
+        return [(architecture.layers[layer], architecture.family.attention, empty)]
+    return [(block, name, slice_linear(getattr(block, name), cut)) for name, cut in cuts.items()]
 
 
 def kept_columns(
@@ -155,41 +98,95 @@ def kept_rows(
 # Projections --------------------------------------------------------------------------------------
 
 
-def slice_linear(
-    linear: Any,
-    *,
-    rows: Tensor | None = None,
-    columns: Tensor | None = None,
-    gains: Tensor | None = None,
-) -> nn.Module:
-    """Make a linear layer of the same class from some rows or columns of another.
+@dataclass(frozen=True)
+class Cut:
+    """What stays of a projection with weight [out, in].
+
+    Attributes:
+        rows: int64, outputs that stay, with their biases; None for all.
+        columns: int64, inputs that stay; None for all.
+        gains: float64, factors of the columns that stay; None if all are 1.
+    """
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    gains: Tensor | None = None
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """What stays of the weight [out, in]; it may be a view of it."""
+        if self.rows is not None:
+            weight = weight[self.rows.to(weight.device)]
+        if self.columns is not None:
+            weight = weight[:, self.columns.to(weight.device)]
+        return weight if self.gains is None else fold_gains(weight, self.gains)
+
+    def transposed(self, weight: Tensor) -> Tensor:
+        """The same for a weight that is stored as [in, out]."""
+        return self.weight(weight.T).T.contiguous()
+
+    def bias(self, bias: Tensor) -> Tensor:
+        """What stays of the bias [out]; it may be the bias itself."""
+        return bias if self.rows is None else bias[self.rows.to(bias.device)]
+
+
+def block_cuts(
+    architecture: Architecture, layer: int, kind: Kind, columns: Tensor, gains: Tensor | None
+) -> dict[str, Cut]:
+    """What stays of each projection of a block, by name; none if the block stays as it is.
 
     Args:
-        linear: a Linear or Conv1D, weight [out, in].
-        rows: int64, outputs to keep, with their biases; None keeps all.
-        columns: int64, inputs to keep; None keeps all.
-        gains: float64, factors of the kept columns; None if all are 1.
+        architecture: the model; only shapes are read.
+        layer, kind: the block.
+        columns, gains: as for `block_modules`.
+    """
+    if len(columns) == architecture.width(layer, kind) and gains is None:
+        return {}
+    rows = kept_rows(architecture, layer, kind, columns)
+    inputs = {name: Cut(rows=kept) for name, kept in rows.items()}
+    return {architecture.output_name(kind): Cut(columns=columns, gains=gains), **inputs}
+
+
+def tensor_cuts(
+    architecture: Architecture, selection: Selection
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What `sliced_modules` does to each weight and bias, as functions by the tensor's name.
+
+    The model may live on the meta device. A tensor without an entry stays as it is, or goes with a
+    block that is gone.
+    """
+    names = {id(module): name for name, module in architecture.model.named_modules()}
+    found: dict[str, Callable[[Tensor], Tensor]] = {}
+    for layer in range(len(architecture.layers)):
+        for kind in KINDS:
+            kept = kept_columns(architecture, selection, layer, kind)
+            for name, cut in block_cuts(architecture, layer, kind, *kept).items():
+                projection = architecture.projection(layer, kind, name)
+                place, turned = names[id(projection)], is_transposed(projection)
+                found[f"{place}.weight"] = cut.transposed if turned else cut.weight
+                found[f"{place}.bias"] = cut.bias
+    return found
+
+
+def slice_linear(linear: Any, cut: Cut) -> nn.Module:
+    """Make a linear layer of the same class, a Linear or Conv1D, from what stays of one.
 
     Raises:
         ArchitectureError: the weight is packed.
     """
-    weight: Tensor = weight_of(linear).detach()
-    bias: Tensor | None = linear.bias
-    if rows is not None:
-        rows = rows.to(weight.device)
-        weight, bias = weight[rows], None if bias is None else bias.detach()[rows]
-    if columns is not None:
-        weight = weight[:, columns.to(weight.device)]
-    if gains is not None:
-        weight = fold_gains(weight, gains)
+    weight = cut.weight(weight_of(linear).detach())
+    bias = None if linear.bias is None else cut.bias(linear.bias.detach())
     make = _conv1d if is_transposed(linear) else _linear
     # clones share nothing with the dense model, not even an output projection's unsliced bias
-    return make(weight.clone(), None if bias is None else bias.detach().clone(), linear)
+    return make(weight.clone(), None if bias is None else bias.clone(), linear)
 
 
 def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
     """Multiply columns [d, W'] of W_down by their gains [W'], rounded once to its dtype."""
-    return (weight.double() * gains.to(weight.device)).to(weight.dtype)
+    folded, gains = torch.empty_like(weight), gains.to(weight.device)
+    # some rows at a time: in float64, the whole would take four times a half-precision weight
+    for rows, into in zip(weight.split(256), folded.split(256), strict=True):
+        into.copy_(rows.double() * gains)
+    return folded
 
 
 def _linear(weight: Tensor, bias: Tensor | None, like: nn.Linear) -> nn.Linear:
@@ -217,44 +214,3 @@ def _conv1d(weight: Tensor, bias: Tensor | None, like: Any) -> nn.Module:
     module.nx, module.nf = stored.shape
     module.weight, module.bias = stored, kept_bias
     return module.train(like.training)
-
-
-# Head counts --------------------------------------------------------------------------------------
-
-
-class OwnCounts:
-    """A layer's view of the model's configuration with its own head counts.
-
-    Everything else is looked up in the whole configuration when it is asked for. A copy would miss
-    later changes, for example of the attention implementation.
-    """
-
-    def __init__(self, config: Any, heads: int, groups: int) -> None:
-        self.whole = config
-        self.num_attention_heads, self.num_key_value_heads = heads, groups
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "whole":  # not set yet while deepcopy rebuilds the object: avoid a recursion
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
-
-def settle_heads(architecture: Architecture) -> None:
-    """Set each attention block's head counts to its own; head_dim stays as it was."""
-    config = architecture.model.config
-    config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
-    for layer in range(len(architecture.layers)):
-        block = architecture.block(layer, "attention")
-        if isinstance(block, EmptyAttention):
-            continue
-        groups = architecture.num_groups(layer)
-        heads = groups * architecture.queries_per_group(layer)
-        if hasattr(block, "num_key_value_heads"):
-            block.num_key_value_heads = groups
-        if hasattr(block, "num_heads"):
-            block.num_heads = heads
-        for name in ("split_size", "embed_dim"):  # GPT-2 and OPT: width of the queries
-            if hasattr(block, name):
-                setattr(block, name, heads * architecture.head_dim(layer))
-        if architecture.family.counts_in_config and block.config.num_attention_heads != heads:
-            block.config = OwnCounts(config, heads, groups)
