@@ -11,6 +11,7 @@ In reading order:
     hub.py            why a model cannot be loaded, and the next step
     configuration.py  checks of a model's JSON files before they are followed
     loading.py        loading a model and its tokenizer
+    stored.py         a model whose weights stay on disk, to be read one by one
 
 This room imports only `errors`, `numeric` and `storage`. README.md lists the families and how to
 add one.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from ..atomic import replacing_folder
 from ..errors import FileFormatError, InputError, one_line
@@ -17,6 +18,7 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
+from ..models.stored import StoredWeights, weight_files, with_stored
 from ..numeric import as_path
 from .blocks import settle_heads
 from .card import CardFacts, model_card
@@ -76,25 +78,53 @@ def save_pruned(
             "this model carries no manifest, so it was not made by prune. Prune it, then save it."
         )
     folder = as_path(folder, "folder")
+    with new_folder(folder, overwrite=overwrite) as temporary:
+        pruned.save_pretrained(temporary)
+        manifest = manifest | weights_now(pruned, manifest)
+        write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+    return folder
+
+
+@contextmanager
+def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary folder; `folder` becomes it when the block is left, and not before.
+
+    Raises: as `save_pruned`.
+    """
     place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
-        pruned.save_pretrained(temporary)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(temporary)
-        layers = widths_of(describe(pruned))
-        manifest = manifest | {
-            **weights_now(pruned, manifest),
-            "version": VERSION,
-            "layers": layers,
-            "dtype": model_dtype(pruned),  # it may have been converted since
-            "parameters": pruned.num_parameters(),
-            "loads_with": write_configuration(pruned, layers, temporary),
-        }
-        _write(temporary / MANIFEST, json.dumps(manifest, indent=1))
-        card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
-        _write(temporary / "README.md", card)
-    return folder
+        yield temporary
+
+
+def write_beside(
+    pruned: PreTrainedModel,
+    folder: Path,
+    manifest: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase | None,
+    evaluation: CardFacts | None,
+) -> None:
+    """Write what lies beside the weights: tokenizer, configuration, manifest and card.
+
+    Args:
+        pruned: the model; only shapes are read, so it may live on the meta device.
+        folder: where `save_pretrained` wrote.
+        manifest: of its weights as they are now.
+        tokenizer, evaluation: as for `save_pruned`.
+    """
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    layers = widths_of(describe(pruned))
+    manifest = manifest | {
+        "version": VERSION,
+        "layers": layers,
+        "dtype": model_dtype(pruned),  # it may have been converted since
+        "parameters": pruned.num_parameters(),
+        "loads_with": write_configuration(pruned, layers, folder),
+    }
+    _write(folder / MANIFEST, json.dumps(manifest, indent=1))
+    card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
+    _write(folder / "README.md", card)
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -123,21 +153,40 @@ def load_pruned(
             missing or has a wrong shape (named).
         InputError: the device or dtype cannot be used.
     """
-    from transformers import GenerationConfig
-
     folder, wanted = as_path(folder, "folder"), None if dtype is None else read_dtype(dtype)
-    manifest = read_manifest(folder)
-    model: Any = empty_pruned(folder)
-    weights = _module_names(describe(model), _read_weights(folder))
-    _require_shapes(model, weights, folder)
+    model: Any = open_pruned(folder, mapped=True)
+    stored = vars(model).pop("cocurve_stored")
+    weights = {name: stored.read(name) for name in model.state_dict() if name not in stored.tied}
     if wanted is not None:  # only the weights; rotary frequencies stay in float32
         weights = {name: weight.to(wanted) for name, weight in weights.items()}
         model.config.dtype = wanted
-    # not strict, because a tied head is not in the file; _require_shapes has checked the rest
+    # not strict, because a tied head is not in the files; all others are
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     keep_score_cap(model)
     _rebuild_buffers(model)
+    model.to(device=pick_device(device))
+    return model.eval().requires_grad_(False)
+
+
+def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreTrainedModel:
+    """Open what `save_pruned` wrote, and leave its weights on disk.
+
+    Args:
+        folder: the folder.
+        mapped: as for `StoredWeights`.
+
+    Returns:
+        The model on the meta device, with its `cocurve_manifest`. `models.stored.reader_of` tells
+        how to read its weights.
+
+    Raises:
+        FileFormatError: as `load_pruned`.
+    """
+    from transformers import GenerationConfig
+
+    folder = as_path(folder, "folder")
+    model: Any = empty_pruned(folder)
     settle_heads(describe(model))
     if (folder / "generation_config.json").exists():
         try:
@@ -147,9 +196,11 @@ def load_pruned(
                 f"{folder / 'generation_config.json'} cannot be read ({type(error).__name__}: "
                 f"{one_line(error)}). Save the model again."
             ) from None
-    model.cocurve_manifest = manifest
-    model.to(device=pick_device(device))
-    return model.eval().requires_grad_(False)
+    model.cocurve_manifest = read_manifest(folder)
+    try:
+        return with_stored(model, StoredWeights(model, weight_files(str(folder)), mapped=mapped))
+    except InputError as error:  # its index leads elsewhere
+        raise FileFormatError(str(error)) from None
 
 
 def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
@@ -223,57 +274,6 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
             columns = torch.arange(wanted)
             for parent, name, module in block_modules(architecture, layer, kind, columns):
                 setattr(parent, name, module)
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder, by their names in the files."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileFormatError(f"{folder} holds no .safetensors file. Save the model again.")
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            weights |= load_file(file)
-        except (SafetensorError, OSError) as error:
-            raise FileFormatError(
-                f"{file} cannot be read ({error}). Save the model again."
-            ) from None
-    return weights
-
-
-def _module_names(architecture: Architecture, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights by their names in the model, which transformers may save under others."""
-    for saved, own in architecture.family.saved_prefixes:
-        weights = {
-            own + name.removeprefix(saved) if name.startswith(saved) else name: weight
-            for name, weight in weights.items()
-        }
-    return weights
-
-
-def _require_shapes(model: PreTrainedModel, weights: dict[str, Tensor], folder: Path) -> None:
-    """Raise FileFormatError unless the weights are exactly the model's; tied ones may be absent."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = (
-        set(getattr(model, "_tied_weights_keys", None) or ())
-        if model.config.tie_word_embeddings
-        else set()
-    )
-    for name, shape in wanted.items():
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != shape and not (found is None and name in tied):
-            raise FileFormatError(
-                f"{name} in {folder} has shape {found}, but the manifest says {shape}. The folder "
-                "mixes two models. Save the model again."
-            )
-    extra = next((name for name in weights if name not in wanted), None)
-    if extra is not None:
-        raise FileFormatError(
-            f"{folder} holds {extra}, which this model does not have. Save the model again."
-        )
 
 
 def _rebuild_buffers(model: PreTrainedModel) -> None:

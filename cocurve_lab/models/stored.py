@@ -1,0 +1,272 @@
+"""A model whose weights stay on disk, to be read one tensor at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import FileFormatError, InputError, one_line
+from .architectures import describe
+from .configuration import require_own_files
+from .hub import explain, require_place
+from .identity import MANIFEST
+from .loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+
+class StoredWeights:
+    """The weights of a model, in files. Opening them reads their headers only.
+
+    A tensor is read when it is asked for, and not kept.
+
+    Args:
+        model: the model, on the meta device; its names and shapes must be those in the files.
+        files: safetensors files that hold all its weights.
+        mapped: map the files into memory instead of reading from them.
+
+    Attributes:
+        tied: as from `tied_names`; these may be missing in the files.
+        dtype: the dtype of the first weight in the files.
+
+    Raises:
+        FileFormatError: a file is truncated or missing; a weight is missing, superfluous, not
+            floating point, or of another shape than the model's (named).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, files: Iterable[Path], *, mapped: bool = False
+    ) -> None:
+        self.tied = tied_names(model)
+        self._places: dict[str, tuple[Any, str, Path]] = {}
+        wanted = model.state_dict()
+        own = _own_names(model, wanted)
+        for file in files:
+            handle = _open(file, mapped)
+            for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
+                name = own(stored)
+                if name is not None:
+                    self._places[name] = handle, stored, file
+                    _require_fit(handle.get_slice(stored), name, tuple(wanted[name].shape), file)
+        missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
+        if missing is not None:
+            raise FileFormatError(
+                f"{missing} is in none of the weight files of {model.config._name_or_path}. The "
+                "folder is incomplete: download or save the model again."
+            )
+        handle, stored, _ = next(iter(self._places.values()))
+        self.dtype = _DTYPES[handle.get_slice(stored).get_dtype()]
+
+    def read(self, name: str) -> Tensor:
+        """Read a weight by its name in the model, on the CPU, in the dtype of its file.
+
+        Raises:
+            FileFormatError: the file cannot be read, or was cut short since it was opened.
+        """
+        from safetensors import SafetensorError
+
+        handle, stored, file = self._places[name if name in self._places else self.tied[name]]
+        try:
+            tensor: Tensor = handle.get_tensor(stored)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(file, error) from None
+        return tensor
+
+    def __deepcopy__(self, _: Any) -> StoredWeights:
+        return self  # nothing in it changes, and open files cannot be copied
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """The weights that are another weight too, such as a tied head: {its name: the other name}."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(weight), name) != name:
+            tied[name] = first[id(weight)]
+    return tied
+
+
+def open_model(
+    model_id: str | os.PathLike[str] = DEMO,
+    *,
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Open a dense model whose weights stay on disk. It is on the meta device and cannot run.
+
+    Args:
+        model_id: "demo", a folder, or a hub id, whose files are downloaded if they are not here.
+        dtype: by default float32 for the embedded model, else the checkpoint's own, on any device.
+        **options: where the hub is asked: revision, token, cache_dir, local_files_only.
+
+    Returns:
+        The model. `reader_of` tells how to read its weights.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        FileFormatError: the weights are not safetensors, or not those of the configuration.
+        InputError: the model is gated, missing, misspelt, unreachable or already pruned.
+    """
+    from transformers import GenerationConfig
+
+    place = str(place_of(model_id))
+    if (Path(place) / MANIFEST).exists():
+        raise InputError(
+            f"{place} holds a pruned model, whose layers differ in width. Load it with load_pruned."
+        )
+    require_place(model_id if place == str(model_id) else place)
+    model: Any = shapes_only(place, **options)
+    weights = StoredWeights(model, weight_files(place, **options))
+    default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
+    with suppress(OSError):  # there is none: the one made of the configuration stays
+        model.generation_config = GenerationConfig.from_pretrained(place, **options)
+    return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
+
+
+def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
+    """Let a model on the meta device know where its weights are."""
+    model.cocurve_stored = weights
+    return model.eval().requires_grad_(False)
+
+
+def is_stored(model: Any) -> bool:
+    """Whether a model's weights stay on disk."""
+    return getattr(model, "cocurve_stored", None) is not None
+
+
+def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
+    """A function that gives a weight by its name in the model, on disk or in memory.
+
+    The tensor is on the CPU, in the model's dtype, and for reading only.
+    """
+    if not is_stored(model):
+        weights = model.state_dict()
+        return lambda name: weights[name].detach().cpu()
+    stored: Any = model.cocurve_stored
+    dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
+    return lambda name: stored.read(name).to(dtypes[name])
+
+
+def weight_files(place: str, **options: Any) -> list[Path]:
+    """The safetensors files of a folder or hub model: those in its index, or the only one.
+
+    Raises:
+        FileFormatError: a file that the index names is missing, or there are no safetensors.
+        InputError: the index is none or leads out of its folder, the hub cannot be reached, or the
+            disk is full.
+    """
+    from transformers.utils import cached_file
+
+    require_own_files(place, **options)
+
+    def find(name: str) -> Path | None:
+        try:
+            return Path(str(cached_file(place, name, **options)))
+        except OSError as error:
+            if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
+                return None
+            raise explain(place, error, cache=options.get("cache_dir")) from error
+
+    index = find(_INDEX)
+    if index is None:
+        whole = find(_WHOLE)
+        if whole is None:
+            raise FileFormatError(
+                f"{place} holds neither {_INDEX} nor {_WHOLE}. Pickled weights cannot be read "
+                "tensor by tensor: load the model with cl.load_model, save it with "
+                "model.save_pretrained(folder), and give that folder."
+            )
+        return [whole]
+    files = []
+    content = json.loads(index.read_text(encoding="utf-8"))
+    for name in sorted(set(content["weight_map"].values())):
+        file = find(name)
+        if file is None:
+            raise FileFormatError(
+                f"{index} names {name}, which is not there. The folder is incomplete: copy or "
+                "download the missing file."
+            )
+        files.append(file)
+    return files
+
+
+def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:
+    """A function from a weight's name in a file to that in the model; None for one to ignore."""
+    architecture = describe(model)
+    wanted, base = set(wanted), f"{model.base_model_prefix}."
+    # buffers that transformers computes, and old checkpoints hold
+    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
+
+    def own(stored: str) -> str | None:
+        name = stored
+        for saved, prefix in architecture.family.saved_prefixes:
+            if name.startswith(saved):
+                name = prefix + name.removeprefix(saved)
+        if name not in wanted and base + name in wanted:  # saved without its head
+            name = base + name
+        if name in wanted:
+            return name
+        if any(re.search(pattern, name) for pattern in ignored):
+            return None
+        raise FileFormatError(
+            f"the weights of {model.config._name_or_path} hold {stored}, which its configuration "
+            "does not have. The folder mixes two models: download or save the model again."
+        )
+
+    return own
+
+
+def saved_name(model: Any, name: str) -> str:
+    """The name under which transformers saves a weight."""
+    for saved, prefix in describe(model).family.saved_prefixes:
+        if name.startswith(prefix):
+            return saved + name.removeprefix(prefix)
+    return name
+
+
+def _require_fit(stored: Any, name: str, shape: tuple[int, ...], file: Path) -> None:
+    """Raise FileFormatError unless a tensor in a file is floating point and of this shape."""
+    if stored.get_dtype() not in _DTYPES:
+        raise FileFormatError(
+            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantised. Give "
+            "an unquantised one, for example in bfloat16."
+        )
+    if tuple(stored.get_shape()) != shape:
+        raise FileFormatError(
+            f"{name} in {file} has shape {tuple(stored.get_shape())}, but the configuration beside "
+            f"it says {shape}. The folder mixes two models: download or save the model again."
+        )
+
+
+def _open(file: Path, mapped: bool) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # safetensors maps for writing, which the system may refuse for a file larger than memory
+        return safe_open(file, framework="pt", backend="mmap" if mapped else "pread")
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from None
+
+
+def _damaged(file: Path, error: Exception) -> FileFormatError:
+    return FileFormatError(
+        f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
+        "it again."
+    )

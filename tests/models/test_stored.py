@@ -1,0 +1,204 @@
+"""A model whose weights stay on disk: names in files, dtypes, and folders that are not whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import cocurve_lab as cl
+from cocurve_lab.models.stored import open_model, reader_of
+from helpers.tiny_models import EVERY_FAMILY, tiny_model, tiny_text
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def saved(folder: Path, family: str = "llama", heads: str = "gqa", **changes: Any) -> Path:
+    tiny_model(family, heads, **changes).save_pretrained(folder, max_shard_size="40KB")
+    return folder
+
+
+def in_one_file(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Put the weights into one file, changed."""
+    weights = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(file)
+        file.unlink()
+    (folder / INDEX).unlink(missing_ok=True)
+    change(weights)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WHOLE)
+
+
+@pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
+def test_it_reads_what_transformers_loads(family: str, heads: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", family, heads, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
+    model = open_model(folder)
+    assert all(weight.is_meta for weight in model.parameters())
+    read = reader_of(model)
+    for name, weight in loaded.state_dict().items():
+        assert read(name).dtype == weight.dtype
+        assert torch.equal(read(name), weight), name
+
+
+def test_dtypes_are_the_stored_ones_unless_asked(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", dtype=torch.bfloat16)
+    name = "model.layers.0.mlp.up_proj.weight"
+    stored = reader_of(open_model(folder))(name)
+    assert stored.dtype == torch.bfloat16
+    wide = open_model(folder, dtype="float32")
+    assert torch.equal(reader_of(wide)(name), stored.float())
+    assert {weight.dtype for weight in wide.parameters()} == {torch.float32}
+    assert open_model("demo").dtype == torch.float32
+
+
+def test_a_resident_model_is_read_the_same_way() -> None:
+    model = tiny_model("gpt2", "mha")
+    read = reader_of(model)
+    assert all(torch.equal(read(name), weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "opt"])
+def test_names_of_old_checkpoints_are_understood(family: str, tmp_path: Path) -> None:
+    """Without the prefix of the base model, and with buffers that are computed today."""
+    model = tiny_model(family, "mha", tie_word_embeddings=True)
+    folder = saved(tmp_path / "model", family, "mha", tie_word_embeddings=True)
+    base = f"{model.base_model_prefix}."
+
+    def as_of_old(weights: dict[str, Any]) -> None:
+        for name in list(weights):
+            weights[name.removeprefix(base)] = weights.pop(name)
+        if family == "gpt2":
+            weights["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+        if family == "gpt_neox":
+            weights["layers.0.attention.rotary_emb.inv_freq"] = torch.ones(4)
+
+    in_one_file(folder, as_of_old)
+    read = reader_of(open_model(folder))
+    assert all(torch.equal(read(name), weight) for name, weight in model.state_dict().items())
+
+
+def dropped(folder: Path, name: str) -> None:
+    in_one_file(folder, lambda weights: weights.pop(name))
+
+
+def index(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    return content
+
+
+def shard(folder: Path) -> Path:
+    return sorted(folder.glob("model-*.safetensors"))[1]
+
+
+def pointed(folder: Path, target: Any) -> None:
+    content = index(folder)
+    content["weight_map"][next(iter(content["weight_map"]))] = target
+    (folder / INDEX).write_text(json.dumps(content))
+
+
+def edited(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+BROKEN: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "a shard is missing": (
+        lambda f: shard(f).unlink(),
+        cl.FileFormatError,
+        r"index.json names model-00002-of-\d+\.safetensors, which is not there.*download",
+    ),
+    "a truncated shard": (
+        lambda f: shard(f).write_bytes(shard(f).read_bytes()[:-100]),
+        cl.FileFormatError,
+        r"model-00002-of.*cannot be read.*truncated or damaged.*download",
+    ),
+    "an empty shard": (lambda f: shard(f).write_bytes(b""), cl.FileFormatError, "truncated"),
+    "an index outside": (
+        lambda f: pointed(f, "../other/model.safetensors"),
+        cl.InputError,
+        "outside its folder",
+    ),
+    "an index of numbers": (lambda f: pointed(f, 7), cl.InputError, "does not map weights"),
+    "a wrong shape": (
+        lambda f: in_one_file(f, lambda w: w.update({UP: w[UP][:-1]})),
+        cl.FileFormatError,
+        r"up_proj.weight in .* has shape \(41, 32\), but the configuration.* says \(42, 32\)",
+    ),
+    "another configuration": (
+        lambda f: edited(f, intermediate_size=44),
+        cl.FileFormatError,
+        r"has shape \(32, 42\).*says \(32, 44\)|has shape \(42, 32\).*says \(44, 32\)",
+    ),
+    "a weight is missing": (
+        lambda f: dropped(f, UP),
+        cl.FileFormatError,
+        "layers.1.mlp.up_proj.weight is in none of the weight files",
+    ),
+    "a weight too many": (
+        lambda f: in_one_file(f, lambda w: w.update({"model.layers.9.extra": torch.ones(1)})),
+        cl.FileFormatError,
+        "hold model.layers.9.extra, which its configuration does not have",
+    ),
+    "quantised": (
+        lambda f: in_one_file(f, lambda w: w.update({UP: w[UP].to(torch.int8)})),
+        cl.FileFormatError,
+        "stored as I8, so the model is quantised",
+    ),
+    "pickled": (
+        lambda f: [file.unlink() for file in f.glob("*.safetensors*")],
+        cl.FileFormatError,
+        "neither model.safetensors.index.json nor model.safetensors.*save_pretrained",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_folder_that_is_not_whole_is_refused_before_anything_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "model")
+    spoil, error, message = BROKEN[name]
+    spoil(folder)
+    with pytest.raises(error, match=message):
+        open_model(folder)
+
+
+def test_a_file_cut_short_after_it_was_opened_is_told(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    read = reader_of(open_model(folder))
+    for file in folder.glob("*.safetensors"):
+        with file.open("r+b") as handle:
+            handle.truncate(2000)
+    with pytest.raises(cl.FileFormatError, match="truncated or damaged"):
+        read(UP)
+
+
+def test_pruned_folders_and_missing_ones_are_told_apart(tmp_path: Path) -> None:
+    model = tiny_model()
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, 4), [0])
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
+    with pytest.raises(cl.InputError, match="holds a pruned model"):
+        open_model(tmp_path / "small")
+    with pytest.raises(cl.InputError, match="there is no folder"):
+        open_model(tmp_path / "nowhere")
+
+
+def test_a_model_on_disk_is_not_measured(tmp_path: Path) -> None:
+    model = open_model(saved(tmp_path / "model"))
+    units = cl.enumerate_units(model, 4)
+    plan = cl.Selection.from_pruned(units, [0])
+    for call in (
+        lambda: cl.prune(model, plan),
+        lambda: cl.repair(model, plan, tiny_text()),
+        lambda: cl.pruning_risk(model, plan, tiny_text()),
+    ):
+        with pytest.raises(cl.InputError, match="meta"):
+            call()
