@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .errors import InputError
+
 fcntl: Any
 try:
     import fcntl
@@ -94,6 +96,35 @@ def previous(path: str | os.PathLike[str]) -> Path:
 def is_full(error: BaseException) -> bool:
     """Whether an error means that a disk, or a user's quota on it, is full."""
     return getattr(error, "errno", None) in _NO_ROOM
+
+
+@contextmanager
+def room_for(size: int, place: Path) -> Iterator[None]:
+    """Check that a disk has room for what the block writes, and say so if it fills up after all.
+
+    Args:
+        size: bytes that the block will write.
+        place: a file or folder on the disk.
+
+    Raises:
+        InputError: there is too little space. What the block raised because of that is its cause.
+    """
+    advice = "Free some space, or choose a place on another disk."
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise InputError(
+            f"{size / 1e9:.2f} GB are to be written, but the disk of {place.parent} has "
+            f"{free / 1e9:.2f} GB left. {advice}"
+        )
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise InputError(
+            f"the disk of {place.parent} filled up; what was written of {size / 1e9:.2f} GB is "
+            f"removed. {advice}"
+        ) from error
 
 
 # Folders ------------------------------------------------------------------------------------------

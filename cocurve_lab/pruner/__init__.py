@@ -11,6 +11,7 @@ In reading order:
     refitting.py         least squares, layer by layer
     manifest.py          the record of widths and plan beside the weights
     saving.py            `save_pruned` and `load_pruned`
+    on_disk.py           `prune(..., out=)`: read, cut and written one weight at a time
     folder.py            the configuration that lets transformers load the folder alone
     card.py              the model card
     modeling_cocurve.py  copied beside the weights; builds layers of different widths

@@ -5,32 +5,50 @@ What stays is kept bit for bit, except that gains are folded into the columns of
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..models.architectures import describe
-from ..models.identity import fingerprint_model, weight_marks
 from ..models.runtime import require_one_device
 from ..models.units import units_like
 from ..solver.selection import Selection
-from .blocks import settle_heads
 from .equivalence import Reference
-from .manifest import Origin, manifest_of, weights_now
-from .slicing import sliced_modules
+from .manifest import Origin, manifest_of
+from .on_disk import prune_to_folder
+from .slicing import cut_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+@overload
 def prune(
     model: PreTrainedModel,
     selection: Selection,
     *,
     inplace: bool = False,
     verify: CalibrationSet | None = None,
-) -> PreTrainedModel:
+) -> PreTrainedModel: ...
+@overload
+def prune(
+    model: PreTrainedModel,
+    selection: Selection,
+    *,
+    out: str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Path: ...
+def prune(
+    model: PreTrainedModel,
+    selection: Selection,
+    *,
+    inplace: bool = False,
+    verify: CalibrationSet | None = None,
+    out: str | os.PathLike[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel | Path:
     """Delete the weights of a plan's units (appendix "Structured Units").
 
     Args:
@@ -39,25 +57,37 @@ def prune(
         inplace: change `model` itself, for a model that does not fit into memory twice. Otherwise a
             new model is built by slicing, and what is cut is never copied.
         verify: text whose first two rows the result is checked on.
+        out: a new folder. The pruned model is written there as `save_pruned` would, one weight
+            after the other, and never in memory as a whole. `model` may be one whose weights are
+            on disk.
+        tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
         The pruned model. Its `cocurve_manifest` describes the widths, the plan, and fingerprints of
-        the dense and the pruned weights; all weights are read for these.
+        the dense and the pruned weights; all weights are read for these. With `out`, the folder.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
         InputError: the plan is not a Selection, or the weights are spread over devices or
-            offloaded.
+            offloaded; with `out`, as `save_pruned`, or the disk has too little space.
         MismatchError: the model's units are not the selection's. Nothing was changed.
         EquivalenceError: the pruned model does not compute what the masked model computes.
+        FileFormatError: with `out`: the model's weights are on disk, and damaged.
     """
-    require_prunable(model, selection)
-    origin = _origin(model)
+    require_prunable(model, selection, on_disk=out is not None)
+    if out is not None:
+        if inplace or verify is not None:
+            raise InputError(
+                "out= is given with inplace= or verify=, which need the pruned model in memory. "
+                "Leave them out; to verify, load_pruned(out) and use check_equivalence."
+            )
+        return prune_to_folder(model, selection, out, tokenizer=tokenizer)
+    origin = Origin.of(model)
     # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None
     if verify is not None:
         reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
-    pruned = _cut(model, selection, inplace)
+    pruned = cut_model(model, selection, inplace=inplace)
     manifest = manifest_of(describe(pruned), selection, origin)
     pruned.cocurve_manifest = manifest  # type: ignore[assignment]
     if reference is not None:
@@ -65,15 +95,23 @@ def prune(
     return pruned
 
 
-def require_prunable(model: PreTrainedModel, selection: Selection) -> None:
-    """Raise, as `prune` does, unless this plan can be cut out of this model."""
+def require_prunable(
+    model: PreTrainedModel, selection: Selection, *, on_disk: bool = False
+) -> None:
+    """Raise, as `prune` does, unless this plan can be cut out of this model.
+
+    Args:
+        model, selection: as for `prune`.
+        on_disk: the weights are read one by one, so they need not be in memory.
+    """
     if not isinstance(selection, Selection):
         raise InputError(
             f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
             "Selection.from_pruned(units, [0, 1])."
         )
     architecture = describe(model)
-    require_one_device(model)
+    if not on_disk:
+        require_one_device(model)
     architecture.require_unpacked()
     selection.require_units(units_like(model, selection.units))
 
@@ -86,30 +124,4 @@ def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) 
     Args and raises: as `prune`.
     """
     require_prunable(model, selection)
-    return _cut(model, selection, inplace)
-
-
-def _cut(model: PreTrainedModel, selection: Selection, inplace: bool) -> PreTrainedModel:
-    """Put the sliced modules in place, in the model itself or in a copy."""
-    replacements = sliced_modules(describe(model), selection)
-    if inplace:
-        for parent, name, module in replacements:
-            setattr(parent, name, module)
-        pruned = model
-    else:
-        # deepcopy takes a module in its memo as copied already, so dense weights that are cut are
-        # never duplicated
-        memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
-        pruned = copy.deepcopy(model, memo)
-    settle_heads(describe(pruned))
-    vars(pruned).pop("cocurve_manifest", None)  # that of an earlier round has other widths
-    return pruned
-
-
-def _origin(model: PreTrainedModel) -> Origin:
-    """The model as it is before the cut."""
-    marks = weight_marks(model)
-    earlier: Any = getattr(model, "cocurve_manifest", None)
-    if earlier is not None:
-        earlier = earlier | weights_now(model, earlier, marks)
-    return Origin(fingerprint_model(model, marks), earlier)
+    return cut_model(model, selection, inplace=inplace)

@@ -12,7 +12,7 @@ from ..atomic import clean
 from ..errors import FileFormatError
 from ..models.architectures import Architecture
 from ..models.families import KINDS
-from ..models.identity import MANIFEST, model_dtype, weight_marks
+from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
 from ..models.loading import read_dtype
 from ..schema import (
     COUNT,
@@ -134,14 +134,32 @@ class Origin:
     dense_fingerprint: str
     manifest: Mapping[str, Any] | None = None
 
+    @classmethod
+    def of(cls, model: PreTrainedModel, marks: list[list[str]] | None = None) -> Origin:
+        """The origin of a model that is about to be cut; `marks` are its `identity.weight_marks`.
 
-def manifest_of(architecture: Architecture, selection: Selection, origin: Origin) -> dict[str, Any]:
+        All weights are read for the marks, if they are not given.
+        """
+        marks = weight_marks(model) if marks is None else marks
+        earlier: Any = getattr(model, "cocurve_manifest", None)
+        if earlier is not None:
+            earlier = earlier | weights_now(model, earlier, marks)
+        return cls(fingerprint_model(model, marks), earlier)
+
+
+def manifest_of(
+    architecture: Architecture,
+    selection: Selection,
+    origin: Origin,
+    marks: list[list[str]] | None = None,
+) -> dict[str, Any]:
     """Make the manifest: widths and dtype for `load_pruned`; plan and ratios for a reader.
 
     Args:
         architecture: the pruned model.
         selection: the plan.
         origin: the model before.
+        marks: the pruned model's `identity.weight_marks`, if they are known already.
 
     Returns:
         A dict of JSON values. Costs are in parameters, the risk in nats per token.
@@ -150,13 +168,16 @@ def manifest_of(architecture: Architecture, selection: Selection, origin: Origin
     # a path on this machine tells others nothing: keep its last part
     base = Path(source).name if Path(source).exists() else source
     left = architecture.model.num_parameters()
+    marks = weight_marks(architecture.model) if marks is None else marks
     return {
         "format": FORMAT,
         "version": VERSION,
         "dtype": model_dtype(architecture.model),
         "base_model": base if earlier is None else earlier.get("base_model"),
         "dense_fingerprint": origin.dense_fingerprint,
-        "weights_fingerprint": fingerprint(weight_marks(architecture.model)),
+        "weights_fingerprint": fingerprint(
+            weight_marks(architecture.model) if marks is None else marks
+        ),
         "weights_since_pruning": "unchanged",
         "repair": None,
         "earlier_rounds": [] if earlier is None else _rounds(earlier),

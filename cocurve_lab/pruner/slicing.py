@@ -5,17 +5,21 @@ Each layer keeps its own widths, and may lose all its attention or all its FFN (
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..models.architectures import Architecture, is_transposed, weight_of, widths
+from ..models.architectures import Architecture, describe, is_transposed, weight_of, widths
 from ..models.families import KINDS, Kind
 from ..solver.selection import Selection
-from .blocks import EmptyAttention, EmptyConv1D
+from .blocks import EmptyAttention, EmptyConv1D, settle_heads
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Blocks -------------------------------------------------------------------------------------------
 
@@ -33,6 +37,25 @@ def sliced_modules(architecture: Architecture, selection: Selection) -> list[Rep
             columns, gains = kept_columns(architecture, selection, layer, kind)
             replacements += block_modules(architecture, layer, kind, columns, gains)
     return replacements
+
+
+def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) -> PreTrainedModel:
+    """Put the sliced modules in place, in the model itself or in a copy.
+
+    The model may live on the meta device: then so does the result.
+    """
+    replacements = sliced_modules(describe(model), selection)
+    if inplace:
+        for parent, name, module in replacements:
+            setattr(parent, name, module)
+    else:
+        # deepcopy takes a module in its memo as copied already, so dense weights that are cut are
+        # never duplicated
+        memo = {id(getattr(parent, name)): module for parent, name, module in replacements}
+        model = copy.deepcopy(model, memo)
+    settle_heads(describe(model))
+    vars(model).pop("cocurve_manifest", None)  # that of an earlier round has other widths
+    return model
 
 
 def block_modules(
@@ -161,8 +184,10 @@ def tensor_cuts(
             kept = kept_columns(architecture, selection, layer, kind)
             for name, cut in block_cuts(architecture, layer, kind, *kept).items():
                 projection = architecture.projection(layer, kind, name)
-                place, turned = names[id(projection)], is_transposed(projection)
-                found[f"{place}.weight"] = cut.transposed if turned else cut.weight
+                place = names[id(projection)]
+                found[f"{place}.weight"] = (
+                    cut.transposed if is_transposed(projection) else cut.weight
+                )
                 found[f"{place}.bias"] = cut.bias
     return found
 

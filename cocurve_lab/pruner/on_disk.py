@@ -1,0 +1,214 @@
+"""Pruning onto disk: weights are read, cut and written one after the other.
+
+The memory that this takes is that of the largest weight, whatever the size of the model. The folder
+is the one that `save_pruned` would write.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..atomic import room_for
+from ..errors import FileFormatError
+from ..models.architectures import describe
+from ..models.identity import fingerprint_tensor
+from ..models.stored import reader_of, saved_name, tied_names
+from ..numeric import as_path
+from ..solver.selection import Selection
+from .manifest import Origin, manifest_of
+from .saving import new_folder, write_beside
+from .slicing import cut_model, tensor_cuts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .card import CardFacts
+
+SHARD = "50GB"  # as save_pretrained
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+
+
+def prune_to_folder(
+    model: PreTrainedModel,
+    selection: Selection,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluation: CardFacts | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
+
+    The model itself is not changed. Use `prune(model, selection, out=folder)`, which checks that
+    the plan is the model's.
+
+    Args:
+        model: in memory, or with its weights on disk (`models.stored.open_model`).
+        selection: a plan of this model.
+        folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: as `save_pruned`, or the disk has too little space. Nothing was written.
+        FileFormatError: the model's own files are damaged.
+        OSError: the folder cannot be written.
+    """
+    folder = as_path(folder, "folder")
+    cuts = tensor_cuts(describe(model), selection)
+    pruned = cut_model(_without_weights(model), selection, inplace=True)
+    kept = dict(pruned.state_dict())
+    for name in tied_names(pruned):
+        del kept[name]
+    weights = _Weights(model, cuts)
+    with (
+        new_folder(folder, overwrite=overwrite) as temporary,
+        room_for(sum(weight.nbytes for weight in kept.values()), temporary),
+    ):
+        pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
+        _write_weights(pruned, kept, temporary, weights.kept)
+        before, after = weights.marks(pruned)
+        manifest = manifest_of(describe(pruned), selection, Origin.of(model, before), after)
+        write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+    return folder
+
+
+def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model on the meta device."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        for weight in model.parameters()
+    }
+    twin = copy.deepcopy(model, memo)
+    vars(twin).pop("hf_device_map", None)  # nothing of it is on a device
+    return twin
+
+
+class _Weights:
+    """The weights of a model as they are read and cut, each once, with their fingerprints.
+
+    Args:
+        model: the dense model.
+        cuts: what stays of each weight; the others stay whole.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cuts: Mapping[str, Callable[[Tensor], Tensor]]
+    ) -> None:
+        self._model, self._cuts, self._read = model, cuts, reader_of(model)
+        self._before: dict[str, str] = {}
+        self._after: dict[str, str] = {}
+
+    def kept(self, name: str) -> Tensor:
+        """What stays of a weight."""
+        dense = self._read(name)
+        self._before[name] = self._after[name] = fingerprint_tensor(dense)
+        if name not in self._cuts:
+            return dense
+        kept = self._cuts[name](dense)
+        self._after[name] = fingerprint_tensor(kept)
+        return kept
+
+    def marks(self, pruned: PreTrainedModel) -> tuple[list[list[str]], list[list[str]]]:
+        """The `identity.weight_marks` of the dense and the pruned model, when all is written.
+
+        Weights that are gone, or tied to another, are read now.
+
+        Raises:
+            FileFormatError: two weights that should be one differ.
+        """
+        for name in self._model.state_dict():
+            if name not in self._before:
+                self._before[name] = fingerprint_tensor(self._read(name))
+        for name, same in tied_names(pruned).items():
+            if self._before[name] != self._before[same]:
+                raise FileFormatError(
+                    f"the configuration ties {name} to {same}, but the files hold two different "
+                    "weights. Set tie_word_embeddings in config.json as the model was trained."
+                )
+            self._after[name] = self._after[same]
+        return _sorted(self._before), _sorted(self._after)
+
+
+def _sorted(marks: Mapping[str, str]) -> list[list[str]]:
+    return [[name, mark] for name, mark in sorted(marks.items())]
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def _write_weights(
+    pruned: PreTrainedModel,
+    kept: Mapping[str, Tensor],
+    folder: Path,
+    read: Callable[[str], Tensor],
+) -> None:
+    """Write weights as safetensors, split into files and indexed as transformers does.
+
+    Args:
+        pruned: the model that they are of.
+        kept: their shapes and dtypes, on the meta device.
+        folder: where the files go.
+        read: gives a weight by its name.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    own = {saved_name(pruned, name): name for name in kept}
+    shapes = {saved: kept[name] for saved, name in own.items()}
+    split = split_torch_state_dict_into_shards(
+        shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
+    )
+    for file, names in split.filename_to_tensors.items():
+        part = {name: shapes[name] for name in names}
+        _write_safetensors(folder / file, part, lambda saved: read(own[saved]))
+    if split.is_sharded:
+        facts = {"total_parameters": pruned.num_parameters(), **split.metadata}
+        index = {"metadata": facts, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _write_safetensors(
+    path: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]
+) -> None:
+    """Write one file. The library writes tensors that are all in memory; here each is read in turn.
+
+    Args:
+        path: the file.
+        shapes: names, shapes and dtypes of its tensors, on the meta device.
+        read: gives a tensor by its name.
+    """
+    # the library's order: wider dtypes first, so that every tensor is aligned
+    names = sorted(shapes, key=lambda name: (-shapes[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + shapes[name].nbytes
+        header[name] = {
+            "dtype": _DTYPES[shapes[name].dtype],
+            "shape": list(shapes[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = read(name)
+            assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
+            # as bytes, because numpy has no bfloat16
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

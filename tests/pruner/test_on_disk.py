@@ -1,0 +1,266 @@
+"""Pruning onto disk: the same folder as in memory, in little memory, or nothing at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.models.loading import keep_score_cap
+from cocurve_lab.models.stored import open_model
+from cocurve_lab.pruner import on_disk
+from cocurve_lab.pruner.saving import open_pruned
+from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+
+
+def dense(folder: Path, family: str = "llama", heads: str = "gqa", **changes: Any) -> Any:
+    """A folder, and the model that transformers loads from it in its own dtype."""
+    tiny_model(family, heads, **changes).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    keep_score_cap(model)
+    return model.eval().requires_grad_(False)
+
+
+def ragged(model: PreTrainedModel, seed: int = 1) -> cl.Selection:
+    """A plan with layers of every kind: uneven, without attention, without FFN, and with gains."""
+    units, draw = cl.enumerate_units(model, GROUPS), random.Random(seed)
+    gone = [
+        unit.name
+        for unit in units
+        if draw.random() < 0.4 or (unit.layer, unit.kind) in ((1, "attention"), (2, "ffn"))
+    ]
+    left = [unit.name for unit in units if unit.kind == "ffn" and unit.name not in gone]
+    gains = {units.index(name): gain for name, gain in zip(left, (1.25, 0.8), strict=False)}
+    return cl.Selection.from_pruned(units, gone).with_gains(gains)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    mine, theirs = files(one), files(other)
+    return [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
+def test_every_file_is_that_of_a_model_cut_in_memory(
+    family: str, heads: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = dense(tmp_path / "model", family, heads, dtype=dtype)
+    plan, tokenizer = ragged(model), word_tokenizer()
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory", tokenizer=tokenizer)
+    stored = open_model(tmp_path / "model")
+    for source, name in ((stored, "disk"), (model, "resident")):
+        found = cl.prune(source, plan, out=tmp_path / name, tokenizer=tokenizer)
+        assert differing(found, expected) == [], name
+    # and neither model was changed
+    again = cl.prune(stored, plan, out=tmp_path / "again", tokenizer=tokenizer)
+    assert differing(again, expected) == []
+
+
+def test_a_large_model_is_split_into_files_with_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    plan = ragged(model)
+    monkeypatch.setattr(on_disk, "SHARD", "20KB")
+    found = cl.prune(model, plan, out=tmp_path / "small")
+    pruned = cl.prune(model, plan)
+    pruned.save_pretrained(tmp_path / "expected", max_shard_size="20KB")
+    name = "model.safetensors.index.json"
+    index, expected = (json.loads((at / name).read_text()) for at in (found, tmp_path / "expected"))
+    assert index["metadata"] == expected["metadata"]
+    assert index["weight_map"].keys() == expected["weight_map"].keys()
+    assert len(set(index["weight_map"].values())) == len(list(found.glob("model-*"))) > 2
+    for name, file in index["weight_map"].items():
+        assert (found / file).stat().st_size < 30_000
+        assert torch.equal(load_file(found / file)[name], pruned.state_dict()[name])
+    loaded = cl.load_pruned(found).state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in pruned.state_dict().items())
+
+
+def test_weights_of_several_dtypes_keep_theirs(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.model.norm.to(torch.float64)
+    plan = ragged(model)
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
+    found = cl.prune(model, plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    with safe_open(found / "model.safetensors", "pt") as file:
+        assert file.get_tensor("model.norm.weight").dtype == torch.float64
+
+
+def test_another_dtype_is_converted_before_the_cut(tmp_path: Path) -> None:
+    half = dense(tmp_path / "model", dtype=torch.bfloat16)
+    plan = ragged(half)
+    expected = cl.save_pruned(cl.prune(half.float(), plan), tmp_path / "memory")
+    found = cl.prune(open_model(tmp_path / "model", dtype="float32"), plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+
+
+def test_a_second_round_is_recorded(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    first = cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "first")
+    loaded = cl.load_pruned(first)
+    units = cl.enumerate_units(loaded, GROUPS)
+    plan = cl.Selection.from_pruned(units, [1, 5])
+    expected = cl.save_pruned(cl.prune(loaded, plan), tmp_path / "memory")
+    found = cl.prune(open_pruned(first), plan, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    assert len(json.loads((found / "cocurve_manifest.json").read_text())["earlier_rounds"]) == 1
+
+
+def test_two_weights_that_should_be_one_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    dense(folder, tie_word_embeddings=True)
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors")
+    plan = ragged(tiny_model())
+    cl.prune(open_model(folder), plan, out=tmp_path / "equal")
+    weights["lm_head.weight"][0, 0] += 1
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(cl.FileFormatError, match=r"ties lm_head.weight to model.embed_tokens"):
+        cl.prune(open_model(folder), plan, out=tmp_path / "small")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["equal", "model"]
+
+
+# What must leave nothing behind ------------------------------------------------------------------
+
+
+def reads_then(monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int = 5) -> None:
+    """Let the writer meet an error after some weights."""
+    original, count = on_disk._Weights.kept, [0]
+
+    def kept(self: Any, name: str) -> Any:
+        count[0] += 1
+        if count[0] > after:
+            raise error
+        return original(self, name)
+
+    monkeypatch.setattr(on_disk._Weights, "kept", kept)
+
+
+def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dense(tmp_path / "model")
+    reads_then(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_disk_that_fills_up_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model")
+    reads_then(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(cl.InputError, match=r"filled up; .* is removed. Free some space"):
+        cl.prune(open_model(tmp_path / "model"), ragged(model), out=tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_space_is_checked_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model")
+    plan = ragged(model)
+    size = 4 * cl.prune(model, plan).num_parameters()
+    reads_then(monkeypatch, AssertionError("a weight was read"), after=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size - 1))
+    with pytest.raises(cl.InputError, match=r"GB are to be written, but the disk of .* Free some"):
+        cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
+    with pytest.raises(AssertionError, match="a weight was read"):
+        cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
+
+
+def test_other_files_are_not_replaced(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    plan, before = ragged(model), files(tmp_path / "model")
+    with pytest.raises(cl.InputError, match="exists and is not empty"):
+        cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "model")
+    assert files(tmp_path / "model") == before
+
+
+def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    plan, call = ragged(model), cl.prune
+    for option in ({"inplace": True}, {"verify": tiny_text()}):
+        with pytest.raises(cl.InputError, match=r"need the pruned model in memory. Leave them out"):
+            call(model, plan, out=tmp_path / "small", **option)  # type: ignore[call-overload]
+    with pytest.raises(cl.MismatchError):
+        cl.prune(open_model(tmp_path / "model"), ragged(tiny_model(layers=4)), out=tmp_path / "s")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+# Memory ------------------------------------------------------------------------------------------
+
+LIMITED = """
+import re, resource, sys, warnings
+from pathlib import Path
+import torch
+import cocurve_lab as cl
+from cocurve_lab.models.stored import open_model, reader_of
+from cocurve_lab.pruner.saving import open_pruned
+
+def cut(place, out):
+    model = open_model(place)
+    units = cl.enumerate_units(model, 4)
+    plan = cl.Selection.from_pruned(units, range(0, len(units), 3))
+    cl.prune(model, plan.with_gains({4: 1.5}), out=out)
+    read = reader_of(open_pruned(out))
+    names = [name for name in open_pruned(out).state_dict() if ".layers.1." in name]
+    return sum(float(read(name).double().sum()) for name in names)
+
+small, large, out, allowed = *map(Path, sys.argv[1:4]), int(sys.argv[4])
+cut(small, out / "small")  # whatever is imported on first use
+used = int(re.search(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (used + allowed, used + allowed))
+try:
+    torch.zeros(allowed + 2**20, dtype=torch.uint8)
+except RuntimeError:
+    pass
+else:
+    raise SystemExit("the limit does not hold")
+print(cut(large, out / "large"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
+def test_a_model_four_times_the_memory_is_cut_and_read_again(tmp_path: Path) -> None:
+    allowed = 40 * 2**20
+    wide = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 4000}
+    model = tiny_model(layers=24, dtype=torch.bfloat16, **wide)
+    size = 2 * model.num_parameters()
+    assert size > 4 * allowed
+    model.save_pretrained(tmp_path / "large")
+    tiny_model().save_pretrained(tmp_path / "small")
+    command = [sys.executable, "-c", LIMITED]
+    paths = [str(tmp_path / name) for name in ("small", "large", "out")]
+    # threads have stacks, which count
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(
+        [*command, *paths, str(allowed)], capture_output=True, text=True, env=environment
+    )
+    assert ran.returncode == 0, ran.stderr
+    loaded = cl.load_pruned(tmp_path / "out" / "large")
+    weights = [w for name, w in loaded.state_dict().items() if ".layers.1." in name]
+    assert float(ran.stdout) == pytest.approx(sum(float(w.double().sum()) for w in weights))
+    assert loaded.num_parameters() > model.num_parameters() / 2
