@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import numpy as np
-
-from ..atomic import replacing
+from ..atomic import replacing, room_for
 from ..errors import InputError
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_name
+from ..models.stored import numbers_of
 from ..tables import Folded
 from .tensors import (
     BLOCK,
@@ -75,10 +74,11 @@ def export_gguf(
     """Write a model as one GGUF file for llama.cpp; needs the package `gguf`.
 
     The file computes what the model computes, up to the rounding of `dtype`. It is written as a
-    whole or not at all. One tensor at a time is held in float32.
+    whole or not at all, one tensor after the other. Space on the disk is checked first.
 
     Args:
-        pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2 or Phi3.
+        pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2 or Phi3. Its weights
+            may be on disk (`pruner.saving.open_pruned`).
         tokenizer: the dense model's; None writes a file that takes token ids only.
         path: the file to write.
         dtype: of the weight matrices. "q8_0" takes 8.5 bits per weight; a matrix stays in float16
@@ -92,8 +92,9 @@ def export_gguf(
 
     Raises:
         ArchitectureError: llama.cpp has no architecture that computes what this model computes.
-        InputError: the file exists, `dtype` is unknown, llama.cpp has no such tokenizer, or the
-            package `gguf` is not installed.
+        FileFormatError: the weights are on disk, and damaged.
+        InputError: the file exists, `dtype` is unknown, llama.cpp has no such tokenizer, the
+            package `gguf` is not installed, or the disk has too little space.
         NumericalError: a weight is not finite, or too large for the stored type.
 
     Warns:
@@ -109,7 +110,8 @@ def export_gguf(
     tensors = list(file_tensors(architecture))
     counts = dict(Counter(tensor.kind(dtype).name for tensor in tensors))
     notes = _notes(architecture, counts, dtype) + vocabulary.notes
-    with replacing(target) as temporary:
+    needed = sum(_bytes(tensor, dtype) for tensor in tensors)
+    with replacing(target) as temporary, room_for(needed, temporary):
         _write(temporary, architecture, vocabulary, tensors, dtype, notes)
     named = f"{vocabulary.model}/{vocabulary.pretokenizer}"
     return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)
@@ -189,22 +191,22 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         # all tensors were announced above, so that their numbers need not be in memory together
+        numbers = numbers_of(architecture.model)
         for tensor in tensors:
-            writer.write_tensor_data(tensor.values(dtype))
+            writer.write_tensor_data(tensor.values(dtype, numbers))
     finally:
         writer.close()
 
 
 def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
     """Register a tensor's shape and type; its numbers follow later."""
-    from gguf import quant_shape_to_byte_shape
+    (shape, unit), size = tensor.stored(dtype), _bytes(tensor, dtype)
+    writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=tensor.kind(dtype))
 
-    kind, shape = tensor.kind(dtype), tuple(tensor.weight.shape)
-    unit = np.dtype({"F32": np.float32, "F16": np.float16}.get(kind.name, np.uint8))
-    if kind.name == "Q8_0":  # blocks with their scales are written as bytes
-        shape = quant_shape_to_byte_shape(shape, kind)
-    size = math.prod(shape) * unit.itemsize
-    writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=kind)
+
+def _bytes(tensor: FileTensor, dtype: GGUFDtype) -> int:
+    shape, unit = tensor.stored(dtype)
+    return math.prod(shape) * unit.itemsize
 
 
 def _describe(writer: GGUFWriter, architecture: Architecture, dtype: GGUFDtype) -> None:

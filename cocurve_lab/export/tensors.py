@@ -6,7 +6,7 @@ differ in heads and channels, and may have no attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,12 +17,14 @@ from torch import Tensor
 from ..errors import ArchitectureError, NumericalError
 from ..models.architectures import Architecture
 from ..models.families import Kind
+from ..models.stored import is_stored
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 GGUFDtype = Literal["f32", "f16", "q8_0"]
 FAMILIES = ("llama", "mistral", "qwen2", "phi3")  # those whose block is a plain Llama block
+_AT_ONCE = 2**20  # numbers that are held in float32
 BLOCK = 32  # weights that share one scale in q8_0
 # the largest number of each type; in q8_0 a weight is a byte, up to 127, times a float16 scale
 _LARGEST = {"F32": float(np.finfo(np.float32).max), "F16": 65504.0, "Q8_0": 127 * 65504.0}
@@ -74,7 +76,7 @@ def _obstacles(architecture: Architecture) -> Iterator[str]:
         scale = getattr(architecture.block(layer, "attention"), "scaling", head_dim**-0.5)
         if abs(scale * head_dim**0.5 - 1) > 1e-6:
             yield f"layer {layer} scales attention by {scale}, not by 1 / sqrt({head_dim})"
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if any(weight.is_meta for weight in model.parameters()) and not is_stored(model):
         yield "some of its weights are not in memory (meta device)"
 
 
@@ -87,7 +89,7 @@ class FileTensor:
 
     Attributes:
         name: its name in the file.
-        weight: the numbers, a view of the model's.
+        weight: a view of the model's weight, which may be on the meta device.
         heads: heads whose rows are interleaved when it is written (`interleave`); 0 for none.
     """
 
@@ -105,25 +107,46 @@ class FileTensor:
         whole = self.weight.shape[-1] % BLOCK == 0
         return GGMLQuantizationType.Q8_0 if dtype == "q8_0" and whole else GGMLQuantizationType.F16
 
-    def values(self, dtype: GGUFDtype) -> np.ndarray:
+    def stored(self, dtype: GGUFDtype) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the array it is stored as; blocks of q8_0 are bytes."""
+        from gguf import quant_shape_to_byte_shape
+
+        kind, shape = self.kind(dtype), tuple(self.weight.shape)
+        if kind.name == "Q8_0":
+            return tuple(quant_shape_to_byte_shape(shape, kind)), np.dtype(np.uint8)
+        return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
+
+    def values(
+        self, dtype: GGUFDtype, numbers: Callable[[Tensor], Tensor] = Tensor.detach
+    ) -> np.ndarray:
         """Its numbers in the stored type.
+
+        Args:
+            dtype: of the file.
+            numbers: gives the numbers of a weight that may be on disk (`models.stored.numbers_of`).
 
         Raises:
             NumericalError: a number is not finite, or too large for the type.
         """
         from gguf.quants import quantize
 
-        kind, weight = self.kind(dtype), self.weight.detach().to("cpu", torch.float32)
+        kind, weight = self.kind(dtype), numbers(self.weight).cpu()
         if self.heads:
             weight = interleave(weight, self.heads)
-        values = np.ascontiguousarray(weight.numpy())
-        largest = float(np.abs(values).max(initial=0))
-        if not largest <= _LARGEST[kind.name]:  # the negation also catches NaN
-            raise NumericalError(
-                f"{self.name} holds {largest}, which {kind.name} cannot store. If that is finite, "
-                "use dtype='f32'; otherwise the model is damaged: load it again."
-            )
-        return np.asarray(quantize(values, kind))
+        shape, unit = self.stored(dtype)
+        found = np.empty(shape, unit)
+        # some rows at a time: in float32, the whole takes twice what it takes in half precision
+        rows = max(1, _AT_ONCE // max(1, weight[:1].numel()))
+        for start in range(0, len(weight), rows):
+            part = np.ascontiguousarray(weight[start : start + rows].float().numpy())
+            largest = float(np.abs(part).max(initial=0))
+            if not largest <= _LARGEST[kind.name]:  # the negation also catches NaN
+                raise NumericalError(
+                    f"{self.name} holds {largest}, which {kind.name} cannot store. If that is "
+                    "finite, use dtype='f32'; otherwise the model is damaged: load it again."
+                )
+            found[start : start + rows] = quantize(part, kind)
+        return found
 
 
 def file_tensors(architecture: Architecture) -> Iterator[FileTensor]:

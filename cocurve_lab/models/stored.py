@@ -17,7 +17,7 @@ from ..errors import FileFormatError, InputError, one_line
 from .architectures import describe
 from .configuration import require_own_files
 from .hub import explain, require_place
-from .identity import MANIFEST
+from .identity import MANIFEST, fingerprint_tensor
 from .loading import DEMO, is_demo, place_of, read_dtype, shapes_only
 
 if TYPE_CHECKING:
@@ -162,6 +162,29 @@ def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
     stored: Any = model.cocurve_stored
     dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
     return lambda name: stored.read(name).to(dtypes[name])
+
+
+def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """A function that gives the numbers of a weight of the model, or of a view of one.
+
+    The tensor is for reading only; it is on the CPU if it was on the meta device.
+    """
+    names, read = {id(weight): name for name, weight in model.named_parameters()}, reader_of(model)
+
+    def numbers(view: Tensor) -> Tensor:
+        if not view.is_meta:
+            return view.detach()
+        # a view on the meta device knows its weight, and which numbers of it it has
+        whole = read(names[id(view if view._base is None else view._base)])
+        return whole.as_strided(view.shape, view.stride(), view.storage_offset())
+
+    return numbers
+
+
+def marks_of(model: PreTrainedModel) -> list[list[str]]:
+    """As `identity.weight_marks`, for weights on disk or in memory."""
+    read = reader_of(model)
+    return [[name, fingerprint_tensor(read(name))] for name in sorted(model.state_dict())]
 
 
 def weight_files(place: str, **options: Any) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import cocurve_lab as cl
 from cocurve_lab.errors import ArchitectureError, InputError, NumericalError
 from cocurve_lab.export import tensors as gguf_tensors
 from cocurve_lab.export.gguf import export_gguf
+from cocurve_lab.models.stored import open_model
+from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
 from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer
 
@@ -330,17 +333,66 @@ def test_an_interrupted_write_leaves_the_old_file(
     path.write_bytes(b"precious")
     original = gguf_tensors.FileTensor.values
 
-    def stops(self: Any, dtype: Any) -> np.ndarray:
+    def stops(self: Any, *how: Any) -> np.ndarray:
         seen.append(self.name)
         if len(seen) == 5:
             raise error("stop")
-        return original(self, dtype)
+        return original(self, *how)
 
     monkeypatch.setattr(gguf_tensors.FileTensor, "values", stops)
     with pytest.raises(error, match="stop"):
         export_gguf(tiny_model(), None, path, overwrite=True)
     assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
     assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize(("family", "heads"), EVERY)
+def test_a_folder_is_exported_without_loading_it(
+    family: str, heads: str, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {(1, "attention", 0), (1, "attention", 1), *((2, "ffn", i) for i in range(4))}
+    wide = {"hidden_size": 64, "intermediate_size": 128}
+    folder = cl.save_pruned(
+        pruned_tiny(family, heads, gone, dtype=torch.bfloat16, **wide), tmp_path / "small"
+    )
+    export_gguf(cl.load_pruned(folder), None, tmp_path / "memory.gguf", dtype=dtype)
+    monkeypatch.setattr(gguf_tensors, "_AT_ONCE", 300)  # a few rows at a time
+    stored = open_pruned(folder)
+    assert all(weight.is_meta for weight in stored.parameters())
+    export_gguf(stored, None, tmp_path / "disk.gguf", dtype=dtype)
+    assert (tmp_path / "disk.gguf").read_bytes() == (tmp_path / "memory.gguf").read_bytes()
+
+
+def test_a_dense_folder_is_exported_without_loading_it(tmp_path: Path) -> None:
+    model = tiny_model("llama", "gqa", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "model")
+    export_gguf(open_model(tmp_path / "model"), None, tmp_path / "disk.gguf", dtype="f32")
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "disk.gguf").tensors}
+    assert "output.weight" not in tensors
+    assert np.array_equal(tensors["token_embd.weight"], model.lm_head.weight)
+    down = model.model.layers[1].mlp.down_proj.weight
+    assert np.array_equal(tensors["blk.1.ffn_down.weight"], down)
+
+
+def test_a_full_disk_is_told_before_and_while_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any, *_: Any) -> np.ndarray:
+        raise OSError("268435456 requested and 0 written")  # numpy's words, without a number
+
+    model, free = tiny_model(), [1000]
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free[0]))
+    with pytest.raises(InputError, match="GB are to be written, but the disk of"):
+        export_gguf(model, None, tmp_path / "m.gguf")
+    free[0] = 2**20
+    monkeypatch.setattr(gguf_tensors.FileTensor, "values", full)
+    with pytest.raises(InputError, match="filled up"):
+        export_gguf(model, None, tmp_path / "m.gguf")
+    free[0] = 2**40
+    with pytest.raises(OSError, match="requested"):
+        export_gguf(model, None, tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_byte_level_tokenizer_is_written(tmp_path: Path) -> None:
