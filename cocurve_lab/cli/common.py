@@ -62,20 +62,19 @@ def progress() -> Progress:
 # Models, H and plans ------------------------------------------------------------------------------
 
 
-def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
-    """Add the model, and the device and dtype it is loaded with."""
+_DTYPE = "dtype of the weights; default: float32 on the CPU, otherwise as stored"
+
+
+def add_model(parser: argparse.ArgumentParser, name: str = "model", *, dtype: str = _DTYPE) -> None:
+    """Add the model, and the device and dtype (described as `dtype`) it is loaded with."""
     parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
-    add_device(parser)
+    add_device(parser, dtype=dtype)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser, *, dtype: str = _DTYPE) -> None:
     """Add --device and --dtype."""
     parser.add_argument("--device", help="cpu, cuda or cuda:1; default: a GPU if torch can use one")
-    parser.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="dtype of the weights; default: float32 on the CPU, otherwise as stored",
-    )
+    parser.add_argument("--dtype", choices=DTYPES, help=dtype)
 
 
 def read_any_model(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..models.identity import MANIFEST
+from ..models.identity import MANIFEST, model_dtype
 from .common import (
     add_model,
     add_text,
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 PRUNE = """\
 Remove the units of a plan from a model. The smaller model is saved as a folder with its tokenizer;
-its weights are the model's own, bit for bit, apart from gains. --refit then fits the output
-projections again by least squares on calibration text, which needs memory for both models; the
-folder's manifest and card tell of it. --verify checks on two rows of text
+its weights are the model's own, bit for bit, apart from gains. They are read, cut and written one
+after the other, in the dtype of the model's files, so no GPU is needed, and memory for the largest
+of them is enough. --refit and --verify load the model; so does one without safetensors files.
+--refit fits the output projections again by least squares on calibration text, which needs memory
+for both models; the folder's manifest and card tell of it. --verify checks on two rows of text
 that it computes what the masked model computes. This is done before anything is saved, or, if the
 folder holds this result already, with the model in the folder. With --refit it is done before the
 refit."""
@@ -43,7 +45,8 @@ PRUNE_EXAMPLE = """\
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
   cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl"""
 EXPORT = """\
-Write a pruned model as one GGUF file, which llama.cpp runs without this library."""
+Write a pruned model as one GGUF file, which llama.cpp runs without this library. Its weights are
+read one after the other, so memory for the largest of them is enough."""
 EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --dtype f16
   cocurve export smaller --gguf ids.gguf --no-tokenizer"""
@@ -52,7 +55,11 @@ EXPORT_EXAMPLE = """\
 def add_to(verbs: Any) -> None:
     """Add the verbs `prune` and `export`."""
     parser = add_verb(verbs, "prune", prune, PRUNE, PRUNE_EXAMPLE)
-    add_model(parser)
+    add_model(
+        parser,
+        dtype="dtype of the weights; default: as stored (the demo model and, on the CPU, --refit: "
+        "float32)",
+    )
     parser.add_argument("plan", metavar="PLAN", type=as_path, help="file from `cocurve solve`")
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser.add_argument("--verify", action="store_true", help="compare with the masked model")
@@ -92,11 +99,6 @@ def add_to(verbs: Any) -> None:
 
 def prune(options: argparse.Namespace) -> int:
     """Run `cocurve prune`."""
-    from ..models.loading import load_model
-    from ..pruner import cutting as pruner
-    from ..pruner import repair
-    from ..pruner.saving import save_pruned
-
     if options.calibration is not None and not options.refit:
         raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
     selection = read_plan(options.plan)
@@ -111,6 +113,65 @@ def prune(options: argparse.Namespace) -> int:
     refit = argparse.Namespace(**vars(options) | own) if options.refit else None
     if refit is not None:
         require_text(refit)
+    stored = _opened(options)
+    if stored is not None and not options.verify and refit is None:
+        return _prune_on_disk(options, stored, selection, there)
+    if stored is not None and refit is None and options.dtype is None:
+        options.dtype = model_dtype(stored)
+    return _prune_in_memory(options, selection, there, refit)
+
+
+def _opened(options: argparse.Namespace) -> PreTrainedModel | None:
+    """The model with its weights on disk; None if they are pickled, and so must be loaded."""
+    from ..models.stored import PickledError, open_model
+
+    try:
+        return open_model(options.model, dtype=options.dtype)
+    except PickledError:
+        return None
+
+
+def _prune_on_disk(
+    options: argparse.Namespace,
+    model: PreTrainedModel,
+    selection: Selection,
+    there: dict[str, Any] | None,
+) -> int:
+    """Prune a model whose weights are on disk, one after the other."""
+    from ..models.loading import load_tokenizer
+    from ..pruner.cutting import require_prunable
+    from ..pruner.on_disk import prune_to_folder
+
+    tokenizer = load_tokenizer(options.model)
+    require_prunable(model, selection, on_disk=True)
+    if there is not None:
+        _require_result(options.out, there, model, None)
+        print(f"{options.out} already holds this plan's model (nothing was written).")
+        return 0
+    prune_to_folder(model, selection, options.out, tokenizer=tokenizer, progress=progress())
+    before = model.num_parameters()
+    _say_done(options.out, selection, before, before - selection.pruned_cost)
+    return 0
+
+
+def _prune_in_memory(
+    options: argparse.Namespace,
+    selection: Selection,
+    there: dict[str, Any] | None,
+    refit: argparse.Namespace | None,
+) -> int:
+    """Prune a model that is loaded, because it is also run, or because it cannot be read in parts.
+
+    Args:
+        options: the command line.
+        selection: the plan.
+        there: the manifest of its result, if that is there already.
+        refit: the options of the rows to refit on, if that is asked for.
+    """
+    from ..models.loading import load_model
+    from ..pruner import cutting, repair
+    from ..pruner.saving import save_pruned
+
     model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
     before = model.num_parameters()
     text = held_out_rows(options, options.model, tokenizer) if options.verify else None
@@ -123,18 +184,21 @@ def prune(options: argparse.Namespace) -> int:
     checked = "; computes what the masked model computes" if options.verify else ""
     if rows is None:
         # in place, because two models may not fit, and the dense one can be loaded again
-        pruned = pruner.prune(model, selection, inplace=True, verify=text)
+        pruned = cutting.prune(model, selection, inplace=True, verify=text)
     else:
-        pruned = pruner.prune(model, selection, verify=text)
+        pruned = cutting.prune(model, selection, verify=text)
         settings = repair.RepairOptions(progress=progress())
         repair.refit(model, pruned, selection, rows, options=settings)
         checked += f"{' before the refit' * options.verify}; refitted on {len(rows)} rows"
     save_pruned(pruned, options.out, tokenizer=tokenizer)
-    print(
-        f"{selection}\n{before:,} -> {pruned.num_parameters():,} parameters{checked}\nSaved to "
-        f"{options.out}."
-    )
+    _say_done(options.out, selection, before, pruned.num_parameters(), checked)
     return 0
+
+
+def _say_done(
+    folder: Path, selection: Selection, before: int, after: int, checked: str = ""
+) -> None:
+    print(f"{selection}\n{before:,} -> {after:,} parameters{checked}\nSaved to {folder}.")
 
 
 def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None:
@@ -159,7 +223,8 @@ def _require_result(
     folder: Path, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
 ) -> None:
     """Raise InputError unless a folder was made from this model, in its dtype, with this refit."""
-    from ..models.identity import fingerprint_model, model_dtype
+    from ..models.identity import fingerprint_model
+    from ..models.stored import marks_of
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
@@ -172,7 +237,7 @@ def _require_result(
     mark = manifest.get("dense_fingerprint")
     if mark is None:
         raise _taken(folder, "holds this plan, but does not say of which dense model")
-    if mark != fingerprint_model(model):
+    if mark != fingerprint_model(model, marks_of(model)):
         raise _taken(folder, "holds this plan of another dense model")
 
 
@@ -201,7 +266,7 @@ def export(options: argparse.Namespace) -> int:
     """Run `cocurve export`."""
     from ..export.gguf import export_gguf
     from ..pruner.manifest import read_manifest
-    from ..pruner.saving import load_pruned
+    from ..pruner.saving import open_pruned
 
     require_new(options.gguf)
     read_manifest(options.folder)  # otherwise a mistyped folder would be taken for a hub id
@@ -214,7 +279,7 @@ def export(options: argparse.Namespace) -> int:
                 f"{place} holds no tokenizer. Give the dense model as --tokenizer, or "
                 "--no-tokenizer for a file that takes token ids only."
             )
-    pruned = load_pruned(options.folder, device="cpu")
+    pruned = open_pruned(options.folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
         found = export_gguf(

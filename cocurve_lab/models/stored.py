@@ -32,6 +32,10 @@ _DTYPES = {
 }
 
 
+class PickledError(FileFormatError):
+    """The weights are not in safetensors files, and can only be loaded as a whole."""
+
+
 class StoredWeights:
     """The weights of a model, in files. Opening them reads their headers only.
 
@@ -57,7 +61,13 @@ class StoredWeights:
         self.tied = tied_names(model)
         self._places: dict[str, tuple[Any, str, Path]] = {}
         wanted = model.state_dict()
-        own = _own_names(model, wanted)
+        files, own = list(files), _own_names(model, wanted)
+        if not files:
+            raise PickledError(
+                f"{model.config._name_or_path} holds neither {_INDEX} nor {_WHOLE}. Pickled "
+                "weights cannot be read one by one: load the model with cl.load_model, save it "
+                "with model.save_pretrained(folder), and give that folder."
+            )
         for file in files:
             handle = _open(file, mapped)
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
@@ -121,7 +131,8 @@ def open_model(
 
     Raises:
         ArchitectureError: the family is not supported.
-        FileFormatError: the weights are not safetensors, or not those of the configuration.
+        PickledError: the weights are not safetensors.
+        FileFormatError: the weights are not those of the configuration, or damaged.
         InputError: the model is gated, missing, misspelt, unreachable or already pruned.
     """
     from transformers import GenerationConfig
@@ -188,39 +199,28 @@ def marks_of(model: PreTrainedModel) -> list[list[str]]:
 
 
 def weight_files(place: str, **options: Any) -> list[Path]:
-    """The safetensors files of a folder or hub model: those in its index, or the only one.
+    """The safetensors files of a folder or hub model; none if its weights are pickled.
+
+    Files of the hub are downloaded if they are not here.
+
+    Args:
+        place: the folder or hub id.
+        **options: as for `open_model`.
 
     Raises:
-        FileFormatError: a file that the index names is missing, or there are no safetensors.
+        FileFormatError: a file that the index names is missing.
         InputError: the index is none or leads out of its folder, the hub cannot be reached, or the
             disk is full.
     """
-    from transformers.utils import cached_file
-
     require_own_files(place, **options)
-
-    def find(name: str) -> Path | None:
-        try:
-            return Path(str(cached_file(place, name, **options)))
-        except OSError as error:
-            if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
-                return None
-            raise explain(place, error, cache=options.get("cache_dir")) from error
-
-    index = find(_INDEX)
+    index = _find(place, _INDEX, options)
     if index is None:
-        whole = find(_WHOLE)
-        if whole is None:
-            raise FileFormatError(
-                f"{place} holds neither {_INDEX} nor {_WHOLE}. Pickled weights cannot be read "
-                "tensor by tensor: load the model with cl.load_model, save it with "
-                "model.save_pretrained(folder), and give that folder."
-            )
-        return [whole]
+        whole = _find(place, _WHOLE, options)
+        return [] if whole is None else [whole]
     files = []
     content = json.loads(index.read_text(encoding="utf-8"))
     for name in sorted(set(content["weight_map"].values())):
-        file = find(name)
+        file = _find(place, name, options)
         if file is None:
             raise FileFormatError(
                 f"{index} names {name}, which is not there. The folder is incomplete: copy or "
@@ -228,6 +228,18 @@ def weight_files(place: str, **options: Any) -> list[Path]:
             )
         files.append(file)
     return files
+
+
+def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
+    """A file of a folder or hub model, or None."""
+    from transformers.utils import cached_file
+
+    try:
+        return Path(str(cached_file(place, name, **options)))
+    except OSError as error:
+        if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
+            return None
+        raise explain(place, error, cache=options.get("cache_dir")) from error
 
 
 def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:

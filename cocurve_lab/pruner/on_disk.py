@@ -22,6 +22,7 @@ from ..models.architectures import describe
 from ..models.identity import fingerprint_tensor
 from ..models.stored import reader_of, saved_name, tied_names
 from ..numeric import as_path
+from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .manifest import Origin, manifest_of
 from .saving import new_folder, write_beside
@@ -49,6 +50,7 @@ def prune_to_folder(
     tokenizer: PreTrainedTokenizerBase | None = None,
     evaluation: CardFacts | None = None,
     overwrite: bool = False,
+    progress: Progress = False,
 ) -> Path:
     """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
 
@@ -59,6 +61,7 @@ def prune_to_folder(
         model: in memory, or with its weights on disk (`models.stored.open_model`).
         selection: a plan of this model.
         folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
+        progress: whether to show how many weights are written, and how.
 
     Returns:
         The folder.
@@ -80,7 +83,8 @@ def prune_to_folder(
         room_for(sum(weight.nbytes for weight in kept.values()), temporary),
     ):
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
-        _write_weights(pruned, kept, temporary, weights.kept)
+        with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
+            _write_weights(pruned, kept, temporary, weights.kept, bar)
         before, after = weights.marks(pruned)
         manifest = manifest_of(describe(pruned), selection, Origin.of(model, before), after)
         write_beside(pruned, temporary, manifest, tokenizer, evaluation)
@@ -156,6 +160,7 @@ def _write_weights(
     kept: Mapping[str, Tensor],
     folder: Path,
     read: Callable[[str], Tensor],
+    bar: Any,
 ) -> None:
     """Write weights as safetensors, split into files and indexed as transformers does.
 
@@ -164,6 +169,7 @@ def _write_weights(
         kept: their shapes and dtypes, on the meta device.
         folder: where the files go.
         read: gives a weight by its name.
+        bar: counts them.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -172,9 +178,13 @@ def _write_weights(
     split = split_torch_state_dict_into_shards(
         shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
     )
+
+    def counted(saved: str) -> Tensor:
+        bar.update()
+        return read(own[saved])
+
     for file, names in split.filename_to_tensors.items():
-        part = {name: shapes[name] for name in names}
-        _write_safetensors(folder / file, part, lambda saved: read(own[saved]))
+        _write_safetensors(folder / file, {name: shapes[name] for name in names}, counted)
     if split.is_sharded:
         facts = {"total_parameters": pruned.num_parameters(), **split.metadata}
         index = {"metadata": facts, "weight_map": split.tensor_to_filename}

@@ -632,6 +632,61 @@ def test_a_folder_of_the_same_plan_is_the_same_only_for_model_and_dtype(
         assert contents(tmp_path / "smaller") == before
 
 
+def half(place: Path, folder: Path) -> tuple[Path, Path]:
+    """A model whose files are bfloat16, and a plan of it."""
+    model = tiny_model(dtype=torch.bfloat16)
+    model.save_pretrained(folder / "half", max_shard_size="20KB")
+    word_tokenizer(CONTEXT).save_pretrained(folder / "half")
+    units = cl.enumerate_units(model, GROUPS)
+    (folder / "plan.json").write_text(cl.Selection.from_pruned(units, [0, 7, 8]).to_json())
+    return folder / "half", folder / "plan.json"
+
+
+def test_pruning_keeps_the_dtype_of_the_files_and_loads_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, plan = half(place, tmp_path)
+    prune = ["prune", str(model), str(plan), "--out"]
+    text = ["--text", str(place / "held_out.jsonl"), "--length", "20", "--device", "cpu"]
+    assert main([*prune, str(tmp_path / "verified"), "--verify", *text]) == DONE
+    monkeypatch.setattr("cocurve_lab.models.loading.load_model", None)
+    assert main([*prune, str(tmp_path / "smaller")]) == DONE
+    assert contents(tmp_path / "smaller") == contents(tmp_path / "verified")
+    manifest = json.loads((tmp_path / "smaller" / "cocurve_manifest.json").read_text())
+    assert manifest["dtype"] == "bfloat16"
+    assert main([*prune, str(tmp_path / "wide"), "--dtype", "float32"]) == DONE
+    assert cl.load_pruned(tmp_path / "wide").dtype == torch.float32
+
+
+def test_pickled_weights_are_loaded_to_be_pruned(place: Path, tmp_path: Path) -> None:
+    model, plan = half(place, tmp_path)
+    loaded, _ = cl.load_model(model, device="cpu", dtype="bfloat16")
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(loaded.state_dict(), model / "pytorch_model.bin")
+    command = ["prune", str(model), str(plan), "--out", str(tmp_path / "smaller")]
+    assert main([*command, "--device", "cpu", "--dtype", "bfloat16"]) == DONE
+    assert cl.load_pruned(tmp_path / "smaller").num_parameters() < loaded.num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda shard: shard.unlink(), "names model-00002-of-.* which is not there"),
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), "truncated or damaged"),
+    ],
+    ids=["missing", "truncated"],
+)
+def test_a_damaged_model_is_a_sentence_and_nothing_is_written(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Any, message: str
+) -> None:
+    model, plan = half(place, tmp_path)
+    spoil(sorted(model.glob("model-*.safetensors"))[1])
+    assert main(["prune", str(model), str(plan), "--out", str(tmp_path / "smaller")]) == FAILED
+    assert re.search(message, capsys.readouterr().err)
+    assert {path.name for path in tmp_path.iterdir()} == {"half", "plan.json"}
+
+
 def test_verify_checks_a_folder_that_is_there_already(
     place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
