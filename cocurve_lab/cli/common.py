@@ -98,12 +98,13 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokeni
 
 
 def read_curvature(place: str) -> Curvature:
-    """Load H from a file, or from a folder that holds one.
+    """Load H from a file, or from a folder that holds one: of builds, or of the authors' release.
 
     Raises:
         InputError: there is no H, or there are several (named).
     """
     from ..curvature.matrix import Curvature
+    from ..curvature.release import REGISTRY
     from ..estimator.files import files_in
 
     there = as_path(place)
@@ -111,6 +112,8 @@ def read_curvature(place: str) -> Curvature:
         if not there.exists():
             raise InputError(f"there is no {there}. Build H: cocurve build MODEL --out FOLDER.")
         return Curvature.load(there)
+    if (there / REGISTRY).is_file():
+        return Curvature.from_release(there)
     files = files_in(there)
     if len(files.whole) != 1:
         names = ", ".join(file.name for file in files.whole) or "no H"
@@ -126,14 +129,18 @@ def read_curvature(place: str) -> Curvature:
 
 
 def read_plan(path: Path) -> Selection:
-    """Read the plan in a file; errors name the file.
+    """Read the plan in a file, or in a folder rXX of the authors' release; errors name the file.
 
     Raises:
         InputError: there is no such file.
         FileFormatError: it is not a plan.
     """
+    from ..curvature.release import MASK
     from ..solver.selection import Selection
 
+    if (path / MASK).is_file() and path.resolve().name[1:].isdecimal():
+        folder = path.resolve()
+        return Selection.from_release(folder.parent, int(folder.name[1:]) / 100)
     if not path.is_file():
         raise InputError(f"there is no plan {path}. Solve one: cocurve solve H --out FILE.")
     try:

@@ -43,6 +43,7 @@ refit."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
+  cocurve prune MODEL RELEASE/llama-3.1-8b-instruct/r20 --out smaller
   cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl"""
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library. Its weights are
@@ -60,7 +61,12 @@ def add_to(verbs: Any) -> None:
         dtype="dtype of the weights; default: as stored (the demo model and, on the CPU, --refit: "
         "float32)",
     )
-    parser.add_argument("plan", metavar="PLAN", type=as_path, help="file from `cocurve solve`")
+    parser.add_argument(
+        "plan",
+        metavar="PLAN",
+        type=as_path,
+        help="file from `cocurve solve`, or the folder rXX of a ratio in the authors' release",
+    )
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser.add_argument("--verify", action="store_true", help="compare with the masked model")
     add_text(parser, "text", 2, "text to verify on", "none")

@@ -18,6 +18,7 @@ from ..errors import CocurveError, FileFormatError
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
 
+REGISTRY = "registry.json"
 MASK = Path("masks") / "prune_solution.json"
 _POINTER = b"version https://git-lfs"
 _LARGEST = 1 << 26  # bytes; the published JSON files are below 600 kB
@@ -34,7 +35,7 @@ def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, d
         FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
     """
     folder = Path(folder)
-    registry = _read_registry(folder / "registry.json")
+    registry = _read_registry(folder / REGISTRY)
     matrix = _read_npy(folder / "matrices" / "H.npy")
     provenance = {
         "source": "release",
@@ -57,7 +58,7 @@ def read_mask(
     """
     folder = Path(folder)
     path = _mask_path(folder, ratio)
-    registry = _read_registry(folder / "registry.json")
+    registry = _read_registry(folder / REGISTRY)
     units, mask = _release_units(registry), _read_json(path)
     ids = [row.get("unit_id", index) for index, row in enumerate(registry["units"])]
     try:

@@ -30,6 +30,7 @@ from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST
 from helpers.problems import interrupt_at
+from helpers.release import Shape, write_release
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
 from helpers.waiting import eventually
 
@@ -656,6 +657,20 @@ def test_pruning_keeps_the_dtype_of_the_files_and_loads_nothing(
     assert manifest["dtype"] == "bfloat16"
     assert main([*prune, str(tmp_path / "wide"), "--dtype", "float32"]) == DONE
     assert cl.load_pruned(tmp_path / "wide").dtype == torch.float32
+
+
+def test_a_published_mask_or_h_makes_a_smaller_model(place: Path, tmp_path: Path) -> None:
+    shape = Shape("tiny", 3, 32, 8, heads=4, kv_heads=2, width=42, groups=GROUPS)
+    release, plan = tmp_path / "release", tmp_path / "plan.json"
+    write_release(release, shape, (20,))
+    assert main(["solve", str(release), "--ratio", "0.2", "--out", str(plan)]) == DONE
+    solved = cl.solve_greedy(cl.Curvature.from_release(release), 0.2)
+    published = cl.Selection.from_release(release, 0.2)
+    for source, expected in ((plan, solved), (release / "r20", published)):
+        out = tmp_path / source.name.partition(".")[0]
+        assert main(["prune", str(place / "model"), str(source), "--out", str(out)]) == DONE
+        manifest = json.loads((out / MANIFEST).read_text())
+        assert manifest["selection_fingerprint"] == expected.fingerprint
 
 
 def test_pickled_weights_are_loaded_to_be_pruned(place: Path, tmp_path: Path) -> None:
