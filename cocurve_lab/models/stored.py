@@ -213,11 +213,12 @@ def weight_files(place: str, **options: Any) -> list[Path]:
             disk is full.
     """
     require_own_files(place, **options)
-    index = _find(place, _INDEX, options)
+    whole = _find(place, _WHOLE, options)
+    if whole is not None:  # transformers takes it too, whatever an index says
+        return [whole]
+    index, files = _find(place, _INDEX, options), []
     if index is None:
-        whole = _find(place, _WHOLE, options)
-        return [] if whole is None else [whole]
-    files = []
+        return []
     content = json.loads(index.read_text(encoding="utf-8"))
     for name in sorted(set(content["weight_map"].values())):
         file = _find(place, name, options)

@@ -171,6 +171,16 @@ def test_a_folder_that_is_not_whole_is_refused_before_anything_is_read(
         open_model(folder)
 
 
+def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    content = (folder / INDEX).read_text()
+    in_one_file(folder, lambda weights: weights[UP].fill_(3))
+    (folder / INDEX).write_text(content)
+    assert torch.equal(reader_of(open_model(folder))(UP), torch.full((42, 32), 3.0))
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(loaded.state_dict()[UP], torch.full((42, 32), 3.0))
+
+
 def test_a_file_cut_short_after_it_was_opened_is_told(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")
     read = reader_of(open_model(folder))
