@@ -25,7 +25,7 @@ from torch import nn
 from ..errors import CocurveError, InputError, MismatchError, WorkerError
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.loading import load_model
-from ..models.runtime import measuring
+from ..models.runtime import measuring, require_one_device
 from .worker import Job, Measured, Note, Tick, Worker
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class RayCrew:
         self._died: list[str] = []
         self._spare = executor.workers  # replacements: one for each worker, on average
         self._devices: set[str] = set()
-        self.units_per_batch = job.units_per_batch or 0
+        self.units_per_batch, self.block = job.units_per_batch or 0, 1
         self.device_kind = self._place
         for _ in range(executor.workers):
             self._begin()
@@ -356,7 +356,12 @@ class _Source:
 
 
 def parcel(model: PreTrainedModel, source: str | None) -> Any:
-    """Pack a model for sending: a reference to its source, or the model itself in main memory."""
+    """Pack a model for sending: a reference to its source, or the model itself in main memory.
+
+    Raises:
+        InputError: it is spread over devices or streamed, which workers are not.
+    """
+    require_one_device(model)
     if source is not None:
         attention = getattr(model.config, "_attn_implementation", None)
         return _Source(source, model_dtype(model), attention, fingerprint_model(model))
@@ -381,7 +386,7 @@ def unpack(parcel: Any, place: str) -> PreTrainedModel:
     """
     if not isinstance(parcel, _Source):
         return parcel.to(place)
-    options = {"attn_implementation": parcel.attention} if parcel.attention else {}
+    options: dict[str, Any] = {"attn_implementation": parcel.attention} if parcel.attention else {}
     model, _ = load_model(parcel.place, device=place, dtype=parcel.dtype, **options)
     if fingerprint_model(model) != parcel.fingerprint:
         raise MismatchError(

@@ -6,6 +6,7 @@ In reading order:
     architectures.py  access to a model's layers, blocks and projections
     units.py          the removable units, their costs and their order
     masking.py        running a model with some units ablated
+    streaming.py      layers whose weights come from disk or another memory when they run
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
     hub.py            why a model cannot be loaded, and the next step

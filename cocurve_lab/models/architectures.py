@@ -80,7 +80,8 @@ class Architecture:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] from final hidden states [..., d], in the model's dtype."""
-        logits, cap = self.head(hidden), self.logit_cap
+        # on the device of the hidden states: the head of a spread model has its own
+        logits, cap = self.head(hidden).to(hidden.device), self.logit_cap
         return logits if cap is None else (logits / cap).tanh() * cap
 
     @property

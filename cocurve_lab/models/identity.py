@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..storage import fingerprint
+from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,8 +70,11 @@ def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = No
 
 def weight_marks(model: PreTrainedModel) -> list[list[str]]:
     """[name, SHA-256] of every weight, sorted by name. Reads all weights: about 10 s for an 8B."""
-    weights = sorted(model.state_dict().items())
-    return [[name, fingerprint_tensor(tensor)] for name, tensor in weights]
+    weights, stream = sorted(model.state_dict().items()), stream_of(model)
+    return [
+        [name, fingerprint_tensor(stream.read(name) if stream and tensor.is_meta else tensor)]
+        for name, tensor in weights
+    ]
 
 
 def fingerprint_tensor(tensor: torch.Tensor) -> str:

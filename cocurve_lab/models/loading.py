@@ -13,9 +13,10 @@ import torch
 
 from ..errors import ArchitectureError, CocurveError, InputError, shown
 from .architectures import describe
-from .configuration import require_own_files, require_usable
+from .configuration import require_own_files, require_sound_files, require_usable
 from .hub import explain, require_place
 from .identity import MANIFEST
+from .streaming import layers_on_disk, require_accelerate, stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -152,6 +153,7 @@ def load_model(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
+    stream: bool = False,
     **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer, ready to measure.
@@ -160,9 +162,13 @@ def load_model(
         model_id: "demo" for the embedded model, a hub id, or a folder.
         device: by default CUDA if torch can use it, else the CPU.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
+        stream: load only what stands around the layers (embedding, final norm, head). A layer is
+            read from its safetensors file when it runs, and at most two layers are in memory. For
+            models larger than the device.
         **options: passed to `from_pretrained` (revision, token, attn_implementation, ...).
             `trust_remote_code` is False unless given. An attention kernel of the hub is used only
-            if it is given here, never because config.json names it.
+            if it is given here, never because config.json names it. With a `device_map`, layers
+            may lie on several GPUs, on the CPU or on disk.
 
     Returns:
         The model, in eval mode and without gradients, and its tokenizer.
@@ -184,13 +190,24 @@ def load_model(
             "load_pruned. Its tokenizer is in the folder if it was saved there; otherwise use that "
             "of the dense model."
         )
+    if stream or "device_map" in options:
+        require_accelerate("stream=True" if stream else "a device_map")
     default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     require_place(place)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     # an unsupported family is rejected before gigabytes are downloaded
-    shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
+    shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
     tokenizer = load_tokenizer(model_id, **options)
     require_own_files(source, **_picked(options, _PLACE_OPTIONS))
+    require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
+    if stream:
+        if "device_map" in options:
+            raise InputError(
+                f"device_map is {shown(options['device_map'])}, but stream=True decides where "
+                "weights are. Give one of the two."
+            )
+        places = layers_on_disk(describe(shapes), target)
+        options |= {"device_map": places, "use_safetensors": True}
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
     except Exception as error:  # a damaged file can raise nearly anything
@@ -199,6 +216,7 @@ def load_model(
     keep_score_cap(model)
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
+    stream_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
 
 

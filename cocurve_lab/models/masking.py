@@ -19,6 +19,7 @@ from .architectures import Architecture, describe, is_packed
 from .families import Kind
 from .identity import embedding_weight
 from .runtime import exclusive
+from .streaming import stream_of
 from .units import Unit, UnitSet, enumerate_units, units_like
 
 if TYPE_CHECKING:
@@ -139,18 +140,22 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
     """Convert a scale to the dtype and device of the columns it multiplies.
 
     Raises:
-        InputError: the weights are offloaded, so the device of the columns is not known.
+        InputError: the weights were never loaded, so the device of the columns is not known.
     """
     projection = architecture.output_projection(layer, kind)
     weight = projection.weight
+    device = weight.device
     if weight.is_meta:
-        raise InputError(
-            f"the {kind} weights of layer {layer} are on the meta device: offloaded, or never "
-            "loaded. Load the model with all weights on one device."
-        )
+        stream = stream_of(architecture.model)
+        if stream is None or layer not in stream.layers:
+            raise InputError(
+                f"the {kind} weights of layer {layer} are on the meta device: never loaded. Load "
+                "the model with load_model."
+            )
+        device = stream.layers[layer].device
     # a packed weight is stored as bytes; the activations have the dtype of the embedding
     dtype = embedding_weight(architecture.model).dtype if is_packed(projection) else weight.dtype
-    return scale.to(device=weight.device, dtype=dtype)
+    return scale.to(device=device, dtype=dtype)
 
 
 def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]

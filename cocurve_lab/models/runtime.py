@@ -16,6 +16,7 @@ from ..errors import ArchitectureError, InputError
 from ..numeric import as_int
 from .architectures import describe
 from .identity import embedding_weight, model_device
+from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,11 +126,15 @@ def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
     """Raise unless the model can be measured on rows of token ids [N, T].
 
     Raises:
-        InputError: its weights are not on one device, a token id is outside its embedding, or rows
+        InputError: some of its weights are nowhere, a token id is outside its embedding, or rows
             are longer than its context.
         ArchitectureError: its logits are not those of its head (see `require_known_head`).
     """
-    require_one_device(model)
+    if stream_of(model) is None and any(weight.is_meta for weight in model.parameters()):
+        raise InputError(
+            "the model's weights are on the meta device: they were never loaded. Load the model "
+            "with load_model; stream=True reads each layer when it runs."
+        )
     largest, rows = int(input_ids.max()), embedding_weight(model).shape[0]
     if largest >= rows:
         raise InputError(
@@ -180,17 +185,15 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
 def require_one_device(model: PreTrainedModel) -> None:
     """Raise InputError unless all weights are on one device, and none on the meta device.
 
-    A device map to a single device is fine. A model spread over several devices is not, because a
-    replay joins activations of different layers; nor is an offloaded one, whose weights are not
-    there to be read.
+    Measuring with masks needs no such thing. Cutting, gradients and methods that read weights do.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1 or "meta" in devices:
         raise InputError(
-            f"the model's weights are on {', '.join(devices)} (meta: offloaded, or never loaded); "
-            "measuring and pruning need all of them on one device. Load the model with "
-            'device_map={"": 0} or without a device_map. If it does not fit, load it in bfloat16, '
-            "or, to measure it only, in 4 bits."
+            f"the model's weights are on {', '.join(devices)} (meta: offloaded or streamed), but "
+            "this needs all of them on one device. Load the model without stream and device_map, "
+            "in bfloat16 if it does not fit. Builds of H by ablations and measured plans also take "
+            "it as it is."
         )
 
 

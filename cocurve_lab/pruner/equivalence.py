@@ -19,7 +19,7 @@ from ..estimator.replay import LayerCall, capture_calls, first_output, widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, fingerprint_tensor, model_device
 from ..models.masking import ablate
-from ..models.runtime import measuring, require_measurable
+from ..models.runtime import measuring, require_measurable, require_one_device
 from ..solver.selection import Selection
 from .slicing import fold_gains, kept_columns, sliced_modules
 
@@ -136,6 +136,7 @@ class Reference:
                 logits = list(_logits(model, text))
             if dtype not in (torch.float16, torch.bfloat16):
                 return cls(text, dtype, logits, [], {})
+            require_one_device(model)  # its layers are run in float32, too
             architecture = describe(model)
             layers = [_masked_layers(architecture, selection, row) for row in text.input_ids]
             return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))

@@ -42,7 +42,7 @@ from ..measuring.risk import model_risk
 from ..models.architectures import describe
 from ..models.families import KINDS, Kind
 from ..models.identity import weight_marks
-from ..models.runtime import measuring, require_measurable
+from ..models.runtime import measuring, require_measurable, require_one_device
 from ..numeric import as_float, as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
@@ -164,9 +164,10 @@ def _repaired(
 
 
 def require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    """Raise InputError unless these are rows that the model can run."""
+    """Raise InputError unless these rows run, on a model whose weights are all there."""
     require_type(calibration, CalibrationSet, "the text of a repair")
     require_measurable(model, calibration.input_ids)
+    require_one_device(model)
 
 
 def refit(

@@ -1,0 +1,319 @@
+"""Layers whose weights lie elsewhere, and are there only while the layer runs.
+
+They are in the model's files (`load_model(..., stream=True)`) or where accelerate offloaded them:
+on disk, or in the CPU's memory beside a GPU. transformers and accelerate decide the place, and
+safetensors reads. accelerate brings the weights of each module anew for every call, though. Here a
+whole layer comes at once, stays while it is held, and the next one is fetched meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, one_line
+from .architectures import Architecture, describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Read = Callable[[], Tensor]
+_STREAMS: WeakKeyDictionary[nn.Module, Stream] = WeakKeyDictionary()
+
+
+class _Place(NamedTuple):
+    """Where one weight of a layer goes, and how it is read."""
+
+    module: nn.Module
+    attribute: str
+    read: Read
+
+
+@dataclass
+class _Layer:
+    """A layer whose weights lie elsewhere.
+
+    Attributes:
+        device: where it runs.
+        places: its weights.
+        bytes: their size.
+        absent: what stands in the modules meanwhile: parameters on the meta device.
+    """
+
+    device: torch.device
+    places: list[_Place]
+    bytes: int
+    absent: list[nn.Parameter] = field(default_factory=list)
+
+
+class Stream:
+    """Brings the weights of layers, and takes them away again.
+
+    At most two layers are in memory: the one that runs, and the next one, which a thread fetches.
+
+    Attributes:
+        layers: the layers whose weights lie elsewhere, by number.
+        bytes_read: bytes of weights fetched so far.
+    """
+
+    def __init__(self, layers: dict[int, _Layer], readers: dict[str, Read]) -> None:
+        self.layers, self.bytes_read = layers, 0
+        self._readers = readers  # by the name of a weight in the model
+        self._held: Counter[int] = Counter()
+        self._present: set[int] = set()
+        self._coming: dict[int, Future[list[nn.Parameter]]] = {}
+        self._thread = ThreadPoolExecutor(1, "cocurve-weights")
+        self._side: dict[torch.device, Any] = {}  # a CUDA stream for copies, by device
+
+    def bytes_from(self, first: int) -> int:
+        """Bytes of weights that a pass from layer `first` to the end reads."""
+        return sum(layer.bytes for number, layer in self.layers.items() if number >= first)
+
+    @property
+    def bytes_present(self) -> int:
+        """The most bytes of them that are in memory at a time."""
+        return 2 * max(layer.bytes for layer in self.layers.values())
+
+    @contextmanager
+    def held(self, layer: int) -> Iterator[None]:
+        """Keep the weights of a layer present inside the block; no-op if they always are."""
+        if layer not in self.layers:
+            yield
+            return
+        self.bring(layer)
+        self._held[layer] += 1
+        try:
+            yield
+        finally:
+            self._held[layer] -= 1
+            self.release(layer)
+
+    def bring(self, layer: int) -> None:
+        """Put the weights of a layer into its modules, and begin to fetch the next one.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        if layer in self._present:
+            return
+        for other in list(self._present):  # left behind by an interrupt
+            self.release(other)
+        coming = self._coming.pop(layer, None)
+        self._coming.clear()  # a layer that was expected and is not wanted must not stay in memory
+        found = coming.result() if coming is not None else self._fetch(layer)
+        for place, weight in zip(self.layers[layer].places, found, strict=True):
+            if weight.is_cuda:  # copied on another stream: not to be reused while this one reads it
+                weight.record_stream(torch.cuda.current_stream(weight.device))
+            setattr(place.module, place.attribute, weight)
+        self._present.add(layer)
+        if layer + 1 in self.layers:
+            self._coming[layer + 1] = self._thread.submit(self._fetch, layer + 1)
+
+    def release(self, layer: int) -> None:
+        """Take the weights of a layer away, unless it is held."""
+        if self._held[layer] or layer not in self._present:
+            return
+        stored = self.layers[layer]
+        for place, absent in zip(stored.places, stored.absent, strict=True):
+            setattr(place.module, place.attribute, absent)
+        self._present.discard(layer)
+
+    def _fetch(self, layer: int) -> list[nn.Parameter]:
+        """Read the weights of a layer and copy them to its device."""
+        stored = self.layers[layer]
+        try:
+            if stored.device.type == "cuda":
+                weights = self._copied(stored)
+            else:
+                weights = [place.read().to(stored.device) for place in stored.places]
+        except Exception as error:  # a file that changed or vanished can raise nearly anything
+            raise InputError(
+                f"the weights of layer {layer} cannot be read ({type(error).__name__}: "
+                f"{one_line(error)}). Check that the model's files are where they were when it was "
+                "loaded, and load it again."
+            ) from error
+        self.bytes_read += stored.bytes
+        return [nn.Parameter(weight, requires_grad=False) for weight in weights]
+
+    def _copied(self, stored: _Layer) -> list[Tensor]:
+        """The weights of a layer on its GPU, copied beside what the GPU computes."""
+        device = stored.device
+        side = self._side.setdefault(device, torch.cuda.Stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(side):
+            pinned = [place.read().pin_memory() for place in stored.places]
+            weights = [weight.to(device, non_blocking=True) for weight in pinned]
+        side.synchronize()  # in this thread; pinned memory may go afterwards
+        return weights
+
+    def read(self, name: str) -> Tensor:
+        """Read one weight by its name in the model, to the CPU.
+
+        Raises:
+            KeyError: it does not lie elsewhere.
+        """
+        return self._readers[name]().cpu()
+
+
+# Finding the weights ------------------------------------------------------------------------------
+
+
+def stream_of(model: PreTrainedModel) -> Stream | None:
+    """The stream of a model, or None if the weights of all its layers are present.
+
+    Hooks of accelerate inside an offloaded layer are replaced by one on the layer. Embedding, final
+    norm and head are brought to their device for good if they were offloaded too.
+
+    Raises:
+        InputError: a weight is nowhere, or buffers are offloaded.
+    """
+    if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
+        _STREAMS[model] = _taken_over(describe(model))
+    return _STREAMS.get(model)
+
+
+def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
+    """Keep the weights of a layer present inside the block, wherever they come from."""
+    stream = stream_of(architecture.model)
+    return nullcontext() if stream is None else stream.held(layer)
+
+
+def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
+    """The device map of a streamed model: its layers stay in the files, all else on `device`."""
+    stack = f"{architecture.family.decoder}.{architecture.family.layers}"
+    places: dict[str, Any] = {}
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        for name, child in module.named_children():
+            path = prefix + name
+            if path == stack:
+                places.update({f"{path}.{at}": "disk" for at in range(len(architecture.layers))})
+            elif stack.startswith(path + "."):
+                walk(child, path + ".")
+            else:
+                places[path] = device
+
+    walk(architecture.model, "")
+    return places
+
+
+def require_accelerate(what: str) -> None:
+    """Raise InputError unless accelerate is installed, which places weights.
+
+    Args:
+        what: what was asked for.
+    """
+    if find_spec("accelerate") is None:
+        raise InputError(
+            f"{what} needs accelerate, which is not installed. Install it: "
+            "pip install 'cocurve-lab[stream]'."
+        )
+
+
+def _offloading(module: nn.Module) -> list[Any]:
+    """The hooks of accelerate on a module that bring its weights for each call."""
+    hook = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
+
+
+def _taken_over(architecture: Architecture) -> Stream:
+    """Replace accelerate's hooks on the modules of offloaded layers."""
+    model = architecture.model
+    names = {module: name for name, module in model.named_modules()}
+    layers: dict[int, _Layer] = {}
+    readers: dict[str, Read] = {}
+    for number, layer in enumerate(architecture.layers):
+        hooks = [hook for module in layer.modules() for hook in _offloading(module)]
+        if not hooks:
+            continue
+        places = [
+            _Place(owner, attribute, _reader(owner, f"{names[owner]}.{attribute}", hook, key))
+            for module in layer.modules()
+            for hook in _offloading(module)
+            for key, owner, attribute in _weights(module, hook.place_submodules)
+        ]
+        device = torch.device(hooks[0].execution_device)
+        absent = [getattr(place.module, place.attribute) for place in places]
+        size = sum(weight.numel() * weight.element_size() for weight in absent)
+        layers[number] = _Layer(device, places, size, absent)
+        readers |= {f"{names[place.module]}.{place.attribute}": place.read for place in places}
+    inside = {module for layer in architecture.layers for module in layer.modules()}
+    for module in model.modules():
+        for hook in _offloading(module):
+            if module not in inside:
+                hook.pre_forward(module)  # embedding, norm or head: from here on they stay
+            hook.offload = False  # else accelerate would load what it lets go of
+    stream = Stream(layers, readers)
+    for number, stored in layers.items():
+        _let_stream(architecture.layers[number], stream, number, stored.device)
+    missing = [name for name, weight in model.named_parameters() if weight.is_meta]
+    missing = [name for name in missing if name not in readers]
+    missing += [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if missing:
+        raise InputError(
+            f"{missing[0]} is on the meta device, and no hook of accelerate brings it. Load the "
+            "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
+        )
+    return stream
+
+
+def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.device) -> None:
+    """Let a layer bring its weights when it is called, instead of accelerate's hooks inside it."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import send_to_device
+
+    skipped = getattr(getattr(layer, "_hf_hook", None), "skip_keys", None)
+    remove_hook_from_module(layer, recurse=True)
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        stream.bring(number)
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
+
+    def after(*_: Any) -> None:
+        stream.release(number)
+
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after, always_call=True)
+
+
+def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, str]]:
+    """The weights of a module: name in it, the module that holds it, and its attribute there."""
+    for key, _ in module.named_parameters(recurse=deep):
+        path, _, attribute = key.rpartition(".")
+        yield key, module.get_submodule(path), attribute
+
+
+def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:
+    """How a weight is read from where accelerate left it.
+
+    Raises:
+        InputError: no file holds it.
+    """
+    from safetensors import safe_open
+
+    expected = getattr(owner, name.rpartition(".")[2])
+    source = getattr(hook.weights_map, "dataset", hook.weights_map)
+    found = getattr(source, "index", {}).get(name)
+    if found is None or not found.get("safetensors_file"):
+        if key not in hook.weights_map:
+            raise InputError(
+                f"the model's files hold no {name}. Get the whole model, and load it again."
+            )
+        # copied: accelerate maps its own files into memory, which is not reading
+        return lambda: hook.weights_map[key].to(expected.dtype, copy=True)
+    file, stored = found["safetensors_file"], found["weight_name"]
+
+    def read() -> Tensor:
+        # not mapped into memory: a layer is read when it is fetched, not while it computes
+        with safe_open(file, framework="pt", backend="pread") as weights:
+            return weights.get_tensor(stored).to(expected.dtype)
+
+    return read

@@ -1,0 +1,203 @@
+"""Models whose layers are read when they run: the same numbers, and never the whole model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.streaming import stream_of
+from helpers.tiny_models import GROUPS, MORE_FAMILIES, tiny_model, tiny_text, word_tokenizer
+
+pytest.importorskip("accelerate")
+TEXT = tiny_text(2, 20, 6)
+# tied embeddings, fused projections, weights under other names, blocks without a module
+KINDS = ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"]
+
+
+def saved(folder: Path, family: str = "llama", shard: str = "1GB", **changes: Any) -> Path:
+    heads = "mha" if family in ("gpt_neox", "gpt2", "opt_350m") else "gqa"
+    tiny_model(family, heads, **changes).save_pretrained(folder, max_shard_size=shard)
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def pair(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The model of a folder, in memory and streamed."""
+    whole, _ = cl.load_model(folder, device="cpu", **options)
+    streamed, _ = cl.load_model(folder, device="cpu", stream=True, **options)
+    return whole, streamed
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(TEXT.input_ids).logits
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("shard", ["1GB", "20KB"])
+def test_a_streamed_model_computes_what_the_loaded_one_does(
+    tmp_path: Path, family: str, shard: str
+) -> None:
+    whole, streamed = pair(saved(tmp_path, family, shard))
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
+    stream = stream_of(streamed)
+    assert stream is not None
+    assert sorted(stream.layers) == [0, 1, 2]
+    for _ in range(2):
+        assert torch.equal(logits(streamed), logits(whole))
+    assert all(weight.is_meta for weight in describe(streamed).layers[1].parameters())
+    assert stream.bytes_read == 2 * stream.bytes_from(0)
+    assert fingerprint_model(streamed) == fingerprint_model(whole)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_plans_cost_the_same_streamed(tmp_path: Path, family: str) -> None:
+    whole, streamed = pair(saved(tmp_path, family))
+    units = cl.enumerate_units(whole, GROUPS)
+    assert cl.enumerate_units(streamed, GROUPS).fingerprint == units.fingerprint
+    plans = [cl.Selection.from_pruned(units, chosen) for chosen in ([0], [1, 5], [3, 7, 9])]
+    tables = [cl.measure_plans(m, plans, TEXT, progress=False) for m in (whole, streamed)]
+    assert np.array_equal(tables[0].kl, tables[1].kl)
+    assert tables[0].kl.min() > 0
+
+
+def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
+    _, streamed = pair(saved(tmp_path))
+    stream, layers, seen = stream_of(streamed), streamed.model.layers, []
+    assert stream is not None
+    for layer in layers:
+        layer.mlp.register_forward_hook(
+            lambda *_: seen.append([not x.mlp.up_proj.weight.is_meta for x in layers])
+        )
+    logits(streamed)
+    assert seen == [[at == run for at in range(3)] for run in range(3)]
+    assert stream.bytes_present == 2 * stream.bytes_from(2)
+    with stream.held(1):
+        logits(streamed)
+        assert not layers[1].mlp.up_proj.weight.is_meta
+    assert layers[1].mlp.up_proj.weight.is_meta
+
+
+def test_an_interrupted_pass_leaves_nothing_behind(tmp_path: Path) -> None:
+    whole, streamed = pair(saved(tmp_path))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = streamed.model.layers[1].mlp.register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        logits(streamed)
+    hook.remove()
+    assert torch.equal(logits(streamed), logits(whole))
+    assert all(weight.is_meta for weight in streamed.model.layers.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_weights_take_the_dtype_that_was_asked_for(tmp_path: Path, dtype: str) -> None:
+    whole, streamed = pair(saved(tmp_path), dtype=dtype)
+    assert torch.equal(logits(streamed), logits(whole))
+    assert fingerprint_model(streamed) == fingerprint_model(whole)
+
+
+@pytest.mark.parametrize("how", ["from_pretrained", "dispatch_model", "cpu_offload"])
+def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> None:
+    import accelerate
+
+    whole, _ = cl.load_model(saved(tmp_path / "model"), device="cpu")
+    places: dict[str, Any] = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu"}
+    places |= {f"model.layers.{at}": "disk" if at else "cpu" for at in range(3)}
+    places |= {"model.norm": "disk", "lm_head": "disk"}
+    if how == "from_pretrained":
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
+    elif how == "dispatch_model":
+        model = accelerate.dispatch_model(
+            tiny_model(), places, main_device="cpu", offload_dir=str(tmp_path / "off")
+        )
+    else:
+        model = accelerate.cpu_offload(tiny_model(), torch.device("cpu"))
+    plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 5, 9])
+    assert cl.pruning_risk(model, plan, TEXT) == cl.pruning_risk(whole, plan, TEXT)
+    stream = stream_of(model)
+    assert stream is not None
+    assert sorted(stream.layers) == ([0, 1, 2] if how == "cpu_offload" else [1, 2])
+    assert fingerprint_model(model) == fingerprint_model(whole)
+
+
+def test_short_texts_and_perplexity_are_those_of_the_loaded_model(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    whole, tokenizer = cl.load_model(folder, device="cpu")
+    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
+    prompt = "w3 w9 w4 w1"
+    texts = [cl.continue_text(m, tokenizer, prompt, max_new_tokens=6) for m in (whole, streamed)]
+    assert texts[0] == texts[1]
+    text = " ".join(f"w{at % 90}" for at in range(80))
+    values = [cl.perplexity(m, tokenizer, text, context=16, stride=8) for m in (whole, streamed)]
+    assert values[0] == values[1]
+
+
+# What is wrong with the files -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_damaged_files_are_named(tmp_path: Path, stream: bool) -> None:
+    folder = saved(tmp_path / "shards", shard="20KB")
+    index = folder / "model.safetensors.index.json"
+    named = json.loads(index.read_text())["weight_map"]
+    shard = folder / named["model.layers.1.mlp.up_proj.weight"]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    with pytest.raises(cl.InputError, match=f"{shard.name}, .* cut short or damaged"):
+        cl.load_model(folder, device="cpu", stream=stream)
+    shard.unlink()
+    with pytest.raises(cl.InputError, match=f"weights from '{shard.name}', which is not in"):
+        cl.load_model(folder, device="cpu", stream=stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_weights_that_contradict_the_configuration_are_named(tmp_path: Path, stream: bool) -> None:
+    folder = saved(tmp_path)
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(file)
+    save_file(weights | {name: torch.zeros(40, 32)}, file, {"format": "pt"})
+    with pytest.raises(cl.InputError, match=rf"{name} of shape \(40, 32\), but .* \(42, 32\)"):
+        cl.load_model(folder, device="cpu", stream=stream)
+
+
+def test_a_weight_that_is_nowhere_or_vanishes_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    weights = load_file(file)
+    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
+    del weights[name]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(cl.InputError, match=f"hold no {name}"):
+        cl.load_model(folder, device="cpu", stream=True)
+    file.unlink()
+    with pytest.raises(cl.InputError, match="weights of layer 0 cannot be read"):
+        logits(streamed)
+
+
+def test_one_place_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(cl.InputError, match="Give one of the two"):
+        cl.load_model(saved(tmp_path), stream=True, device_map="auto")
+
+
+def test_every_family_is_streamed(tmp_path: Path) -> None:
+    for family in MORE_FAMILIES:
+        if family in KINDS:
+            continue
+        heads = "mha" if family in ("gpt_neox_sequential", "opt") else "gqa"
+        tiny_model(family, heads).save_pretrained(tmp_path / family)
+        word_tokenizer().save_pretrained(tmp_path / family)
+        whole, streamed = pair(tmp_path / family)
+        assert torch.equal(logits(streamed), logits(whole)), family
