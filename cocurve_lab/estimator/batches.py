@@ -13,17 +13,20 @@ from functools import partial
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..models.architectures import Architecture
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import is_out_of_memory
+from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
 from .replay import GATHER_BYTES, TRACE_BYTES, trace_bytes
 
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
+Ride = Callable[[Sequence[Sequence[Unit]]], Iterator[Tensor]]  # `Replay.ride`
 
 LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time, here and in measuring/
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
@@ -35,33 +38,38 @@ class Batches:
     Args:
         size: ablations per batch to begin with.
         tick: told of each batch that is done.
+        block: ablations that advance together through the layers (`Replay.ride`); 1 is one batch.
 
     Attributes:
-        size: ablations per batch from here on.
+        size, block: ablations per batch and per block from here on.
         notes: what should be kept with the result: each time the size was halved.
     """
 
-    def __init__(self, size: int, tick: Tick) -> None:
-        self.size = size
+    def __init__(self, size: int, tick: Tick, block: int = 1) -> None:
+        self.size, self.block = size, block
         self.notes: list[str] = []
         self._tick, self._fitted = tick, True
 
-    def of(self, units: Sequence[Unit]) -> Iterator[tuple[slice, list[Unit]]]:
-        """The rows and units of each batch; one that did not fit comes again, smaller.
+    def of(self, units: Sequence[Unit], ride: Ride) -> Iterator[tuple[slice, Tensor]]:
+        """The rows of each batch, and what `ride` makes of it; one that did not fit comes again.
 
         Raises:
             InputError: one ablation alone does not fit.
         """
-        for first, layer_units in by_layer(units):
-            start = 0
-            while start < len(layer_units):
-                batch = layer_units[start : start + self.size]
-                yield slice(first + start, first + start + len(batch)), batch
-                if not self._fitted:
-                    self._halve()
-                    continue
-                start += len(batch)
-                self._tick(len(batch))
+        start = 0
+        while start < len(units):
+            block = block_from(units, start, self.size, self.block)
+            with self.halved_when_too_large():
+                riding = ride([batch for _, batch in block])
+                for rows, batch in block:
+                    yield rows, next(riding)
+                    if not self._fitted:
+                        break
+                    start = rows.stop
+                    self._tick(len(batch))
+            del riding  # and with it the states of the batches that have not come to their end
+            if not self._fitted:
+                self._halve()
 
     @contextmanager
     def halved_when_too_large(self) -> Iterator[None]:
@@ -74,9 +82,9 @@ class Batches:
             self._fitted = False  # halved later: while this error lives, so do its tensors
 
     def _halve(self) -> None:
-        if self.size == 1:
+        if self.size == self.block == 1:
             raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
-        self.size //= 2
+        self.size, self.block = max(1, self.size // 2), max(1, self.block // 2)
         self._fitted = True
         gc.collect()
         if torch.cuda.is_available():
@@ -93,6 +101,30 @@ def by_layer(units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
         first += len(layer_units)
 
 
+def block_from(
+    units: Sequence[Unit], start: int, size: int, block: int
+) -> list[tuple[slice, Sequence[Unit]]]:
+    """Batches from unit `start` on: at least one, and as many more as a block of units takes."""
+    found: list[tuple[slice, Sequence[Unit]]] = []
+    for first, layer_units in by_layer(units):
+        stop = first + len(layer_units)
+        for at in range(max(first, start), stop, size):
+            rows = slice(at, min(at + size, stop))
+            if found and rows.stop - start > block:
+                return found
+            found.append((rows, units[rows]))
+    return found
+
+
+def first_layers(units: Sequence[Unit], size: int, block: int) -> list[int]:
+    """The layer that each block starts in: all from there on are run through for it."""
+    found, start = [], 0
+    while start < len(units):
+        found.append(units[start].layer)
+        start = block_from(units, start, size, block)[-1][0].stop
+    return found
+
+
 def choose_batch(
     architecture: Architecture,
     units: UnitSet,
@@ -106,15 +138,49 @@ def choose_batch(
     fixed = needed(0, full_vocabulary)
     per_row = needed(1, full_vocabulary) - fixed
     device = model_device(architecture.model)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        # what torch holds back from earlier work is free to us as well
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    else:
-        import psutil
+    if device.type != "cuda":
+        largest = min(largest, _LARGEST_CPU_BATCH)
+    # a quarter where weights come from elsewhere: the other one is for the states of a block
+    share = 2 if stream_of(architecture.model) is None else 4
+    return int(max(1, min(largest, (free_memory(device) / share - fixed) // per_row)))
 
-        free, largest = psutil.virtual_memory().available, min(largest, _LARGEST_CPU_BATCH)
-    return int(max(1, min(largest, (free / 2 - fixed) // per_row)))
+
+def choose_block(
+    architecture: Architecture,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    top_r: int,
+    units_per_batch: int,
+    full_vocabulary: bool = False,
+) -> int:
+    """Ablations that advance together: 1 where all weights are present, which is a single batch.
+
+    Otherwise as many as half of the free memory holds, since each block reads the weights anew.
+    """
+    if stream_of(architecture.model) is None:
+        return 1
+    needed = partial(memory_needed, architecture, units, calibration, top_r, units_per_batch)
+    fixed = needed(full_vocabulary)
+    per_unit = needed(full_vocabulary, 1) - fixed
+    free = free_memory(model_device(architecture.model)) / 2
+    return int(max(1, min(len(units), (free - fixed) // per_unit)))
+
+
+def free_memory(device: torch.device) -> float:
+    """Bytes that can still be taken on a device; on the CPU, under the limits of this process."""
+    if device.type == "cuda":
+        # what torch holds back from earlier work is free to us as well
+        reserved = float(torch.cuda.mem_get_info(device)[0])
+        return reserved + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    free, process = float(psutil.virtual_memory().available), psutil.Process()
+    if hasattr(process, "rlimit"):  # on Linux
+        taken = process.memory_info()
+        for which, used in ((psutil.RLIMIT_DATA, taken.data), (psutil.RLIMIT_AS, taken.vms)):
+            most = process.rlimit(which)[0]
+            free = free if most == psutil.RLIM_INFINITY else min(free, most - used)
+    return free
 
 
 def memory_needed(
@@ -124,8 +190,19 @@ def memory_needed(
     top_r: int,
     units_per_batch: int,
     full_vocabulary: bool = False,
+    block: int = 0,
 ) -> float:
-    """Bytes a build takes beside the model, roughly: features, activations, group Grams."""
+    """Bytes a build takes, roughly: features, activations, group Grams, and weights that come.
+
+    Weights that are in memory anyway are not counted: all of a loaded model, and what stands around
+    the layers of a streamed one, of which two layers at a time are added here.
+
+    Args:
+        architecture, units, calibration, top_r: of the build.
+        units_per_batch: ablations per forward pass.
+        full_vocabulary: whether risks are measured over the full vocabulary.
+        block: ablations whose states wait for each other (`choose_block`).
+    """
     config, length = architecture.model.config, calibration.seq_len
     size = embedding_weight(architecture.model).element_size()
     vocabulary, hidden = architecture.vocabulary, config.hidden_size
@@ -147,4 +224,7 @@ def memory_needed(
         row += config.num_attention_heads * length**2 * (size + 4)
     if full_vocabulary:  # the head in float32; logits of a few positions, and what KL makes of them
         head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
-    return features + teacher + traces + head + grams + units_per_batch * row
+    states = block * length * hidden * size
+    stream = stream_of(architecture.model)
+    weights = 0 if stream is None else stream.bytes_present
+    return features + teacher + traces + head + grams + units_per_batch * row + states + weights

@@ -33,6 +33,7 @@ from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, require_threads
+from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
 from ..numeric import as_float, as_int, as_list
 from ..progress import Progress, duration, open_bar
@@ -51,7 +52,7 @@ from ..schema import (
 )
 from ..storage import dump_plain, load_plain, require_settings
 from ..tables import fold
-from .batches import SMALLER, memory_needed
+from .batches import SMALLER, first_layers, memory_needed
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
 
@@ -399,19 +400,34 @@ class Build:
         """Time, memory and size of the build, in words."""
         seconds, batch = crew.seconds(), crew.units_per_batch
         taking = "" if seconds is None else f"about {duration(seconds)} and "
+        stream = stream_of(model)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,
+            block=0 if stream is None else crew.block,
         )
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
         left = len(self.units) - len(self.removed)
+        beside, reading = "the model", ""
+        if stream is not None:
+            gone = set(self.removed)
+            ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
+            starts = first_layers(ablated, batch, crew.block)
+            # the teacher runs through all layers, and once more where units are gone already
+            read = sum(map(stream.bytes_from, [0] * (1 + bool(gone)) + starts))
+            beside = "the weights that stay"
+            reading = (
+                f"Ablations advance in {len(starts)} block{'s' if len(starts) > 1 else ''} of at "
+                f"most {max(batch, crew.block)}: {read / 1e9:.2g} GB of weights are read for each "
+                f"sequence, {read * (self.total - self.done) / 1e9:.2g} GB in all. "
+            )
         text = (
             f"{left} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
-            f"each: {taking}{memory / 1e9:.2g} GB beside the model "
+            f"each: {taking}{memory / 1e9:.2g} GB beside {beside} "
             f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
-            "You can interrupt at any time; finished sequences are kept."
+            f"{reading}You can interrupt at any time; finished sequences are kept."
         )
         return fold(text)
 

@@ -26,7 +26,7 @@ from ..curvature.merging import (
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
-from ..models.runtime import require_measurable
+from ..models.runtime import require_measurable, require_one_device
 from ..models.units import Unit, UnitSet, enumerate_units, require_units
 from ..numeric import as_int, require_type
 from ..progress import Progress
@@ -118,6 +118,7 @@ def estimate_curvature(
         )
         return build.run(model, progress=progress)
     _require_plain(options, checkpoint, executor)
+    require_one_device(model)  # derivatives need the weights of all layers
     if isinstance(options, ExactOptions):
         require_unpacked(model)
     settings = build_settings(model, units, calibration, top_r, options)

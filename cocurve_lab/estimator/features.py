@@ -78,9 +78,9 @@ def sequence_gram(
         slope, risk, sure_risk = torch.zeros(3, len(units), dtype=torch.float64)
         if sketch is not None:
             sketch.begin(teacher.probabilities, start.base)
-        for rows, batch in batches.of(units):  # for each unit u; those of a layer run together
+        # for each unit u, mask only u; those of a layer run together: hidden is [B, P, d]
+        for rows, hidden in batches.of(units, replay.ride):
             with batches.halved_when_too_large():
-                hidden = replay.ablated_hidden(batch)  # mask only u; [B, P, d]
                 z_u = teacher.head(hidden)  # z_-u [B, P, r]
                 # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq.
                 # (huv) for all units alike, so no product of two of them sees it

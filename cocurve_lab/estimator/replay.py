@@ -15,7 +15,7 @@ CoCurve Estimator", prefix-cache replay).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ from ..errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
+from ..models.streaming import stream_of
 from ..models.units import Unit
 
 # up to this many times the support, the whole head is cheaper than gathering rows of it
@@ -89,13 +90,15 @@ class Replay:
     ) -> None:
         self.architecture = architecture
         self.positions, self.leftovers = positions, leftovers
+        self.stream = stream_of(architecture.model)
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
         # a restart needs the activations inside its layer. They are kept for all layers if they
         # fit; else `_trace` runs each layer once more when its turn comes
         layers = range(len(architecture.layers))
         kept = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
         with self._tracing(layers if kept else ()):
-            self.final_hidden, self.calls = capture_calls(architecture, input_ids)
+            final, self.calls = capture_calls(architecture, input_ids)
+        self.final_hidden = final.to(input_ids.device)  # from the last of several devices
 
     @property
     def scored_hidden(self) -> Tensor:
@@ -105,42 +108,75 @@ class Replay:
     def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
         """Return the final hidden states [B, P, d] at the scored positions of B ablations.
 
+        Arguments and errors are those of `ride` for a single batch.
+        """
+        return next(self.ride([units]))
+
+    def ride(self, batches: Sequence[Sequence[Unit]]) -> Iterator[Tensor]:
+        """Run batches of ablations to the end together, and yield what comes out of each.
+
+        They advance layer by layer, so the weights of a layer are needed only once. A single batch
+        keeps the least in memory, many need the fewest weights; the result has the same bits.
+
         Args:
-            units: B units of one layer, attention before FFN; row b runs without units[b].
+            batches: B units each, of one layer, attention before FFN; row b runs without units[b].
+                Layers must not fall from one batch to the next.
+
+        Yields:
+            The final hidden states [B, P, d] of each batch at the scored positions.
 
         Raises:
             ArchitectureError: attention does something after its output projection.
         """
+        last = len(self.architecture.layers) - 1
+        states: list[Tensor] = []
+        for layer in range(batches[0][0].layer, last + 1):
+            with self.held(layer):
+                with self._scored_only(last) if layer == last and states else nullcontext():
+                    for at in range(len(states)):  # each replaces the one before at once
+                        states[at] = self.run(layer, states[at])
+                        if layer == last:
+                            states[at] = states[at][:, self._positions_on(states[at].device)]
+                states += [self._started(units) for units in batches if units[0].layer == layer]
+        states.reverse()
+        while states:
+            yield self.architecture.final(states.pop()).to(self.positions.device)
+
+    def _started(self, units: Sequence[Unit]) -> Tensor:
+        """What the layer of these units puts out [B, T, d], or [B, P, d] if it is the last."""
         if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
             raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
-        last = len(self.architecture.layers) - 1
-        # after the projections of the last layer nothing mixes positions any more, so those not
-        # scored are dropped at once; in earlier layers attention still reads them
-        keep = self.positions if layer == last else slice(None)
         parts = [
-            self._restart(layer, kind, chosen, keep)
+            self._restart(layer, kind, chosen)
             for kind in KINDS
             if (chosen := [unit for unit in units if unit.kind == kind])
         ]
-        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
-        for later in range(layer + 1, last):
-            hidden = self._run(later, hidden)
-        if layer < last:
-            with self._scored_only(last):
-                hidden = self._run(last, hidden)[:, self.positions]
-        return self.architecture.final(hidden)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     # Layers -------------------------------------------------------------------------------------
 
-    def _run(self, layer: int, hidden: Tensor) -> Tensor:
+    def held(self, layer: int) -> AbstractContextManager[None]:
+        """Keep the weights of a layer present, where they come from elsewhere."""
+        return nullcontext() if self.stream is None else self.stream.held(layer)
+
+    def run(self, layer: int, hidden: Tensor) -> Tensor:
         """Run a layer on [B, T, d] with the other arguments of the teacher pass."""
         # masks and position embeddings have batch size 1 and broadcast over B
         call = self.calls[layer]
         return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
 
-    def _restart(self, layer: int, kind: Kind, units: list[Unit], keep: Any) -> Tensor:
+    def _positions_on(self, device: torch.device) -> Tensor:
+        """The scored positions, to index what lies on this device."""
+        return self.positions.to(device)
+
+    def _restart(self, layer: int, kind: Kind, units: list[Unit]) -> Tensor:
         """Output of `layer` [B, T or P, d], each row without one unit of the given kind."""
+        # after the projections of the last layer nothing mixes positions any more, so those not
+        # scored are dropped at once; in earlier layers attention still reads them
+        keep: Any = slice(None)
+        if layer == len(self.architecture.layers) - 1:
+            keep = self._positions_on(self._trace(layer)[kind].write.device)
         # exact, because the input of the layer is the teacher's: whatever precedes the output
         # projection of the unit would compute again what the teacher pass computed
         trace = self._trace(layer)
@@ -149,7 +185,7 @@ class Replay:
         taken = None if self.leftovers is None else self.leftovers[layer, kind]
         writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units, taken)
         rows = len(units)
-        hidden = self.calls[layer].hidden[:, keep].expand(rows, -1, -1)
+        hidden = self.calls[layer].hidden.to(own.write.device)[:, keep].expand(rows, -1, -1)
         with ExitStack() as stack:
             # an FFN ablation leaves attention as it was, so attention answers as in the teacher
             # pass; after an attention ablation the FFN of the layer has a new input, and runs
@@ -158,7 +194,7 @@ class Replay:
                 known = attention.write[:, keep].expand(rows, -1, -1)
                 stack.enter_context(_answering(attention, known))
             stack.enter_context(_answering(own, writes))
-            return self._run(layer, hidden)
+            return self.run(layer, hidden)
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
         """The teacher's activations inside a layer, by kind of block."""
@@ -167,7 +203,7 @@ class Replay:
             # once more is 2/M of the work
             self._traces.clear()
             with self._tracing([layer]):
-                self._run(layer, self.calls[layer].hidden)
+                self.run(layer, self.calls[layer].hidden)
         return self._traces[layer]
 
     @contextmanager
@@ -211,8 +247,8 @@ class Replay:
         forward = block.forward
 
         def scored(hidden: Tensor) -> Tensor:
-            write = torch.zeros_like(hidden)
-            write[:, self.positions] = forward(hidden[:, self.positions])
+            write, positions = torch.zeros_like(hidden), self._positions_on(hidden.device)
+            write[:, positions] = forward(hidden[:, positions])
             return write
 
         with replaced_forward(block, scored):
@@ -240,6 +276,7 @@ class SupportHead:
     ) -> None:
         self.weight: Tensor = head.weight
         self.temperature = temperature
+        support = support.to(self.weight.device)
         self.support, self.bias, self.cap = support, head.bias, cap
         vocabulary, size = self.weight.shape
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
@@ -263,7 +300,11 @@ class SupportHead:
 
     def linear(self, hidden: Tensor) -> Tensor:
         """Compute the head's own z [B, P, r], before a cap."""
-        hidden = widen(hidden)
+        device = hidden.device
+        return self._linear(widen(hidden).to(self.weight.device)).to(device)
+
+    def _linear(self, hidden: Tensor) -> Tensor:
+        """The same, on the device of the head."""
         if self.columns is not None:
             logits = torch.bmm(hidden.transpose(0, 1), self.columns).transpose(0, 1)
             return logits if self.bias is None else logits + widen(self.bias[self.support])
@@ -307,7 +348,7 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     # a cap on logits keeps their order, so the head's own z is sorted
     step = max(1, GATHER_BYTES // (vocabulary * 4))
     parts = [widen(head(part)).topk(top_r, dim=-1).indices for part in hidden[0].split(step)]
-    return torch.cat(parts)
+    return torch.cat(parts).to(hidden.device)
 
 
 # Hooks and traces -------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from ..curvature.shifts import Shifts
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
+from ..models.streaming import stream_of
 from ..models.units import UnitSet
-from .batches import Batches, Tick, by_layer, choose_batch
+from .batches import Batches, Tick, by_layer, choose_batch, choose_block, first_layers
 from .features import sequence_gram
 from .fisher import kl_divergence
 from .refitted import Leftovers, leftovers
@@ -104,11 +105,13 @@ class Crew(Protocol):
 
     Attributes:
         units_per_batch: ablations per forward pass that all of them use.
+        block: ablations that advance together (`batches.choose_block`).
         device_kind: "cpu" or "cuda".
         device: names of the devices, as text.
     """
 
     units_per_batch: int
+    block: int
     device_kind: str
 
     @property
@@ -143,6 +146,10 @@ class Worker:
         self.units_per_batch = job.units_per_batch or choose_batch(
             self.architecture, job.units, job.calibration, job.top_r, job.full_vocabulary
         )
+        self.block = choose_block(
+            *(self.architecture, job.units, job.calibration, job.top_r, self.units_per_batch),
+            full_vocabulary=job.full_vocabulary,
+        )
         self.full_kl = None
         # a support that is the whole vocabulary has nothing to add
         if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
@@ -161,7 +168,8 @@ class Worker:
             InputError: one ablation alone does not fit in memory.
             NumericalError: NaN or infinite logits.
         """
-        job, batches, size = self.job, Batches(self.units_per_batch, tick), len(self.job.units)
+        job, size = self.job, len(self.job.units)
+        batches = Batches(self.units_per_batch, tick, self.block)
         left, gone = job.left, [job.units[index] for index in job.removed]
         inputs = ([job.units[index] for index in left], job.calibration, number, job.top_r)
         sketch = None
@@ -179,7 +187,8 @@ class Worker:
         )
         gram, risks, sure_risks = (_spread(a, left, size) for a in (*found[:2], found[2][1]))
         sure = found[2][0], sure_risks
-        self.units_per_batch = batches.size  # a halved batch stays halved for later sequences
+        # a halved batch stays halved for later sequences
+        self.units_per_batch, self.block = batches.size, batches.block
         positions = len(job.calibration.scored[number])
         notes = tuple(batches.notes)
         shifts = None if sketch is None else sketch.kept()
@@ -193,13 +202,16 @@ class Worker:
         job, left = self.job, [self.job.units[index] for index in self.job.left]
         layers = [units for _, units in by_layer(left)]
         ids, positions = row(self.architecture, job.calibration, 0)
-        for _ in range(2):  # the first one warms up
+        streamed = stream_of(self.architecture.model) is not None
+        for _ in range(1 if streamed else 2):  # the first one warms up
             begun = time.monotonic()
             replay = Replay(self.architecture, ids, positions, self.leftovers)
             teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)
             teacher_seconds = time.monotonic() - begun
         per_ablation = []
-        for units in (layers[-1], layers[-1], layers[0]):  # the first one warms up
+        # the first one warms up; of a streamed model all would be read for a batch of layer 0
+        first = [] if streamed else [layers[0]]
+        for units in (layers[-1], layers[-1], *first):
             batch = units[: self.units_per_batch]
             begun = time.monotonic()
             try:
@@ -212,10 +224,24 @@ class Worker:
                     raise
                 return None  # the build will halve the batch and report it
             per_ablation.append((time.monotonic() - begun) / len(batch))
+        if replay.stream is not None:
+            # a unit runs half of the layers on average; a teacher pass takes as long as reading
+            mean = per_ablation[-1] + self._layer_seconds(replay) * (len(layers) - 1) / 2
+            starts = first_layers(left, self.units_per_batch, self.block)
+            passes = 1 + sum(map(replay.stream.bytes_from, starts)) / replay.stream.bytes_from(0)
+            return job.sequences * (teacher_seconds * passes + len(left) * mean)
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
         # of the last and the first layer is the mean of all
         mean = sum(per_ablation[1:]) / 2
         return job.sequences * (teacher_seconds + len(left) * mean)
+
+    def _layer_seconds(self, replay: Replay) -> float:
+        """Duration of one layer for one ablation, in seconds, once its weights are there."""
+        hidden = replay.calls[0].hidden.expand(self.units_per_batch, -1, -1)
+        with replay.held(0):
+            begun = time.monotonic()
+            replay.run(0, hidden)
+            return (time.monotonic() - begun) / self.units_per_batch
 
 
 def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:

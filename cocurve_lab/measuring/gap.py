@@ -292,9 +292,10 @@ def _split_row(
     p_0 = torch.softmax(z_0, dim=-1)
     summed = torch.zeros_like(z_0)
     alone = torch.zeros(2, len(z_0), dtype=torch.float64, device=z_0.device)
-    for _, batch in batches.of(sorted(units, key=lambda unit: (unit.layer, unit.kind))):
+    ordered = sorted(units, key=lambda unit: (unit.layer, unit.kind))
+    for _, hidden in batches.of(ordered, replay.ride):
         with batches.halved_when_too_large():
-            shift, risks = _alone(architecture, replay.ablated_hidden(batch), z_0, p_0)
+            shift, risks = _alone(architecture, hidden, z_0, p_0)
             # only now, so that a batch tried again by halves is counted once
             summed += shift
             alone += risks

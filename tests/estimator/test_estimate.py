@@ -550,7 +550,7 @@ def test_merging_overlap_or_other_settings_is_refused() -> None:
 def test_out_of_memory_halves_the_batch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    real = Replay.ablated_hidden
+    real = Replay._started
     seen: list[int] = []
 
     def tight(self: Replay, units: Any) -> torch.Tensor:
@@ -563,7 +563,7 @@ def test_out_of_memory_halves_the_batch(
 
     model, text = tiny_model("llama", "mha"), tiny_text(2, 20, 6)
     expected = build(model, text, units_per_batch=2)
-    monkeypatch.setattr(Replay, "ablated_hidden", tight)
+    monkeypatch.setattr(Replay, "_started", tight)
     with caplog.at_level(logging.WARNING):
         found = build(model, text, units_per_batch=8)
     assert same_bits(found, expected)
@@ -578,7 +578,7 @@ def test_one_ablation_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.Mon
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Replay, "ablated_hidden", full)
+    monkeypatch.setattr(Replay, "_started", full)
     with pytest.raises(cl.InputError, match="one ablation per batch"):
         build(tiny_model(), tiny_text(2, 20, 6))
 
@@ -597,7 +597,7 @@ def test_other_runtime_errors_are_not_taken_for_memory(monkeypatch: pytest.Monke
     def broken(*_: Any) -> None:
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(Replay, "ablated_hidden", broken)
+    monkeypatch.setattr(Replay, "_started", broken)
     with pytest.raises(RuntimeError, match="shapes cannot"):
         build(tiny_model(), tiny_text(2, 20, 6))
 

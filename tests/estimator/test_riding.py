@@ -1,0 +1,205 @@
+"""Blocks of ablations that advance together, and builds on weights that come layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.estimator import batches, worker
+from cocurve_lab.estimator.replay import Replay
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.streaming import stream_of
+from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+
+TEXT = tiny_text(2, 20, 6)
+
+
+def build(model: PreTrainedModel, text: cl.CalibrationSet = TEXT, **options: Any) -> cl.Curvature:
+    progress = options.pop("progress", False)
+    units = cl.enumerate_units(model, GROUPS)
+    chosen = cl.BuildOptions(**options)
+    return cl.estimate_curvature(model, units, text, 16, progress=progress, options=chosen)
+
+
+def streamed(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
+    """The same model, its layers left in files."""
+    pytest.importorskip("accelerate")
+    model.save_pretrained(folder, max_shard_size="20KB")
+    word_tokenizer().save_pretrained(folder)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return cl.load_model(folder, device="cpu", dtype=dtype, stream=True)[0]
+
+
+def same_bits(one: cl.Curvature, other: cl.Curvature) -> bool:
+    return np.array_equal(one.matrix, other.matrix) and np.array_equal(
+        one.single_unit_risk, other.single_unit_risk
+    )
+
+
+@pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
+def test_all_ablations_of_a_row_ride_together_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, family: str, heads: str
+) -> None:
+    model = tiny_model(family, heads)
+    expected = build(model, units_per_batch=3)
+    runs: list[int] = []
+    real = Replay.ride
+
+    def counted(self: Replay, batches: Any) -> Any:
+        runs.append(sum(map(len, batches)))
+        return real(self, batches)
+
+    monkeypatch.setattr(Replay, "ride", counted)
+    for block in (7, 1000):
+        runs.clear()
+        monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
+        assert same_bits(build(model, units_per_batch=3), expected)
+        assert max(runs) == len(expected.units) if block == 1000 else 3 < max(runs) <= block
+
+
+def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
+    units = list(cl.enumerate_units(tiny_model(), GROUPS))  # 2 + 4 units in each of 3 layers
+
+    def sizes(size: int, block: int) -> list[list[int]]:
+        found, start = [], 0
+        while start < len(units):
+            part = batches.block_from(units, start, size, block)
+            found.append([rows.stop - rows.start for rows, _ in part])
+            start = part[-1][0].stop
+        firsts = [units[sum(map(sum, found[:at]))].layer for at in range(len(found))]
+        assert batches.first_layers(units, size, block) == firsts
+        return found
+
+    assert sizes(4, 1) == [[4], [2]] * 3
+    assert sizes(4, 6) == [[4, 2]] * 3
+    assert sizes(4, 10) == [[4, 2, 4], [2, 4, 2]]
+    assert sizes(6, 17) == [[6, 6], [6]]
+    assert sizes(9, 18) == [[6, 6, 6]]
+
+
+def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    expected = build(model, units_per_batch=2)
+    real, left = Replay._started, [5]
+
+    def tight(self: Replay, units: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, units)
+
+    monkeypatch.setattr(Replay, "_started", tight)
+    monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 8)
+    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
+    found = build(model, units_per_batch=4)
+    assert found.provenance["runtime"]["units_per_batch"] == 2
+    assert np.allclose(found.matrix, expected.matrix, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"])
+def test_h_of_a_streamed_model_has_the_bits_of_the_loaded_one(tmp_path: Path, family: str) -> None:
+    model = tiny_model(family, "gqa" if family in ("llama", "phi3", "gemma2") else "mha")
+    found = build(streamed(tmp_path, model))
+    assert same_bits(found, build(model))
+    assert found.matrix.trace() > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"full_vocabulary": True}, {"removed": (0, 7)}, {"temperature": 2.0}]
+)
+def test_options_of_a_build_hold_when_streamed(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = tiny_model()
+    assert same_bits(build(streamed(tmp_path, model), **options), build(model, **options))
+
+
+def test_double_precision_agrees_whatever_the_batches(tmp_path: Path) -> None:
+    model = tiny_model(dtype=torch.float64)
+    expected = build(model, units_per_batch=24)
+    found = build(streamed(tmp_path, model), units_per_batch=1)
+    assert np.abs(found.matrix - expected.matrix).max() < 1e-12 * np.abs(expected.matrix).max()
+
+
+def test_traces_that_are_not_kept_are_made_while_the_layer_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cocurve_lab.estimator import replay
+
+    model = tiny_model()
+    expected = build(model)
+    monkeypatch.setattr(replay, "TRACE_BYTES", 0)
+    assert same_bits(build(streamed(tmp_path, model)), expected)
+
+
+def test_the_announced_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = streamed(tmp_path, tiny_model())
+    stream = stream_of(model)
+    assert stream is not None
+    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
+    layer = stream.bytes_from(2)
+    assert stream.bytes_from(0) == 3 * layer
+    build(model)  # what is checked once is checked now
+    # the teacher reads 3 layers, and blocks that start in layers 0, 1 and 2 read 3, 2 and 1
+    for block, layers in ((1000, 3 + 3), (6, 3 + 3 + 2 + 1)):
+        monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
+        before = stream.bytes_read
+        build(model, progress="lines")
+        said = " ".join(capsys.readouterr().out.split())
+        blocks = "1 block of at most 1000" if block == 1000 else "3 blocks of at most 6"
+        assert f"Ablations advance in {blocks}: {layers * layer / 1e9:.2g} GB" in said
+        assert f"for each sequence, {2 * layers * layer / 1e9:.2g} GB in all" in said
+        assert "GB beside the weights that stay" in said
+        assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
+
+
+def test_a_killed_build_loses_the_row_in_hand(tmp_path: Path) -> None:
+    model = tiny_model()
+    own, file = streamed(tmp_path / "model", model), tmp_path / "build.ckpt"
+    text = tiny_text(3, 20, 6)
+    units = cl.enumerate_units(model, GROUPS)
+
+    def stop(build: Any) -> None:
+        if build.done == 2:
+            raise KeyboardInterrupt
+
+    options = cl.BuildOptions(checkpoint_seconds=0, on_sequence=stop)
+    cl.estimate_curvature(own, units, text, 16, checkpoint=file, progress=False, options=options)
+    # resumed on the loaded model: the checkpoint is that of one and the same model
+    found = cl.estimate_curvature(model, units, text, 16, checkpoint=file, progress=False)
+    assert found.provenance["complete"]
+    assert same_bits(found, build(model, text))
+
+
+def test_the_block_follows_from_the_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    own, units = streamed(tmp_path, model), cl.enumerate_units(model, GROUPS)
+    chosen = (units, TEXT, 16, 4)
+    assert batches.choose_block(describe(model), *chosen) == 1
+    needed = batches.memory_needed(describe(own), *chosen)
+    stream = stream_of(own)
+    assert stream is not None
+    assert needed == batches.memory_needed(describe(model), *chosen) + stream.bytes_present
+    state = 20 * 32 * 4  # T x d float32
+    for free, block in ((needed * 2 + 20 * state + 1, 10), (0, 1), (1e12, len(units))):
+        monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
+        assert batches.choose_block(describe(own), *chosen) == block
+    assert batches.memory_needed(describe(own), *chosen, block=7) == needed + 7 * state
+
+
+@pytest.mark.parametrize("method", ["probe", "exact"])
+def test_derivatives_of_a_streamed_model_are_refused(tmp_path: Path, method: Any) -> None:
+    model = streamed(tmp_path, tiny_model())
+    units = cl.enumerate_units(model, GROUPS)
+    with pytest.raises(cl.InputError, match="needs all of them on one device"):
+        cl.estimate_curvature(model, units, TEXT, 16, method=method, progress=False)
