@@ -23,6 +23,7 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable
+from ..models.streaming import held
 from ..models.units import Unit
 from ..progress import Bar
 from ..pruner.refitting import TOKENS_PER_BATCH, wide_product
@@ -184,7 +185,8 @@ def per_unit(
 
 def weight_columns(architecture: Architecture, block: Block) -> Tensor:
     """The output projection's weight [d, W] in float32 or better, detached, on its device."""
-    weight = architecture.output_weight(*block).detach()
+    with held(architecture, block[0]):
+        weight = architecture.output_weight(*block).detach()
     return weight if weight.dtype == torch.float64 else weight.float()
 
 

@@ -37,7 +37,7 @@ from ..errors import InputError
 from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
-from ..models.runtime import measuring, require_measurable
+from ..models.runtime import measuring, require_measurable, require_one_device
 from ..models.units import Unit, UnitSet
 from ..progress import Bar
 from .base import Scored, Subject
@@ -79,6 +79,7 @@ class LlmPruner(Scored):
         model, architecture = subject.model, subject.architecture
         units, calibration = subject.units, subject.calibration
         require_measurable(model, calibration.input_ids)
+        require_one_device(model)  # gradients need the weights after the forward too
         architecture.require_unpacked()
         scores = np.zeros(len(units))
         for layers in layer_passes(architecture, self.layers_per_pass):

@@ -52,6 +52,7 @@ from ..errors import InputError, NumericalError
 from ..estimator.replay import first_output
 from ..models.architectures import Architecture
 from ..models.runtime import exclusive
+from ..models.streaming import held
 from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
@@ -347,7 +348,8 @@ def ffn_scores(architecture: Architecture, layer: int, sums: LayerSums, tokens: 
     """s_j of every channel of a layer's FFN [f] float64."""
     scores = torch.zeros_like(sums.columns)
     for rows in architecture.unit_rows(layer, "ffn", 0, architecture.width(layer, "ffn")):
-        weight = architecture.weight(layer, "ffn", rows.projection)[rows.start : rows.stop]
+        with held(architecture, layer):
+            weight = architecture.weight(layer, "ffn", rows.projection)[rows.start : rows.stop]
         scores += (weight.detach().double().square() @ (sums.inputs / tokens)).sqrt()
     mean = sums.outputs / tokens
     covariance = sums.products / tokens - torch.outer(mean, mean)
