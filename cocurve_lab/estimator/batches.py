@@ -140,9 +140,9 @@ def choose_batch(
     device = model_device(architecture.model)
     if device.type != "cuda":
         largest = min(largest, _LARGEST_CPU_BATCH)
-    # a quarter where weights come from elsewhere: the other one is for the states of a block
-    share = 2 if stream_of(architecture.model) is None else 4
-    return int(max(1, min(largest, (free_memory(device) / share - fixed) // per_row)))
+    # where weights come from elsewhere, half of the room is for the states of a block
+    share = 1 if stream_of(architecture.model) is None else 2
+    return int(max(1, min(largest, (_room(architecture) - fixed) / share // per_row)))
 
 
 def choose_block(
@@ -162,8 +162,14 @@ def choose_block(
     needed = partial(memory_needed, architecture, units, calibration, top_r, units_per_batch)
     fixed = needed(full_vocabulary)
     per_unit = needed(full_vocabulary, 1) - fixed
-    free = free_memory(model_device(architecture.model)) / 2
-    return int(max(1, min(len(units), (free - fixed) // per_unit)))
+    return int(max(1, min(len(units), (_room(architecture) - fixed) // per_unit)))
+
+
+def _room(architecture: Architecture) -> float:
+    """Bytes that a build may take: half of the free memory, and in full the weights that come."""
+    stream = stream_of(architecture.model)
+    weights = 0 if stream is None else stream.bytes_present
+    return (free_memory(model_device(architecture.model)) + weights) / 2
 
 
 def free_memory(device: torch.device) -> float:

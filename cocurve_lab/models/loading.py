@@ -216,6 +216,9 @@ def load_model(
     keep_score_cap(model)
     if "device_map" not in options:
         torch.nn.Module.to(model, target)
+    if stream:
+        for weight in model.parameters():  # else each is a view that keeps its whole file mapped
+            weight.data = weight.data.clone()
     stream_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
 
