@@ -234,7 +234,8 @@ weights = sum(weight.numel() * weight.element_size() for weight in model.paramet
 resource.setrlimit(resource.RLIMIT_DATA, (taken + weights // 4, resource.RLIM_INFINITY))
 found = measured(model)
 try:
-    held = [weight.clone() for _, weight in sorted(cl.load_model(sys.argv[2])[0].named_parameters())]
+    whole, _ = cl.load_model(sys.argv[2])
+    held = [weight.clone() for _, weight in sorted(whole.named_parameters())]
 except Exception as error:
     print("too large:", type(error).__name__)
 print("found", found[0], *found[1])
