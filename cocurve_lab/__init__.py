@@ -171,6 +171,7 @@ _ALSO = {
     "compare_text": "measuring.lockstep",
     "first_divergence": "measuring.lockstep",
     "forced_kl": "measuring.lockstep",
+    "next_token_probabilities": "measuring.lockstep",
     "generate_lockstep": "measuring.lockstep",
     "encode_prompt": "measuring.lockstep",
     "RepairOptions": "pruner.repair",

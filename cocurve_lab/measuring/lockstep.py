@@ -244,6 +244,47 @@ def forced_kl(
     return values
 
 
+def next_token_probabilities(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    selections: Sequence[Selection],
+    prompt: str,
+) -> np.ndarray:
+    """Measure how likely each token is after a prompt under each plan, in one batch.
+
+    Args:
+        model: the dense model.
+        tokenizer: its tokenizer.
+        selections: plans over the model's units; an empty plan is the dense model.
+        prompt: the text to continue.
+
+    Returns:
+        [plans, V] float64; each row sums to 1.
+
+    Raises:
+        InputError: no plan, an empty prompt, or one that does not fit the model.
+        MismatchError: a selection is for other units.
+        NumericalError: NaN or infinite logits.
+    """
+    if not selections:
+        raise InputError("next_token_probabilities got no plan. Give at least one Selection.")
+    architecture = describe(model)
+    ids = torch.tensor([encode_prompt(model, tokenizer, prompt)], device=model_device(model))
+    masks = [column_scales(architecture, *resolve(model, plan)) for plan in selections]
+    with measuring(model, torch.get_num_threads()):
+        with scaled(architecture, stack_rows(architecture, masks)):
+            rows = ids.expand(len(masks), -1)
+            hidden = architecture.decoder(input_ids=rows, use_cache=False)[0]
+        logits = widen(architecture.logits(hidden[:, -1]))
+        found = torch.softmax(logits.double(), dim=-1).cpu().numpy()
+    if not np.isfinite(found).all():
+        raise NumericalError(
+            "the prompt gives NaN or infinite logits, in the dense model or under a plan. Half "
+            "precision may overflow: try bfloat16 or float32."
+        )
+    return found
+
+
 def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
     """KL [T] of row 1 from row 0, nats, from hidden states [2, T, d], in chunks of positions."""
     step = max(1, LOGIT_BYTES // (16 * architecture.vocabulary))

@@ -22,6 +22,7 @@ from cocurve_lab.measuring.lockstep import (
     first_divergence,
     forced_kl,
     generate_lockstep,
+    next_token_probabilities,
 )
 from cocurve_lab.models.runtime import exclusive
 from helpers.tiny_models import (
@@ -91,6 +92,22 @@ def test_a_sliding_window(tokenizer: Any) -> None:
     pair = compare_text(model, tokenizer, PROMPT + " w3 w4 w9", plan, Sampling(20))
     assert pair.dense_ids == ids_alone(model, tokenizer, PROMPT + " w3 w4 w9", 20)
     assert pair.pruned_ids == ids_alone(model, tokenizer, PROMPT + " w3 w4 w9", 20, plan)
+
+
+def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any) -> None:
+    model = tiny_model()
+    plan = plan_of(model)
+    dense = cl.Selection.from_pruned(plan.units, [])
+    found = next_token_probabilities(model, tokenizer, [plan, dense], PROMPT)
+    ids = torch.tensor([encode_prompt(model, tokenizer, PROMPT)])
+    for row, one in zip(found, (plan, dense), strict=True):
+        with cl.ablate(model, one), torch.no_grad():
+            expected = model(input_ids=ids).logits[0, -1].double().softmax(-1)
+        np.testing.assert_allclose(row, expected, rtol=1e-4)
+        assert row.sum() == pytest.approx(1)
+    assert not np.allclose(found[0], found[1])
+    with pytest.raises(cl.InputError, match="no plan"):
+        next_token_probabilities(model, tokenizer, [], PROMPT)
 
 
 def test_half_precision(tokenizer: Any) -> None:
