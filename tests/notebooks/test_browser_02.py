@@ -157,6 +157,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         a_plan_is_pinned_swapped_and_unpinned(visit, root)
         the_tour_moves_the_controls_of_the_kernel(visit, root)
         damage_is_measured_when_the_hand_rests(visit, root)
+        a_plan_is_made_and_an_edge_measured_by_clicks(visit, root)
         light = pixels(root)
         visit.picture("02_light", root)
         visit.theme("Dark")
@@ -178,7 +179,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
 
 
 def damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
-    rows = root.locator(".cc-damage tbody tr")
+    rows = root.locator(".cc-damage", has_text="Measured damage").locator("tbody tr")
 
     def cells(row: int) -> list[str]:
         return list(rows.nth(row).locator("td").all_text_contents())
@@ -199,6 +200,52 @@ def damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
     eventually(lambda: cells(0)[3], lambda text: text == "…")
     root.get_by_label("measure by itself").check()
     eventually(lambda: cells(0)[3], lambda text: text != "…")
+    visit.ask("setattr(explorer, 'ratio', 0.2)")
+
+
+def a_plan_is_made_and_an_edge_measured_by_clicks(visit: Visit, root: Any) -> None:
+    page, unit_map = visit.page, root.locator("canvas[role=img]").first
+    clicks = root.get_by_label("a click on a unit")
+    clicks.select_option("remove")
+    root.get_by_role("button", name="Start empty").click()
+    visit.becomes("explorer.pinned.pruned", "()")
+    unit_map.click(position={"x": 80, "y": 8})
+    visit.becomes("explorer.pinned.pruned", "(0,)")
+    unit_map.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")  # the same by keyboard
+    visit.becomes("explorer.pinned.pruned", "(0, 1)")
+    root.locator(".cc-numbers", has_text="A: your plan").wait_for()
+    root.locator("h4", has_text="your plan (A)").wait_for()
+    measured = "explorer.damage.of(explorer.pinned) is not None"
+    visit.becomes(measured, "True")
+    unit_map.click(position={"x": 80, "y": 8})  # restored
+    visit.becomes("explorer.pinned.pruned", "(1,)")
+    root.get_by_role("button", name="Same budget for B").click()
+    visit.becomes("explorer.ratio == round(explorer.pinned.realized_ratio, 4)", "True")
+
+    clicks.select_option("pair")
+    visit.ask("setattr(explorer, 'pair', [])")
+    unit_map.click(position={"x": 80, "y": 8})
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    visit.becomes("explorer.pair", "[0, 1]")
+    panel = root.locator(".cc-damage", has_text="Two units and their edge")
+    edge = panel.locator("tbody tr").last.locator("td")
+    eventually(edge.all_text_contents, lambda texts: "±" in texts[2])
+    found = float(visit.ask("explorer._damage['edge']['difference']"))
+    shown = edge.all_text_contents()[2].split(" ± ")[0].replace("−", "-")
+    assert float(shown) == pytest.approx(found, rel=0.01)
+
+    panel = root.locator(".cc-damage", has_text="Next token")
+    before = panel.locator("tbody tr").first.text_content()
+    panel.get_by_label("prompt").fill("Name: Kit. Food:")
+    panel.get_by_label("prompt").press("Enter")
+    eventually(panel.locator("tbody tr").first.text_content, lambda text: "“ soup”" in str(text))
+    assert "soup" not in str(before)
+    visit.picture("02_by_hand", root)
+    clicks.select_option("mark")
+    root.get_by_role("button", name="Unpin").click()
     visit.ask("setattr(explorer, 'ratio', 0.2)")
 
 

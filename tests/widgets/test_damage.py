@@ -57,7 +57,7 @@ def test_a_rest_measures_both_plans_to_the_end(explorer: LambdaExplorer) -> None
     assert rows == 6
     shown = explorer._damage
     assert not shown["busy"]
-    assert [m["rows"] for m in shown["measured"]] == [0, 6, 6]  # the dense model first
+    assert [m["rows"] for m in shown["measured"]] == [6, 6, 6]  # the dense model first
     assert shown["measured"][0]["risk"] == 0
     assert {m.selection.fingerprint for m in explorer.session.measured} == {
         a.fingerprint,

@@ -14,7 +14,7 @@ import cocurve_lab as cl
 from cocurve_widgets import Measured, Session, export_html
 from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
-from cocurve_widgets.packing import pack_problem
+from cocurve_widgets.packing import pack_problem, plan_mark
 from helpers.lab import CHROMIUM, NO_BROWSER, Lab
 from helpers.pages import data_of, matrix_of
 from helpers.problems import llama_8b_units, make_units, random_curvature
@@ -43,7 +43,26 @@ def test_the_shipped_page_is_of_this_front_end_and_this_model() -> None:
     assert SHIPPED.stat().st_size < 1_000_000
     packed = data_of(SHIPPED)["lambda"]["_problem"]
     assert len(packed["costs"]) == 160
-    assert data_of(SHIPPED)["lambda"]["_marks"]["measured"]
+
+
+def test_the_shipped_page_has_the_damage_of_every_plan_at_its_ratios() -> None:
+    state = data_of(SHIPPED)["lambda"]
+    packed = state["_problem"]
+    packed["matrix"] = base64.b64decode(packed["matrix"]["$bytes"])
+    units = cl.enumerate_units(cl.load_model("demo")[0])
+    curvature = cl.Curvature(matrix_of(packed), units)
+    known = {m["plan"]: m for m in state["_marks"]["measured"]}
+    ratios = {round(m["ratio"], 4) for m in known.values() if m["strength"] is not None}
+    assert ratios == {0.05, 0.1, 0.2, 0.3, 0.4, 0.5}
+    for ratio in ratios:
+        for segment in cl.lambda_path(curvature, ratio).segments:
+            found = known[plan_mark(segment.selection.pruned)]
+            assert found["rows"] == 64
+            assert found["risk"] > found["error"] > 0
+            assert {asked for _, asked in found["abilities"].values()} == {20}
+    dense = known[plan_mark([])]
+    assert dense["risk"] == 0
+    assert len(dense["abilities"]) == 5
 
 
 def test_titles_and_measured_plans_are_escaped_and_kept(tmp_path: Path) -> None:
@@ -158,6 +177,65 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         assert not errors
     finally:
         context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=10_000)
+    session, path = Session(SMALL), cl.lambda_path(SMALL, 0.3)
+    plans = [cl.Selection.from_pruned(SMALL.units, []), *(s.selection for s in path.segments)]
+    for k, plan in enumerate(plans):
+        right = {"sums": (20 - k, 20)}
+        session.add_measured(Measured(plan, 0.1 * k, 0.01, "a text", abilities=right, rows=64))
+    file = export_html(SMALL, tmp_path / "page.html", session=session)
+    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    root = page.locator(".cocurve").first
+    damage = root.locator(".cc-damage", has_text="Measured damage")
+    cells = damage.locator("tbody tr").first.locator("td")
+    expect(cells.nth(3)).to_have_text("…")  # nobody measured at 20 %
+    damage.get_by_role("button", name="30 %").click()
+    last = len(plans) - 1
+    expect(cells.nth(3)).to_have_text(f"{0.1 * last:.3g} ± 0.01")
+    expect(damage.locator("tbody tr").nth(1).locator("td").nth(1)).to_have_text("20 of 20")
+    expect(damage.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text(
+        f"{20 - last} of 20"
+    )
+    expect(damage.locator("tbody tr").last).to_contain_text("64 rows, measured before")
+    expect(damage.get_by_label("measure by itself")).to_be_hidden()
+
+    unit_map = root.locator("canvas[role=img]").first
+    clicks = root.get_by_label("a click on a unit")
+    clicks.select_option("remove")
+    root.get_by_role("button", name="Start empty").click()
+    unit_map.click(position={"x": 80, "y": 8})
+    unit_map.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    numbers = root.locator(".cc-numbers")
+    expect(numbers).to_contain_text("A: your plan")
+    predicted = numbers.locator("tbody tr").first.locator("td").nth(1)
+    assert float(str(predicted.text_content())) == pytest.approx(SMALL.risk([0, 1]), rel=5e-3)
+
+    clicks.select_option("pair")
+    page.keyboard.press("Escape")
+    unit_map.click(position={"x": 80, "y": 8})
+    unit_map.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    edge = root.locator(".cc-damage", has_text="Two units").locator("tbody tr").last.locator("td")
+    shown = str(edge.nth(1).text_content()).replace("−", "-")
+    assert float(shown) == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
+    expect(root.locator(".cc-damage", has_text="Two units")).to_contain_text("needs a kernel")
+    expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()
+    assert not errors
+    page.close()
 
 
 @pytest.mark.browser

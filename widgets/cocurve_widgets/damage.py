@@ -32,6 +32,7 @@ ALL = 1_000_000
 STAGES = ((2, 2), (8, 5), (32, ALL), (ALL, ALL))  # rows, then questions per ability, up to here
 QUESTIONS = 10  # asked in one step
 Step = Callable[["PreTrainedModel"], None]
+Difference = tuple[float, float, int]  # nats per token, its standard error, rows
 
 
 class Damage:
@@ -48,6 +49,7 @@ class Damage:
     Attributes:
         text: name of the text in `MeasuredPlan.text`.
         asked: number of questions by ability.
+        prompt: text whose next token is predicted under each plan; empty for none.
         dense: the empty plan, which the dense model's right answers are kept under.
 
     Raises:
@@ -78,7 +80,10 @@ class Damage:
         self._meter: cl.Meter | None = None
         self._right: dict[str, dict[int, bool]] = {}  # plan -> question -> whether it was right
         self._when: dict[str, float] = {}  # plan -> time of its last value
+        self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
         self._plans: dict[str, cl.Selection] = {}
+        self._parts: dict[str, cl.Selection] = {}
+        self.prompt = ""
         self._seen: tuple[MeasuredPlan, ...] = ()
         self._records: dict[str, MeasuredPlan] = {}  # of `_seen`, those on this text
         self._until = 0.0
@@ -92,46 +97,79 @@ class Damage:
         The KL is the mean over the rows so far (nats per token), its standard error NaN for one
         row; right answers are of the questions asked so far. None where no row is measured.
         """
-        values, right = self._values(plan), self._answers(plan)
-        kept = self._kept(plan)
+        values, right = self._by_row(plan), self._answers(plan)
+        values, kept = values[~np.isnan(values)], self._kept(plan)
         if kept is not None and (kept.rows or 0) >= len(values):
             return replace(kept, abilities=right or kept.abilities)
-        if len(plan) and not len(values):
+        if not len(values):
             return None
-        mean = float(values.mean()) if len(values) else 0.0  # the empty plan changes nothing
         when = self._when.get(plan.fingerprint)
-        error = _error(values) if len(plan) else 0.0
+        mean, error = float(values.mean()), _error(values)
         return MeasuredPlan(plan, mean, error, self.text, right, len(values), when)
 
-    def paired(self, plan: cl.Selection, other: cl.Selection) -> tuple[float, float, int] | None:
+    def paired(self, plan: cl.Selection, other: cl.Selection) -> Difference | None:
         """KL of `plan` less that of `other`, its standard error, and the rows both know.
 
         Row by row: text that is hard for one plan is hard for the other, which cancels.
         """
-        values = [self._by_row(p) for p in (plan, other)]
-        if any(v is None for v in values):
-            return None
-        difference = values[0] - values[1]  # type: ignore[operator]
-        known = difference[~np.isnan(difference)]
-        return (float(known.mean()), _error(known), len(known)) if len(known) else None
+        return _mean(self._by_row(plan) - self._by_row(other))
+
+    def edge(self, u: cl.Selection, v: cl.Selection, both: cl.Selection) -> Difference | None:
+        """KL of two units removed together less that of each alone, its error, and the rows."""
+        return _mean(self._by_row(both) - self._by_row(u) - self._by_row(v))
+
+    def next_tokens(self, plans: Sequence[cl.Selection], most: int = 5) -> list[dict[str, Any]]:
+        """The likeliest tokens of the dense model after the prompt, and the first of each plan.
+
+        A row has the token as text, and its probability under the dense model and each plan; None
+        where a plan is not measured yet. Empty before the first pass.
+        """
+        found = [self._next.get((self.prompt, p.fingerprint)) for p in (self.dense, *plans)]
+        if found[0] is None:
+            return []
+        first = [int(values.argmax()) for values in found if values is not None]
+        ids = dict.fromkeys([*np.argsort(-found[0], kind="stable")[:most].tolist(), *first])
+        decode = self.session.require_tokenizer().decode
+        return [
+            {"token": decode([i]), "shares": [None if v is None else float(v[i]) for v in found]}
+            for i in ids
+        ]
+
+    def shown(
+        self, a: cl.Selection | None, b: cl.Selection | None, pair: Sequence[cl.Selection]
+    ) -> dict[str, Any]:
+        """Everything known of the dense model, A, B and a pair of units, for the page."""
+        plans = [plan for plan in (a, b) if plan is not None]
+        known = [self.of(plan) for plan in (self.dense, *plans, *pair)]
+        shown: dict[str, Any] = {
+            "text": self.text,
+            "rows": len(self.held_out),
+            "asked": self.asked,
+            "busy": self.busy,
+            "measured": [plain(record) for record in known if record is not None],
+        }
+        if pair:
+            shown["edge"] = _plain_difference(self.edge(*pair), [pair[-1]])
+        if a is not None and b is not None:
+            shown["paired"] = _plain_difference(self.paired(b, a), plans)
+            if self.session.tokenizer is not None:
+                marks = [plan_mark(plan.pruned) for plan in plans]
+                rows = self.next_tokens(plans)
+                shown["next"] = {"plans": marks, "prompt": self.prompt, "rows": rows}
+        return shown
 
     @property
     def busy(self) -> bool:
         """Whether something is being measured, or soon will be."""
         return self.session.worker.busy(self._kind) and self._next_step() is not None
 
-    def _by_row(self, plan: cl.Selection) -> np.ndarray | None:
-        """KL by row of the text, NaN where it is not measured; None for a plan without any."""
+    def _by_row(self, plan: cl.Selection) -> np.ndarray:
+        """KL by row of the text, NaN where it is not measured."""
         if not len(plan):
-            return np.zeros(len(self.held_out))
+            return np.zeros(len(self.held_out))  # it changes nothing
         known = {} if self._meter is None else self._meter.memory.values
         found = known.get(plan.fingerprint)
-        return None if found is None else found[:, 0].copy()
-
-    def _values(self, plan: cl.Selection) -> np.ndarray:
-        """KL of the measured rows of a plan."""
-        found = self._by_row(plan) if len(plan) else None
-        return np.zeros(0) if found is None else found[~np.isnan(found)]
+        return np.full(len(self.held_out), np.nan) if found is None else found[:, 0].copy()
 
     def _answers(self, plan: cl.Selection) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
@@ -151,13 +189,23 @@ class Damage:
 
     # The work -----------------------------------------------------------------------------------
 
-    def show(self, plans: Sequence[cl.Selection]) -> None:
-        """Measure these plans from now on, and no others."""
+    def show(
+        self, plans: Sequence[cl.Selection], parts: Sequence[cl.Selection] = (), prompt: str = ""
+    ) -> None:
+        """Measure these plans from now on, and no others.
+
+        Args:
+            plans: their KL, right answers, and next token after the prompt.
+            parts: plans whose KL alone is wanted.
+            prompt: the text to continue; empty for none.
+        """
         with self.session.lock:
-            wanted = {plan.fingerprint: plan for plan in plans}
-            if wanted.keys() == self._plans.keys() and self.busy:
+            wanted = [{plan.fingerprint: plan for plan in given} for given in (plans, parts)]
+            before = self._plans.keys(), self._parts.keys(), self.prompt
+            if (wanted[0].keys(), wanted[1].keys(), prompt) == before and self.busy:
                 return
-            self._plans = wanted
+            self._plans, self._parts = wanted
+            self.prompt = prompt
             self._until = time.monotonic() + REST
             if self._next_step() is None:
                 self.stop()
@@ -173,7 +221,7 @@ class Damage:
         self.session.worker.submit(self._kind, self._work, self._fail)
 
     def _fail(self, error: Exception) -> None:
-        self._plans = {}  # until the next move: the same step would fail again
+        self._plans, self._parts = {}, {}  # until the next move: the same step would fail again
         self._failed(error)
         self._changed()
 
@@ -196,17 +244,20 @@ class Damage:
 
     def _begin(self, model: PreTrainedModel) -> None:
         place = cl.plans_file(self._cache, model, self.held_out)
-        self._meter, self._right = cl.Meter(model, self.held_out, checkpoint=place), {}
+        self._meter = cl.Meter(model, self.held_out, checkpoint=place)
+        self._right, self._next = {}, {}
 
     def _next_step(self) -> Step | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
-        plans = list(self._plans.values())
+        plans, asked = [*self._plans.values(), *self._parts.values()], self._asked()
         for rows, questions in STAGES:
             for row in range(min(rows, len(self.held_out))):
                 if lacking := [plan for plan in plans if self._lacks_row(plan, row)]:
                     return partial(self._measure_row, row, lacking)
+            if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in asked):
+                return self._predict
             for number, rank in enumerate(self._ranks):
-                if rank < questions and any(self._lacks_answer(p, number) for p in self._asked()):
+                if rank < questions and any(self._lacks_answer(p, number) for p in asked):
                     return partial(self._ask, number, questions)
         return None
 
@@ -214,8 +265,7 @@ class Damage:
         kept = self._kept(plan)
         if not len(plan) or (kept is not None and kept.rows == len(self.held_out)):
             return False
-        values = self._by_row(plan)
-        return values is None or bool(np.isnan(values[row]))
+        return bool(np.isnan(self._by_row(plan)[row]))
 
     def _asked(self) -> list[cl.Selection]:
         return [self.dense, *self._plans.values()] if self._plans else []
@@ -245,6 +295,13 @@ class Damage:
                 zip(numbers, map(bool, right), strict=True)
             )
         self._stamp(plans)
+
+    def _predict(self, model: PreTrainedModel) -> None:
+        """Predict the next token of the prompt under the dense model and all plans."""
+        plans, tokenizer = self._asked(), self.session.require_tokenizer()
+        found = cl.next_token_probabilities(model, tokenizer, plans, self.prompt)
+        marks = [(self.prompt, plan.fingerprint) for plan in plans]
+        self._next = dict(zip(marks, found, strict=True))
 
     def _stamp(self, plans: Iterable[cl.Selection]) -> None:
         self._when.update({plan.fingerprint: time.time() for plan in plans})
@@ -278,6 +335,18 @@ def plain(record: MeasuredPlan) -> dict[str, Any]:
     }
 
 
+def _plain_difference(
+    found: Difference | None, plans: Sequence[cl.Selection]
+) -> dict[str, Any] | None:
+    """A difference for the page, with the marks of the plans that it is of."""
+    if found is None:
+        return None
+    value, error, rows = found
+    marks = [plan_mark(plan.pruned) for plan in plans]
+    error_or_none = None if np.isnan(error) else error
+    return {"plans": marks, "difference": value, "error": error_or_none, "rows": rows}
+
+
 def _in_turn(questions: Iterable[cl.Question]) -> tuple[list[cl.Question], list[int]]:
     """The first question of every ability, the second of every ability, ...; and their ranks."""
     seen: Counter[str] = Counter()
@@ -287,6 +356,12 @@ def _in_turn(questions: Iterable[cl.Question]) -> tuple[list[cl.Question], list[
         seen[question.capability] += 1
     ranked.sort(key=lambda pair: pair[0])
     return [question for _, question in ranked], [rank for rank, _ in ranked]
+
+
+def _mean(values: np.ndarray) -> Difference | None:
+    """Mean over the rows that are not NaN, its standard error, and their number; None for none."""
+    known = values[~np.isnan(values)]
+    return (float(known.mean()), _error(known), len(known)) if len(known) else None
 
 
 def _error(values: np.ndarray) -> float:

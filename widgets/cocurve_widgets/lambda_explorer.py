@@ -15,9 +15,10 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, 
 
 import cocurve_lab as cl
 
+from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import KIT, Instrument, front, guarded
-from .packing import curve, gray_image, pack_problem, plan_mark
+from .packing import curve, gray_image, pack_problem
 from .session import CancelToken, MeasuredPlan, Session, measured_on
 from .tour import Tour
 
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 MODULES = (
     *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    *("compare.js", "damage.js", "lambda_controls.js", "tour.js", "lambda.js"),
+    *("compare.js", "damage.js", "by_hand.js", "columns.js", "lambda_controls.js", "tour.js"),
+    "lambda.js",
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
+PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 CONTROLS = (
     "interaction_strength",
     "ratio",
@@ -40,7 +43,7 @@ CONTROLS = (
 )
 
 
-class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
+class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
     Up to 1,200 units the browser solves at once on the H it received. The kernel's answer follows
@@ -66,6 +69,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         kinds: kinds that may be pruned, of ["attention", "ffn"].
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
+        mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
             as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
         live: whether A and B are measured by themselves, where there is a model and text.
@@ -95,7 +99,6 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
-    pinned = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
@@ -131,6 +134,9 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         self.curvature = curvature
         self.damage: Damage | None = None
         if held_out is not None:
+            if session.tokenizer is not None:
+                begun = session.tokenizer.decode(held_out.input_ids[0][:24], **PLAIN_TEXT)
+                controls.setdefault("prompt", str(begun).strip())
             self.damage = Damage(
                 session,
                 held_out,
@@ -146,11 +152,11 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         self._mark()
         self.observe(self._changed, CONTROLS)
         self.observe(self._show_pin, "pinned")
-        self.observe(self._watch, "live")
+        self.observe(self._watch, ("live", "pair", "prompt"))
         self.on_msg(self._heard)
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
-        if not controls and session.selection is not None:
+        if not set(controls) & set(CONTROLS) and session.selection is not None:
             self._adopt({"new": session.selection})
         self._changed()
 
@@ -274,7 +280,8 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         if self.damage is None:
             return
         if self.live:
-            self.damage.show(self._both())
+            prompt = self.prompt.strip() if self.session.tokenizer is not None else ""
+            self.damage.show(self._both(), self._pair_plans(), prompt)
         else:
             self.damage.stop()
 
@@ -283,30 +290,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
         """Tell the page what is known of the dense model, A and B on the held-out text."""
         if self.damage is None or not self._followed:  # closed
             return
-        a, b, damage = self._plan_a(), self.selection, self.damage
-        found = [damage.of(plan) for plan in (damage.dense, *self._both())]
-        self._damage = {
-            "text": damage.text,
-            "rows": len(damage.held_out),
-            "asked": damage.asked,
-            "busy": damage.busy,
-            "measured": [plain(record) for record in found if record is not None],
-            "paired": None if a is None or b is None else self._paired(a, b),
-        }
-
-    def _paired(self, a: cl.Selection, b: cl.Selection) -> dict[str, Any] | None:
-        """KL of B less that of A for the page, with the marks of both."""
-        assert self.damage is not None
-        found = self.damage.paired(b, a)
-        if found is None:
-            return None
-        difference, error, rows = found
-        return {
-            "plans": [plan_mark(plan.pruned) for plan in (a, b)],
-            "difference": difference,
-            "error": None if np.isnan(error) else error,
-            "rows": rows,
-        }
+        self._damage = self.damage.shown(self._plan_a(), self.selection, self._pair_plans())
 
     def _both(self) -> list[cl.Selection]:
         """Plans A and B, as far as they exist."""
@@ -346,6 +330,7 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
             "strength": plan.interaction_strength,
             "ratio": plan.requested_ratio,
             "controls": made,
+            "hand": plan is self._own,
             "curve": None if run is None else curve(run),
         }
         self._watch()
@@ -535,6 +520,8 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
             self._go(1 if content["go"] > 0 else -1)
         elif "pin" in content:
             {"pin": self.pin, "swap": self.swap, "unpin": self.unpin}[content["pin"]]()
+        elif "toggle" in content:
+            self.clear() if content["toggle"] is None else self.toggle(int(content["toggle"]))
         elif "want" in content:
             self.answer_files(content)
 
@@ -579,9 +566,9 @@ class LambdaExplorer(Tour, Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        names = (*CONTROLS, "axis", "selected_unit", "status", "error", "preview", "model_name")
+        names = (*CONTROLS, "axis", "mode", "pair", "selected_unit", "status", "error", "preview")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
-        return {name: getattr(self, name) for name in (*names, "_marks", "_pin")} | {
+        return {name: getattr(self, name) for name in (*names, "model_name", "_marks", "_pin")} | {
             "_problem": problem,
             "kernel": False,
         }

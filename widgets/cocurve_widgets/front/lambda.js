@@ -1,6 +1,8 @@
 // The lambda explorer: the layer x unit map of plan B against plan A, budgets, risk curves, the card.
 
 import { axisOf, neighbour, planAt } from "./axis.js";
+import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
+import { placeColumns } from "./columns.js";
 import { difference, drawComparison, measurementOf } from "./compare.js";
 import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, named, offer, palette, percent,
   picture, receiveFiles, show, stemOf, typed, watch } from "./kit.js";
@@ -98,9 +100,13 @@ export function renderLambda({ model, el }) {
   };
   const versus = h("div", {}, h("div", { class: "cc-row cc-versus" }, title("Plan A against plan B"),
     ...Object.values(buttons)), facts);
-  const shares = h("div", {}, title("Removed share of each layer, plan B"), budget);
-  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), map, legend, shares);
-  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, lines);
+  const whose = title("");
+  const shares = h("div", {}, whose, budget);
+  const hand = handPanels(problem, { put, clear: () => editPlan(null) });
+  const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), hand.modes, map, legend,
+    shares);
+  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, lines,
+    hand.pair, hand.next);
   const damage = damagePanel(put);
   const sideColumn = h("div", { class: "cc-column" }, versus, damage.panel, card);
   ui.body.append(mapColumn, curveColumn, sideColumn);
@@ -148,7 +154,7 @@ export function renderLambda({ model, el }) {
     const plan = pin.order ? pin : view.a && { ...view.a, strength: 0, curve: view.curves[0],
       ratio: model.get("ratio"), controls: { ...present(), interaction_strength: 0 } };
     if (!plan) return null;
-    const name = pin.order ? `pinned${made(plan)}` : "diagonal, lambda 0";
+    const name = pin.hand ? "your plan" : pin.order ? `pinned${made(plan)}` : "diagonal, lambda 0";
     return { ...plan, ...sizes(plan.order), name };
   }
   function planB() {
@@ -175,6 +181,20 @@ export function renderLambda({ model, el }) {
     if (!pinned) return;
     model.set("_pin", pinned);
     put(what === "swap" && a?.controls ? a.controls : {});
+  }
+
+  /** Remove or restore a unit in plan A, which is then the reader's; null begins it anew. */
+  function editPlan(u) {
+    if (!alone()) return void model.send({ toggle: u });
+    const from = (model.get("_pin") ?? {}).order ?? planB()?.order ?? [];
+    const plan = ownPlan(problem, u === null ? [] : toggled(from, u));
+    if (plan) put({ _pin: plan });
+  }
+  /** What a click on a unit does beside marking it. */
+  function clicked(u) {
+    if (u === null || u === undefined) return;
+    if (model.get("mode") === "remove") editPlan(u);
+    if (model.get("mode") === "pair") put({ pair: pairWith(model.get("pair") ?? [], u) });
   }
 
   /** The axis asked for; that of the plans only once their path is known, else a linear one. */
@@ -312,36 +332,11 @@ export function renderLambda({ model, el }) {
   const fading = new Fading(() => paint());
   let paints = 0;
 
-  /** Widths of the columns: three, two or one, so that the width is used and nothing overflows. */
-  function columns() {
-    const wide = Math.max(280, ui.body.clientWidth || 900);
-    const gap = 24;
-    let widths = [wide, wide, wide];
-    if (wide >= 1080) {
-      const side = Math.max(430, Math.round(0.3 * wide));
-      const rest = wide - side - 2 * gap;
-      widths = [Math.round(0.46 * rest), Math.round(0.54 * rest), side];
-    } else if (wide >= 560) {
-      widths = [Math.round(0.42 * wide), 0, 0];
-      widths[1] = wide - widths[0] - gap;
-      widths[2] = wide >= 760 ? widths[1] : wide;
-    }
-    // two columns: the numbers below the curve, or below both where that is narrow
-    move(sideColumn, wide >= 760 && wide < 1080 ? curveColumn : ui.body);
-    move(shares, wide >= 1080 ? curveColumn : mapColumn);
-    [mapColumn, curveColumn, sideColumn].forEach((column, k) => {
-      column.style.width = `${widths[k]}px`;
-    });
-    return widths;
-  }
-
-  const move = (element, home) => element.parentNode === home || home.append(element);
-
   function paint() {
     showControls();
     if (!view) return;
     const colors = palette(ui.root);
-    const [mapWidth, curveWidth] = columns();
+    const [mapWidth, curveWidth] = placeColumns(ui.body, [mapColumn, curveColumn, sideColumn], shares);
     const now = controls();
     const [a, b] = [planA(), planB()];
     grid.place(mapWidth);
@@ -351,8 +346,9 @@ export function renderLambda({ model, el }) {
       ratio: now.ratio, strength: now.strength, cap: capAt(now, now.ratio),
       marks: model.get("_marks") || {} };
     paintMap(map, grid, { problem, colors, inA: a && new Set(a.order), inB: gone, turning, fading,
-      marked: [model.get("selected_unit"), hovered] });
-    paintBudget(budget, scene);
+      marked: [model.get("selected_unit"), hovered, ...(model.get("pair") ?? [])] });
+    paintBudget(budget, a?.hand ? { ...scene, gone: new Set(a.order) } : scene);
+    whose.textContent = `Removed share of each layer, ${a?.hand ? "your plan (A)" : "plan B"}`;
     const thin = (strength) => [a?.strength, now.strength].includes(strength);
     const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
       a?.curve && { curve: a.curve, color: COLORS.a },
@@ -394,8 +390,12 @@ export function renderLambda({ model, el }) {
     key.title = marks.gate?.reason ?? "";
   }
   function paintDamage(a = planA(), b = planB()) {
-    damage.draw({ a, b, marks: model.get("_marks") || {}, live: model.get("_damage") || {},
-      on: Boolean(model.get("live")), alone: alone() });
+    const [marks, live] = [model.get("_marks") || {}, model.get("_damage") || {}];
+    damage.draw({ a, b, marks, live, on: Boolean(model.get("live")), alone: alone() });
+    const units = model.get("pair") ?? [];
+    const complete = hand.draw({ chosen: model.get("mode") ?? "mark", units, a, b, live,
+      known: knownOf(marks, live) });
+    if (!complete) model.send({ row: units[0] });
   }
   function paintFacts(a, b, marks) {
     const live = model.get("_damage") || {};
@@ -458,9 +458,17 @@ export function renderLambda({ model, el }) {
     hovered = null;
     paint();
   });
-  map.addEventListener("click", (event) => select(grid.unitAt(event.offsetX, event.offsetY)));
+  map.addEventListener("click", (event) => {
+    const u = grid.unitAt(event.offsetX, event.offsetY);
+    select(u);
+    clicked(u);
+  });
   map.addEventListener("keydown", (event) => {
     if (event.key === "Escape") return select(null);
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      return clicked(model.get("selected_unit"));
+    }
     if (!event.key.startsWith("Arrow")) return undefined;
     event.preventDefault();
     const u = model.get("selected_unit");
@@ -477,7 +485,7 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "_marks", "axis", "_pin"]) cleaner.on(model, `change:${name}`, paint);
+  for (const name of ["selected_unit", "_marks", "axis", "_pin", "mode", "pair"]) cleaner.on(model, `change:${name}`, paint);
   const again = () => view && [paintFacts(planA(), planB(), model.get("_marks") || {}), paintDamage()];
   for (const name of ["_damage", "live"]) cleaner.on(model, `change:${name}`, again);
   const aging = setInterval(() => view && paintDamage(), 10_000); // "just now" becomes "20 s ago"

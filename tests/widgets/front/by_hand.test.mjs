@@ -1,0 +1,61 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import test from "node:test";
+
+import { edgeText, ownPlan, pairRows, pairWith, toggled, tokenText,
+} from "../../../widgets/cocurve_widgets/front/by_hand.js";
+import { markOf } from "../../../widgets/cocurve_widgets/front/compare.js";
+import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
+
+const [{ packed, cases }] = JSON.parse(readFileSync(process.env.COCURVE_FIXTURES, "utf8"));
+const bytes = (text) => new DataView(Uint8Array.from(Buffer.from(text, "base64")).buffer);
+const problem = unpack({ ...packed, saliency: bytes(packed.saliency),
+  connectivity: bytes(packed.connectivity), matrix: bytes(packed.matrix) });
+const close = (x, y) => assert.ok(Math.abs(x - y) < 1e-12, `${x} is not ${y}`);
+
+test("your plan has the risk that Python predicts for its units, in any order", () => {
+  const full = cases.filter((c) => !c.stalled && c.controls.strength === 1 && c.order.length > 2);
+  assert.ok(full.length > 3);
+  for (const { order, node, edge } of full) {
+    for (const mine of [order, [...order].reverse()]) {
+      const plan = ownPlan(problem, mine);
+      close(plan.node, node);
+      close(plan.edge, edge);
+    }
+  }
+  assert.equal(ownPlan({ ...problem, matrix: null, rows: new Map() }, [0]), null);
+});
+
+test("clicks add and remove; a pair keeps the newest two", () => {
+  assert.deepEqual(toggled([1, 2], 3), [1, 2, 3]);
+  assert.deepEqual(toggled([1, 2, 3], 2), [1, 3]);
+  assert.deepEqual(pairWith([1, 2], 3), [2, 3]);
+  assert.deepEqual(pairWith([1, 2], 1), [2]);
+});
+
+test("the account of a pair: predicted from H, measured where all three are", () => {
+  const of = (order, risk, rows) => ({ plan: markOf(order), text: "t", risk, rows, error: 0.01 });
+  const known = { measured: [of([1], 0.1, 4), of([2], 0.2, 4), of([1, 2], 0.5, 4)] };
+  const live = { text: "t", edge: { plans: [markOf([2, 1])], difference: 0.2, error: 0.05 } };
+  const { rows } = pairRows(problem, [1, 2], known, live);
+  const h = (u, v) => problem.matrix[u * problem.size + v];
+  rows.map((r) => r.predicted).forEach((x, k) => close(x, [h(1, 1) / 2, h(2, 2) / 2,
+    (h(1, 1) + h(2, 2)) / 2, (h(1, 1) + h(2, 2)) / 2 + h(1, 2), h(1, 2)][k]));
+  rows.map((r) => r.measured).forEach((x, k) => close(x, [0.1, 0.2, 0.3, 0.5, 0.2][k]));
+  // no sums of values from different rows, and no edge of an earlier pair
+  known.measured[0].rows = 2;
+  assert.deepEqual(pairRows(problem, [1, 2], known, {}).rows.map((r) => r.measured),
+    [null, null, null, null, null]);
+  assert.equal(pairRows({ ...problem, matrix: null, rows: new Map() }, [1, 2], known, live), null);
+});
+
+test("an edge within its error says so", () => {
+  assert.match(edgeText({ measured: 0.1, error: 0.06 }), /cannot be told from 0/);
+  assert.match(edgeText({ measured: 0.1, error: 0.01 }), /more than alone/);
+  assert.match(edgeText({ measured: -0.1, error: 0.01 }), /less than alone/);
+  assert.equal(edgeText({ measured: null }), "");
+});
+
+test("blanks of a token can be seen", () => {
+  assert.deepEqual([" the", " ", "\n"].map(tokenText), ["“ the”", "“␣”", "“⏎”"]);
+});

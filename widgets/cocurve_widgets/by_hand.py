@@ -1,0 +1,78 @@
+"""By hand: a plan made by clicking units, and what an edge between two units really is.
+
+A click on the map of the lambda explorer marks a unit, removes or restores it in plan A, or adds it
+to a pair. A pair is measured three times: each unit alone, then both. Its edge is what the two cost
+together less what they cost alone; H holds a prediction of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from traitlets import Enum, HasTraits, Instance, Int, List, TraitError, Unicode, validate
+
+import cocurve_lab as cl
+
+from .session import require_unit
+
+MODES = ("mark", "remove", "pair")
+
+
+class ByHand(HasTraits):
+    """The part of the lambda explorer where units are clicked.
+
+    Attributes:
+        mode: what a click on the map does: "mark" shows the unit's card; "remove" removes the unit
+            from plan A or restores it, which makes A "your plan"; "pair" adds it to `pair`.
+        pair: indices of at most two units, whose edge is shown and measured.
+        prompt: text whose next token is predicted by the dense model, A and B; empty for none.
+        pinned: plan A.
+    """
+
+    mode = Enum(MODES, "mark").tag(sync=True)
+    pair: List[int] = List(Int()).tag(sync=True)
+    prompt = Unicode().tag(sync=True)
+    pinned = Instance(cl.Selection, allow_none=True)
+
+    curvature: cl.Curvature
+    selection: Any
+    _own: cl.Selection | None = None  # the plan that was made by clicks
+
+    @validate("pair")
+    def _valid_pair(self, proposal: Any) -> list[int]:
+        units: list[int] = proposal.value
+        for unit in units:
+            require_unit(self.curvature, unit, "pair holds")
+        if len(units) > 2 or len(set(units)) < len(units) or None in units:
+            raise TraitError(f"pair is {units}. Give at most two different units.")
+        return units
+
+    def toggle(self, unit: int | str | cl.Unit) -> None:
+        """Remove a unit in plan A, or restore it; plan A is then yours.
+
+        Without a pinned plan it begins with the present plan B.
+
+        Raises:
+            InputError: an unknown unit.
+        """
+        (index,) = self.curvature.units.indices([unit])
+        start = self.selection if self.pinned is None else self.pinned
+        before = () if start is None else start.pruned
+        kept = [u for u in before if u != index]
+        self._take_by_hand(kept if index in before else [*before, index])
+
+    def clear(self) -> None:
+        """Make plan A your plan, and begin it without any removed unit."""
+        self._take_by_hand([])
+
+    def _take_by_hand(self, pruned: list[int]) -> None:
+        self._own = cl.Selection.from_pruned(self.curvature.units, pruned, self.curvature)
+        self.pinned = self._own
+
+    def _pair_plans(self) -> list[cl.Selection]:
+        """Either unit of the pair alone, then both; empty without two units."""
+        if len(self.pair) < 2:
+            return []
+        u, v = self.pair
+        units, curvature = self.curvature.units, self.curvature
+        return [cl.Selection.from_pruned(units, part, curvature) for part in ([u], [v], [u, v])]

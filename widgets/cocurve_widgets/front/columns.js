@@ -1,0 +1,30 @@
+// The columns of the lambda explorer: three, two or one, by the width there is.
+
+/**
+ * Place the columns [map, curves, numbers] in a body, so that its width is used and nothing
+ * overflows; `shares` goes below the map or the curves. Returns their widths.
+ */
+export function placeColumns(body, columns, shares) {
+  const [mapColumn, curveColumn, sideColumn] = columns;
+  const wide = Math.max(280, body.clientWidth || 900);
+  const gap = 24;
+  let widths = [wide, wide, wide];
+  if (wide >= 1080) {
+    const side = Math.max(430, Math.round(0.3 * wide));
+    const rest = wide - side - 2 * gap;
+    widths = [Math.round(0.46 * rest), Math.round(0.54 * rest), side];
+  } else if (wide >= 560) {
+    widths = [Math.round(0.42 * wide), 0, 0];
+    widths[1] = wide - widths[0] - gap;
+    widths[2] = wide >= 760 ? widths[1] : wide;
+  }
+  // two columns: the numbers below the curve, or below both where that is narrow
+  move(sideColumn, wide >= 760 && wide < 1080 ? curveColumn : body);
+  move(shares, wide >= 1080 ? curveColumn : mapColumn);
+  columns.forEach((column, k) => {
+    column.style.width = `${widths[k]}px`;
+  });
+  return widths;
+}
+
+const move = (element, home) => element.parentNode === home || home.append(element);
