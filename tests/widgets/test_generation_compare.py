@@ -580,3 +580,15 @@ def test_a_closed_instrument_stops_and_goes(bench: Bench, monkeypatch: pytest.Mo
     del g
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.slow
+def test_the_whole_model_answers_every_prompt_of_the_menu() -> None:
+    model, tokenizer = cl.load_model("demo")
+    units = cl.enumerate_units(model, GROUPS)
+    questions = cl.demo_questions()
+    whole = cl.Selection.from_pruned(units, [])
+    right = cl.answer_accuracy(model, tokenizer, [whole], questions, progress=False).right
+    wrong = [q.prompt for q, found in zip(questions, right[0], strict=True) if not found]
+    assert wrong == []
+    assert len(questions) == 40
