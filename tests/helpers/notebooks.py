@@ -19,16 +19,22 @@ README = NOTEBOOK.with_name("README.md").read_text(encoding="utf-8")
 SOLUTIONS = dict(
     re.findall(r"^# notebook (\d\d)\n(.*?)(?=\n\n\n# notebook|^```)", README, re.M | re.S)
 )
+BAR = "(a bar that is gone)"  # what `text_of` says where something was measured or built
 OUTPUT = 105  # characters of a line of output in JupyterLab at 1280 pixels
 
 
-def run(notebook: Path, folder: Path, values: dict[str, Any]) -> nbformat.NotebookNode:
-    """Execute a notebook in `folder` with some values of its parameters cell replaced."""
+def run(
+    notebook: Path, folder: Path, values: dict[str, Any], timeout: int = 600
+) -> nbformat.NotebookNode:
+    """Execute a notebook in `folder` with some values of its parameters cell replaced.
+
+    Every cell has `timeout` seconds.
+    """
     content = nbformat.read(notebook, as_version=4)
     set_parameters(content, values)
     client = NotebookClient(
         content,
-        timeout=600,
+        timeout=timeout,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         store_widget_state=False,
@@ -52,7 +58,9 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     shown = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            shown.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
+            data = output.get("data")
+            gone = BAR if data == {} else ""
+            shown.append(output.get("text", "") or (data or {}).get("text/plain", gone))
     return "\n".join(shown)
 
 
@@ -85,7 +93,7 @@ def require_built(first: nbformat.NotebookNode, folder: Path) -> None:
     curvature = cl.Curvature.load(saved)
     assert curvature.provenance["sequences_done"] == 3
     assert len(figures(first)) == 3
-    assert f"Saved H to {saved.name}" in text_of(first)
+    assert f"Saved H to {KEPT}/{saved.name}" in text_of(first)
     assert "masked = pruned" in text_of(first)
 
 
@@ -93,5 +101,5 @@ def require_loaded(folder: Path) -> None:
     """A second run reads the H of the first."""
     (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
     before = written(folder)
-    assert f"Loaded H from {saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
+    assert f"Loaded H from {KEPT}/{saved.name}" in text_of(run(NOTEBOOK, folder, FEW))
     assert written(folder) == before

@@ -76,7 +76,7 @@ def require_told(done: nbformat.NotebookNode, folder: Path) -> None:
     shown, said = [o for cell in done.cells for o in cell.get("outputs", [])], text_of(done)
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
     (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
-    assert f"Saved H to {saved.name}" in said
+    assert f"Saved H to {KEPT}/{saved.name}" in said
     assert "measured / predicted" in said
     assert "not yet: 0 of " in said
     assert "\nright\n" in said

@@ -14,7 +14,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.tables import column, pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
-from helpers.notebooks import figures, run, text_of, written
+from helpers.notebooks import BAR, figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "08_how_sure_is_H.ipynb"
 VALUES = SMALL | {"SHORT_ROWS": 16, "SHORT_LENGTH": 32, "DRAWS": 5, "REDRAWS": 2}
@@ -92,7 +92,7 @@ def test_knobs_and_the_preview(done: tuple[Path, nbformat.NotebookNode]) -> None
     worst = pick(study(folder, "infinitesimal"), requested_ratio=0.4, interaction_strength=1.0)[0]
     assert worst["exact_method"] == "probe"
     assert f"lambda 1: KL of the preview's plan {worst['difference']:+.3f} ±" in text
-    assert "The gate says nothing on it" in text
+    assert "The gate says nothing on it" in " ".join(text.split())
     looks = study(folder, "stopping")
     assert looks[-1]["rows"] == 16
     assert "16 of 16 rows were needed; stopped early: False" in text
@@ -114,8 +114,8 @@ def test_every_finding_has_a_verdict(done: tuple[Path, nbformat.NotebookNode]) -
 
 def require_nothing_measured(again: str, before: dict[str, int]) -> None:
     assert "ablations per batch" not in again  # what a build says first
-    assert not re.search(r"KL of \d+ plans?", again)  # the progress bar of a measurement
-    assert all(any(name.startswith(f"study_{study}_") for name in before) for study in STUDIES)
+    assert BAR not in again
+    assert all(any(f"study_{study}_" in name for name in before) for study in STUDIES)
 
 
 @pytest.mark.slow
