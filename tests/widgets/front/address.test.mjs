@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { readAddress, writeAddress } from "../../../widgets/cocurve_widgets/front/address.js";
+import { pinOf, readAddress, writeAddress } from "../../../widgets/cocurve_widgets/front/address.js";
 
 const plan = { interaction_strength: 1, ratio: 0.2, layer_cap: null, layer_cap_factor: null,
   protect_first: 0, protect_last: 0, kinds: ["attention", "ffn"], axis: "plans", selected_unit: null };
@@ -42,11 +42,21 @@ test("plan A is kept by the controls that made it", () => {
   assert.deepEqual(readAddress(same, 160, 8).pin, { ratio: 0.2 });
 });
 
+test("a plan A without controls is kept by its units", () => {
+  const text = write({ ...plan, _pin: { order: [3, 1], controls: null } });
+  assert.equal(text, "pin.units=3,1");
+  const { pin } = readAddress(text, 160, 8);
+  assert.deepEqual(pin, { units: [3, 1] });
+  const problem = { size: 2, matrix: [2, 0.5, 0.5, 4], half: [1, 2], costs: [10, 30], total: 80 };
+  const made = pinOf(problem, { ...plan, units: [1, 0] });
+  assert.deepEqual([made.order, made.node, made.edge, made.ratio], [[1, 0], 3, 0.5, 0.5]);
+});
+
 test("what no control could set is not taken", () => {
   for (const bad of ["ratio=0.7", "ratio=-0.1", "ratio=", "ratio=NaN", "ratio=Infinity", "ratio=x",
     "selected_unit=160", "selected_unit=1.5", "kinds=", "kinds=heads", "axis=none", "ego=1",
     "brushed=1,x", "blocks=x", "layer_cap=0", "_problem=1", "kernel=true", "toString=1",
-    "pin._pin=1", "tour_step=9", "%E0%A4%A"]) {
+    "pin._pin=1", "pin.units=1,1", "pin.units=160", "pair=1,2,3", "pair=4,4", "mode=x", "tour_step=9", "%E0%A4%A"]) {
     assert.deepEqual(readAddress(`#${bad}`, 160, 8), { plan: {}, bridge: {}, pin: null }, bad);
   }
   const { plan: found } = readAddress("#layer_cap=0.4&layer_cap_factor=2", 160, 8);

@@ -25,6 +25,11 @@ const some = (values, least = 0) => (text) => {
   const found = several(oneOf(...values))(text);
   return found && found.length >= least ? values.filter((value) => found.includes(value)) : undefined;
 };
+const different = (reader) => (text) => {
+  const values = several(reader)(text);
+  return values && new Set(values).size === values.length ? values : undefined;
+};
+const atMost = (count, reader) => (text) => (reader(text)?.length <= count ? reader(text) : undefined);
 const bool = (text) => ({ true: true, false: false })[text];
 
 /** name -> [instrument, reader], for a page of so many units in so many layers. */
@@ -34,7 +39,8 @@ function readers(units, layers) {
     layer_cap: orNone(between(1e-6, 1)), layer_cap_factor: orNone(between(1e-6, 100)),
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
-    axis: oneOf("plans", "linear", "logarithmic"), selected_unit: orNone(unit) };
+    axis: oneOf("plans", "linear", "logarithmic"), selected_unit: orNone(unit),
+    mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
@@ -43,7 +49,8 @@ function readers(units, layers) {
 }
 
 const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
-const PINNED = ["interaction_strength", "ratio", ...GUARDS]; // of plan A, as "pin.ratio" and so on
+// of plan A, as "pin.ratio" and so on; one made by hand has its units instead, as "pin.units"
+const PINNED = ["interaction_strength", "ratio", ...GUARDS];
 const written = (value) => (value === null ? "none" : Array.isArray(value) ? value.join(",") : String(value));
 
 /** The traits that an address sets, by instrument: {plan, bridge, pin}; pin is null without one. */
@@ -51,6 +58,7 @@ export function readAddress(hash, units, layers) {
   const known = readers(units, layers);
   const found = { plan: {}, bridge: {}, pin: {} };
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (name === "pin.units") found.pin.units = different(whole(0, units - 1))(text);
     const trait = name.replace(/^pin\./, "");
     const place = trait === name ? ["plan", "bridge"].find((one) => Object.hasOwn(known[one], name))
       : PINNED.includes(trait) && "pin";
@@ -60,6 +68,7 @@ export function readAddress(hash, units, layers) {
   for (const guards of [found.plan, found.pin]) { // there is only one cap
     if ((guards.layer_cap ?? null) !== null) delete guards.layer_cap_factor;
   }
+  if (!found.pin.units) delete found.pin.units;
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
 
@@ -68,11 +77,12 @@ export function writeAddress(plan, bridge, opening, units, layers) {
   const known = readers(units, layers);
   const pairs = [];
   const add = (name, value, first) => {
-    if (written(value) !== written(first)) pairs.push([name, written(value)]);
+    if (written(value) !== written(first ?? null)) pairs.push([name, written(value)]);
   };
   for (const name of Object.keys(known.plan)) add(name, plan.get(name) ?? null, opening.plan[name]);
   for (const name of Object.keys(known.bridge)) add(name, bridge.get(name) ?? null, opening.bridge[name]);
-  const pin = plan.get("_pin")?.controls;
+  const { controls: pin, order } = plan.get("_pin") ?? {};
+  if (order && !pin) pairs.push(["pin.units", written(order)]);
   if (pin) {
     for (const name of PINNED) add(`pin.${name}`, pin[name], opening.plan[name]);
     if (!pairs.some(([name]) => name.startsWith("pin."))) pairs.push(["pin.ratio", written(pin.ratio)]);
@@ -81,9 +91,19 @@ export function writeAddress(plan, bridge, opening, units, layers) {
   return new URLSearchParams(pairs).toString().replaceAll("%2C", ",");
 }
 
-/** Plan A from its controls, as the page pins one; {} where they make no plan. */
-export function pinOf(problem, controls) {
+/** Plan A from its controls or its units, as the page pins one; {} where they make no plan. */
+export function pinOf(problem, { units, ...controls }) {
   if (!problem.matrix) return {};
+  if (units) {
+    let [node, edge, cost] = [0, 0, 0];
+    units.forEach((u, k) => {
+      node += problem.half[u];
+      cost += problem.costs[u];
+      for (const v of units.slice(0, k)) edge += problem.matrix[u * problem.size + v];
+    });
+    return { order: units, node, edge, strength: null, ratio: cost / problem.total, controls: null,
+      curve: null, hand: true };
+  }
   const view = viewOf(problem, { strength: controls.interaction_strength, ratio: controls.ratio,
     cap: controls.layer_cap, factor: controls.layer_cap_factor, first: controls.protect_first,
     last: controls.protect_last, kinds: controls.kinds.map((kind) => ["attention", "ffn"].indexOf(kind)) });
