@@ -1,0 +1,150 @@
+"""The instruments in Notebook 7 and in marimo, where these are installed; they are no dependency.
+
+`pip install notebook marimo` beside the lab, then `pytest tests/widgets/test_elsewhere.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from helpers.lab import CHROMIUM, FLAGS, KERNEL_READY, NO_BROWSER, Visit
+from helpers.waiting import eventually
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER),
+]
+MADE = """
+import cocurve_lab as cl
+from cocurve_widgets import BridgeExplorer, CurvatureMap, GenerationCompare, LambdaExplorer
+from cocurve_widgets import FidelityScatter
+H = cl.Curvature.load(cl.demo_folder() / "H_16_rows.npz")
+model, tokenizer = cl.load_model("demo")
+_, held_out = cl.default_calibration(
+    "demo", tokenizer, 2, 2, seq_len=32, positions_per_sequence="all"
+)
+plan = cl.solve_greedy(H, 0.2)
+"""
+SHOWN = {
+    "explorer": "LambdaExplorer(H)",
+    "bridges": "BridgeExplorer(H)",
+    "heat": "CurvatureMap(H)",
+    "compare": "GenerationCompare(model, tokenizer, H, selection=plan)",
+}
+
+
+@contextmanager
+def page_of(command: Sequence[str], folder: Path, alive: str, path: str) -> Iterator[Visit]:
+    """A server in a folder, with its own settings, and a page of it in Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {f"JUPYTER_{name}_DIR": str(folder / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    own |= {"IPYTHONDIR": str(folder / "ipython"), "XDG_CONFIG_HOME": str(folder / "xdg")}
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", *command, f"--port={port}"],
+            cwd=folder,
+            env=os.environ | own,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            try:
+                urllib.request.urlopen(address + alive, timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, (folder / "log").read_text()
+                time.sleep(0.5)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+            page = browser.new_page(viewport={"width": 1280, "height": 1000})
+            page.set_default_timeout(120_000)
+            page.goto(address + path)
+            yield Visit(page)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def drive(page: Any) -> None:
+    """One control of each instrument, by keyboard or menu."""
+    page.locator(".cocurve canvas").nth(3).wait_for(state="attached")
+    page.get_by_label("lambda, weight of the edges").focus()
+    page.keyboard.press("Home")
+    page.get_by_label("threshold", exact=True).focus()
+    page.keyboard.press("End")
+    page.get_by_label("order of rows and columns").select_option("clustering")
+    page.get_by_role("button", name="Generate", exact=True).click()
+    page.locator(".cc-status", has_text="written together").wait_for()
+
+
+@pytest.mark.skipif(find_spec("notebook") is None, reason="Notebook 7 is not installed")
+def test_every_instrument_works_in_notebook_7(tmp_path: Path) -> None:
+    made = SHOWN | {"scatter": "FidelityScatter(H, model, held_out)"}
+    cells = [MADE, *(f"{name} = {code}\n{name}" for name, code in made.items())]
+    content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(content, tmp_path / "all.ipynb")
+    command = ["notebook", "--no-browser", "--ip=127.0.0.1", "--allow-root"]
+    command += ["--IdentityProvider.token=local", "--JupyterNotebookApp.expose_app_in_browser=True"]
+    alive, path = "/api/status?token=local", "/notebooks/all.ipynb?token=local"
+    with page_of(command, tmp_path, alive, path) as visit:
+        visit.page.wait_for_function(KERNEL_READY)
+        visit.run_all()
+        drive(visit.page)
+        visit.becomes("explorer.interaction_strength, explorer.agrees", "(0.0, True)")
+        visit.becomes("bridges.threshold > 0.2", "True")
+        visit.becomes("len(heat.clustered)", "160")
+        visit.becomes("'written together' in compare.status", "True")
+        visit.page.get_by_role("button", name="Ratio sweep").click()
+        visit.becomes("sum(p['kind'] == 'plan' for p in scatter.points) > 3", "True")
+
+
+@pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed")
+def test_the_instruments_on_anywidget_work_in_marimo(tmp_path: Path) -> None:
+    # names must not be in two cells, so the instruments share one, and what the kernel has another
+    made = "\n".join(f"{name} = mo.ui.anywidget({code})" for name, code in SHOWN.items())
+    told = "explorer.value['interaction_strength'], heat.value['order']"
+    told += ", bridges.value['threshold'] > 0.2"
+    cells = [
+        f"import marimo as mo\n{MADE}\n{made}\nmo.vstack([{', '.join(SHOWN)}])",
+        f"mo.plain_text('kernel: ' + str(({told})))",
+        "FidelityScatter(H, model, held_out)",
+    ]
+    written = "import marimo\napp = marimo.App()\n"
+    for number, cell in enumerate(cells):
+        body = "\n".join(f"    {line}" for line in cell.splitlines())
+        names = (
+            "" if number == 0 else "mo, H, model, held_out, FidelityScatter, " + ", ".join(SHOWN)
+        )
+        given = f"    return mo, H, model, held_out, FidelityScatter, {', '.join(SHOWN)}"
+        written += f"@app.cell\ndef _({names}):\n{body}\n{given if number == 0 else '    return'}\n"
+    (tmp_path / "all.py").write_text(written, encoding="utf-8")
+    command = ["marimo", "run", "all.py", "--headless", "--no-token", "--host=127.0.0.1"]
+    with page_of(command, tmp_path, "/health", "/") as visit:
+        drive(visit.page)
+        wanted = "kernel: (0.0, 'clustering', True)"
+        text = visit.page.locator("body").inner_text
+        eventually(text, lambda found: wanted in found)
+        # the one instrument that is made of other widgets
+        eventually(text, lambda found: "Jupyter widgets are not supported" in found)
