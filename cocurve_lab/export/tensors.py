@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import ArchitectureError, NumericalError
 from ..models.architectures import Architecture
 from ..models.families import Kind
-from ..models.stored import is_stored
+from ..models.stored import is_readable
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -76,7 +76,7 @@ def _obstacles(architecture: Architecture) -> Iterator[str]:
         scale = getattr(architecture.block(layer, "attention"), "scaling", head_dim**-0.5)
         if abs(scale * head_dim**0.5 - 1) > 1e-6:
             yield f"layer {layer} scales attention by {scale}, not by 1 / sqrt({head_dim})"
-    if any(weight.is_meta for weight in model.parameters()) and not is_stored(model):
+    if not is_readable(model):
         yield "some of its weights are not in memory (meta device)"
 
 

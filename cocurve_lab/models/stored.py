@@ -157,9 +157,9 @@ def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def is_stored(model: Any) -> bool:
-    """Whether a model's weights stay on disk."""
-    return getattr(model, "cocurve_stored", None) is not None
+def is_readable(model: Any) -> bool:
+    """Whether `reader_of` can read all weights: those on the meta device are in known files."""
+    return hasattr(model, "cocurve_stored") or not any(w.is_meta for w in model.parameters())
 
 
 def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
@@ -167,10 +167,10 @@ def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
 
     The tensor is on the CPU, in the model's dtype, and for reading only.
     """
-    if not is_stored(model):
+    stored: Any = getattr(model, "cocurve_stored", None)
+    if stored is None:
         weights = model.state_dict()
         return lambda name: weights[name].detach().cpu()
-    stored: Any = model.cocurve_stored
     dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
     return lambda name: stored.read(name).to(dtypes[name])
 

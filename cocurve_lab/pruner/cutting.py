@@ -13,6 +13,7 @@ from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..models.architectures import describe
 from ..models.runtime import require_one_device
+from ..models.stored import is_readable
 from ..models.units import units_like
 from ..solver.selection import Selection
 from .equivalence import Reference
@@ -110,7 +111,7 @@ def require_prunable(
             "Selection.from_pruned(units, [0, 1])."
         )
     architecture = describe(model)
-    if not on_disk:
+    if not (on_disk and is_readable(model)):
         require_one_device(model)
     architecture.require_unpacked()
     selection.require_units(units_like(model, selection.units))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.models.loading import keep_score_cap
+from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.stored import open_model
 from cocurve_lab.pruner import on_disk
 from cocurve_lab.pruner.saving import open_pruned
@@ -204,6 +204,8 @@ def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
     for option in ({"inplace": True}, {"verify": tiny_text()}):
         with pytest.raises(cl.InputError, match=r"need the pruned model in memory. Leave them out"):
             call(model, plan, out=tmp_path / "small", **option)  # type: ignore[call-overload]
+    with pytest.raises(cl.InputError, match="meta"):
+        cl.prune(shapes_only(str(tmp_path / "model")), plan, out=tmp_path / "small")
     with pytest.raises(cl.MismatchError):
         cl.prune(open_model(tmp_path / "model"), ragged(tiny_model(layers=4)), out=tmp_path / "s")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
