@@ -89,13 +89,15 @@ class Stream:
         if layer not in self.layers:
             yield
             return
+        running = layer in self._present  # in a call of the layer, which still needs them
         self.bring(layer)
         self._held[layer] += 1
         try:
             yield
         finally:
             self._held[layer] -= 1
-            self.release(layer)
+            if not running:
+                self.release(layer)
 
     def bring(self, layer: int) -> None:
         """Put the weights of a layer into its modules, and begin to fetch the next one.

@@ -20,7 +20,7 @@ from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.solver.guards import Guards
-from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text
+from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, word_tokenizer
 
 RATIO = 0.25
 MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]
@@ -52,6 +52,16 @@ def measure(
 ) -> Evidence:
     units = cl.enumerate_units(model, GROUPS)
     return method.measure(model, units, calibration or tiny_text(), seed=seed, progress=False)
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
+    """The model of the fused family, its layers left in files."""
+    pytest.importorskip("accelerate")
+    folder = tmp_path_factory.mktemp("streamed")
+    dense("phi3", "mha").save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return cl.load_model(folder, device="cpu", stream=True)[0]
 
 
 every_method = pytest.mark.parametrize("name", NAMES)
@@ -236,6 +246,19 @@ def test_a_pruned_model_can_be_measured_again(name: str) -> None:
 
 
 # The model ----------------------------------------------------------------------------------------
+
+
+@every_method
+def test_a_streamed_model_is_scored_alike_or_refused(name: str, streamed: PreTrainedModel) -> None:
+    if get_method(name).needs_gradients:
+        with pytest.raises(InputError, match="needs all of them on one device"):
+            measure(get_method(name), streamed)
+        return
+    found, expected = measure(get_method(name), streamed), measured(name, "phi3", "mha")
+    for array in expected.arrays:
+        assert np.array_equal(found.arrays[array], expected.arrays[array]), array
+    own = "model_fingerprint"
+    assert found.provenance.get(own) == expected.provenance.get(own)
 
 
 @every_method
