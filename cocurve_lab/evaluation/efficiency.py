@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InputError, MismatchError
 from ..models.identity import embedding_weight, model_device
-from ..models.runtime import device_name, measuring
+from ..models.runtime import device_name, measuring, require_one_device
 from ..numeric import as_int
 from ..progress import Bar
 
@@ -130,7 +130,7 @@ def measure_efficiency(
 
     Raises:
         MismatchError: the models are on different devices, or of different dtype.
-        InputError: prompt and reply do not fit the context.
+        InputError: prompt and reply do not fit the context, or weights are streamed or offloaded.
     """
     options = options or EfficiencyOptions()
     device = model_device(dense)
@@ -140,6 +140,8 @@ def measure_efficiency(
             f"the dense model is {kinds[0]}, the pruned one {kinds[1]}. Put both on one device, in "
             "one dtype."
         )
+    for model in (dense, pruned):  # else the disk would be timed
+        require_one_device(model)
     length = _prompt_length(dense, options)
     rows = [
         _size("parameters", "parameters", dense, pruned, lambda model: model.num_parameters()),

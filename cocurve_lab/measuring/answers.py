@@ -443,7 +443,7 @@ class ReplyEngine:
         ids = pad_sequence(rows, batch_first=True).to(device)
         masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
         with scaled(self.architecture, masks):
-            hidden = self.architecture.decoder(input_ids=ids, use_cache=False)[0]
+            hidden = self.architecture.last_hidden(ids)
         counts = [len(given) + 1 for given in forced]
         read = torch.cat(
             [

@@ -300,7 +300,7 @@ def _split_row(
             summed += shift
             alone += risks
     with scaled(architecture, column_scales(architecture, units)):
-        hidden = architecture.decoder(input_ids=ids, use_cache=False)[0][:, positions]
+        hidden = architecture.last_hidden(ids)[:, positions]
     joint = widen(architecture.logits(hidden[0])).sub_(z_0)
     values = [p_0.amax(dim=-1), *_both(p_0, summed), *_both(p_0, joint), *alone]
     arrays = [value.double().cpu().numpy() for value in values]

@@ -234,7 +234,7 @@ def forced_kl(
     ids = row.to(model_device(model)).expand(2, -1)
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, [{}, scales])):
-            hidden = architecture.decoder(input_ids=ids, use_cache=False)[0][:, :-1]
+            hidden = architecture.last_hidden(ids)[:, :-1]
         values = _kl_by_position(architecture, hidden)
     if not np.isfinite(values).all():
         raise NumericalError(

@@ -514,8 +514,7 @@ def _scored_hidden(
 ) -> Tensor:
     """Final hidden states [B, P, d] at the scored positions, under masks."""
     with scaled(architecture, masks):
-        output = architecture.decoder(input_ids=ids, use_cache=False)
-    return output[0][:, positions]
+        return architecture.last_hidden(ids)[:, positions]
 
 
 def _mean_kl_and_nll(

@@ -58,6 +58,12 @@ class Architecture:
         """The decoder layers, first to last."""
         return getattr(self.decoder, self.family.layers)
 
+    def last_hidden(self, ids: Tensor) -> Tensor:
+        """Run the decoder on token ids [B, T]: what the head reads [B, T, d], on their device."""
+        # a model spread over several devices ends on another one than it begins on
+        hidden: Tensor = self.decoder(input_ids=ids, use_cache=False)[0]
+        return hidden.to(ids.device)
+
     def final(self, hidden: Tensor) -> Tensor:
         """Apply the modules between the last layer and the head to hidden states [..., d]."""
         decoder = self.decoder

@@ -167,7 +167,7 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
     try:
         with exclusive(model), torch.inference_mode():
             logits = model(input_ids=ids.to(model_device(model)), use_cache=False).logits
-            expected = architecture.logits(seen[-1][0])
+            expected = architecture.logits(seen[-1][0]).to(logits.device)
     finally:
         keep.remove()
     # one head on the same hidden states: a gap beyond rounding means a further operation

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.streaming import stream_of
@@ -143,6 +144,33 @@ def test_short_texts_and_perplexity_are_those_of_the_loaded_model(tmp_path: Path
     text = " ".join(f"w{at % 90}" for at in range(80))
     values = [cl.perplexity(m, tokenizer, text, context=16, stride=8) for m in (whole, streamed)]
     assert values[0] == values[1]
+
+
+def test_dense_and_pruned_text_side_by_side_and_questions(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    whole, tokenizer = cl.load_model(folder, device="cpu")
+    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(whole, 16), [0, 20, 40])
+    pairs = [compare_text(m, tokenizer, "w3 w9 w4", plan, Sampling(6)) for m in (whole, streamed)]
+    assert pairs[0] == pairs[1]
+    forced = [forced_kl(m, plan, TEXT.input_ids[0]) for m in (whole, streamed)]
+    assert np.array_equal(*forced)
+    assert forced[0].max() > 0
+
+
+def test_what_needs_all_weights_says_so(tmp_path: Path) -> None:
+    whole, streamed = pair(saved(tmp_path))
+    units = cl.enumerate_units(whole, GROUPS)
+    plan = cl.Selection.from_pruned(units, [0])
+    calls = (
+        lambda: cl.prune(streamed, plan),
+        lambda: cl.repair(streamed, plan, TEXT),
+        lambda: cl.measure_efficiency(streamed, streamed),
+        lambda: cl.exact_curvature(streamed, units, TEXT, 8, progress=False),
+    )
+    for call in calls:
+        with pytest.raises(cl.InputError, match="all of them on one device"):
+            call()
 
 
 # What is wrong with the files -------------------------------------------------------------------
