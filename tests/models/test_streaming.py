@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
+from cocurve_lab.models import streaming
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.streaming import stream_of
@@ -218,6 +219,17 @@ def test_a_weight_that_is_nowhere_or_vanishes_is_named(tmp_path: Path) -> None:
 def test_one_place_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(cl.InputError, match="Give one of the two"):
         cl.load_model(saved(tmp_path), stream=True, device_map="auto")
+
+
+def test_without_accelerate_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path)
+    monkeypatch.setattr(streaming, "find_spec", lambda _: None)
+    for options in ({"stream": True}, {"device_map": "auto"}):
+        with pytest.raises(cl.InputError, match=r"accelerate.*pip install 'cocurve-lab\[stream\]'"):
+            cl.load_model(folder, device="cpu", **options)  # type: ignore[arg-type]
+    assert cl.load_model(folder, device="cpu")[0].dtype == torch.float32
 
 
 def test_every_family_is_streamed(tmp_path: Path) -> None:
