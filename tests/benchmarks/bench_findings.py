@@ -1,0 +1,143 @@
+"""Every claim of the paper that notebooks test, on one page: FINDINGS.md, from findings.json.
+
+    python tests/benchmarks/bench_findings.py                # run all, then write both files
+    python tests/benchmarks/bench_findings.py --only 06 09   # measure these anew, keep the others
+    python tests/benchmarks/bench_findings.py --page-only    # the page from findings.json alone
+
+It runs the notebooks with their own parameters. Tables that are kept in `--folder` are read instead
+of measured. findings.json holds the findings of each notebook, when and on what it ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cocurve_lab.studies.findings import MIME, Finding
+from cocurve_lab.studies.sections import link_to
+from helpers.lab import SMALL
+from helpers.notebooks import NOTEBOOKS, run
+
+HERE = Path(__file__).resolve().parent
+SHOWN = ("06", "07", "08", "09")  # the notebooks of the studies
+HEAD = """# Findings
+
+What the paper says, what the notebooks measure on the demo model, and whether the two agree. ± is
+one standard error; a verdict needs two, else it cannot be told. The paper's numbers are of models
+of 3 to 32 billion parameters and the demo model has four million, so a claim that fails here says
+something about this model first. With another model in its parameters cell, a notebook writes its
+own table. [BAKE_OFF.md](BAKE_OFF.md) compares the methods on more text than notebook 09 does.
+
+`python tests/benchmarks/bench_findings.py` runs the notebooks and writes this page; the values are
+in [findings.json](findings.json).
+"""
+
+
+def main() -> None:
+    options = parser().parse_args()
+    kept = Path(options.out) / "findings.json"
+    found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if not options.page_only:
+        folder = Path(options.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for notebook in NOTEBOOKS:
+            if notebook.stem[:2] in options.only:
+                found[notebook.stem] = measured(notebook, folder, SMALL if options.quick else {})
+                text = json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False)
+                kept.write_text(text + "\n", encoding="utf-8")
+    (Path(options.out) / "FINDINGS.md").write_text(page(found), encoding="utf-8")
+
+
+def measured(notebook: Path, folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Run a notebook; return its last findings, the day and the parameters."""
+    start = time.monotonic()
+    done = run(notebook, folder, values, timeout=24 * 3600)
+    tables = [o["data"][MIME] for o in outputs(done) if MIME in o.get("data", {})]
+    (cell,) = (c for c in done.cells if "parameters" in c.metadata.get("tags", []))
+    print(f"{notebook.stem}: {time.monotonic() - start:.0f} s, {len(tables[-1])} findings")
+    return {
+        "run": date.today().isoformat(),
+        "parameters": cell.source.splitlines(),
+        "findings": tables[-1],  # the notebooks that test much end with all of it
+    }
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
+    """The outputs of all cells."""
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page as Markdown: the count of verdicts, then a table for each notebook."""
+    everything = [Finding(**row) for part in found.values() for row in part["findings"]]
+    lines = [
+        HEAD,
+        *table(["notebook", "✓ agrees", "✗ does not agree", "? cannot be told", "run on"]),
+    ]
+    for stem, part in found.items():
+        lines.append(row_of(f"[{stem[:2]}](#{anchor(stem)})", *counts(part), part["run"]))
+    lines.append(row_of("all", *counts({"findings": [vars(f) for f in everything]}), ""))
+    for stem, part in found.items():
+        lines += ["", f"## {heading(stem)}", ""]
+        lines += table(["study", "the paper", "where", "here", "verdict"])
+        for finding in (Finding(**row) for row in part["findings"]):
+            link = link_to(finding.study)
+            study = finding.study if link is None else f"[{finding.study}](../../notebooks/{link})"
+            lines.append(row_of(study, finding.claim, finding.where, finding.ours, finding.said))
+    return "\n".join(lines) + "\n"
+
+
+def counts(part: dict[str, Any]) -> list[str]:
+    """How many findings agree, do not, and cannot be told."""
+    verdicts = Counter(row["agrees"] for row in part["findings"])
+    return [str(verdicts[verdict]) for verdict in (True, False, None)]
+
+
+def heading(stem: str) -> str:
+    """The title of a notebook, without its number sign."""
+    (path,) = (path for path in NOTEBOOKS if path.stem == stem)
+    first = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
+    return f"Notebook {first.removeprefix('# ').replace(' · ', ': ')}"
+
+
+def anchor(stem: str) -> str:
+    """The place of a notebook's table on the page."""
+    kept = (c for c in heading(stem).lower().replace(" ", "-") if c.isalnum() or c in "-_")
+    return "".join(kept)
+
+
+def table(heads: list[str]) -> list[str]:
+    """The two first lines of a Markdown table."""
+    return [row_of(*heads), "|" + "---|" * len(heads)]
+
+
+def row_of(*cells: str) -> str:
+    """One line of a Markdown table; a bar inside a cell is no border."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    beside = str(NOTEBOOKS[0].parent)
+    made.add_argument("--folder", default=beside, help="where the notebooks run and keep tables")
+    made.add_argument("--out", default=str(HERE), help="where findings.json and FINDINGS.md go")
+    made.add_argument("--only", nargs="+", default=SHOWN, choices=SHOWN, help="run these alone")
+    made.add_argument("--page-only", action="store_true", help="run nothing")
+    made.add_argument("--quick", action="store_true", help="a few short rows, to check the script")
+    return made
+
+
+if __name__ == "__main__":
+    main()

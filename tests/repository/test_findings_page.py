@@ -1,0 +1,40 @@
+"""The page of findings is what its command writes from the values kept beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from datetime import date
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+KEPT = json.loads((FOLDER / "findings.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_findings", FOLDER / "bench_findings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_written_from_the_kept_values(bench: ModuleType) -> None:
+    page = (FOLDER / "FINDINGS.md").read_text(encoding="utf-8")
+    assert page == bench.page(KEPT), "run: python tests/benchmarks/bench_findings.py --page-only"
+    assert {"06", "07", "08"} <= {stem[:2] for stem in KEPT} <= set(bench.SHOWN)
+
+
+def test_every_notebook_says_when_it_ran_and_counts_its_verdicts(bench: ModuleType) -> None:
+    for part in KEPT.values():
+        assert date.fromisoformat(part["run"]) >= date(2026, 11, 23)
+        assert sum(map(int, bench.counts(part))) == len(part["findings"]) > 4
+
+
+def test_a_bar_in_a_cell_is_no_border(bench: ModuleType) -> None:
+    assert bench.row_of("mean |ρ|", "b") == r"| mean \|ρ\| | b |"
