@@ -1,0 +1,82 @@
+"""What a reader cannot read on a page: broken words, clipped text, and text under something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FAULTS = r"""selector => {
+  const found = [];
+  const told = (fault, text) => found.push(`${fault}: ${text.trim().slice(0, 60)}`);
+  const scrolls = value => /auto|scroll/.test(value);
+  // a reader can scroll to what lies outside of these; outside of others it is lost
+  const cut = (element, box) => {
+    for (let up = element; up && up !== document.body; up = up.parentElement) {
+      const { overflowX, overflowY } = getComputedStyle(up), frame = up.getBoundingClientRect();
+      if (scrolls(overflowX) || scrolls(overflowY)) return false;
+      if (overflowX === "visible" && overflowY === "visible") continue;
+      if (box.left < frame.left - 2 || box.right > frame.right + 2
+        || box.top < frame.top - 2 || box.bottom > frame.bottom + 2) return true;
+    }
+    return false;
+  };
+  const hidden = "select, script, style, .cm-editor, [aria-hidden=true], .modebar";
+  const all = { visibilityProperty: true, opacityProperty: true };
+  const seen = element => element.checkVisibility(all) && !element.closest(hidden);
+  for (const root of document.querySelectorAll(selector)) {
+    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    while (walker.nextNode()) {
+      const node = walker.currentNode, element = node.parentElement;
+      if (!node.data.trim() || !seen(element)) continue;
+      for (const word of node.data.matchAll(/[\p{L}\p{N}_.]+/gu)) {
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+        if (lines.size > 1 && !element.closest("svg")) told("breaks inside a word", word[0]);
+        const box = range.getBoundingClientRect();
+        if (box.width < 1 || box.height < 1) continue;  // for screen readers alone
+        if (cut(element, box)) { told("is clipped", node.data); break; }
+        const at = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        if (!at || at === element || element.contains(at) || at.contains(element)) continue;
+        const over = at.closest("svg, canvas") !== element.closest("svg, canvas")
+          && root.contains(at) && !at.closest("label");
+        if (over) { told("is covered", node.data); break; }
+      }
+    }
+    for (const field of root.querySelectorAll("button, select, [role=button]")) {
+      const short = field.scrollWidth > field.clientWidth + 2;
+      if (seen(field) && short) told("is clipped", field.innerText);
+    }
+  }
+  return [...new Set(found)];
+}"""
+
+
+def layout_faults(page: Any, selector: str) -> list[str]:
+    """Faults of the text inside the elements that a selector finds, as "what: where".
+
+    Text covered by something is found where it is in view, so scroll there first.
+    """
+    return list(page.evaluate(FAULTS, selector))
+
+
+def require_readable(page: Any, selector: str) -> None:
+    """No text of the elements breaks inside a word, is clipped, or lies under something."""
+    for element in page.locator(selector).all():
+        if element.is_visible():
+            element.scroll_into_view_if_needed()
+            page.wait_for_timeout(200)
+            found = layout_faults(page, selector)
+            assert not found, found
+
+
+def require_readable_notebook(page: Any) -> None:
+    """The same of all prose and outputs of the notebook that JupyterLab shows."""
+    page.evaluate(  # else only the cells in view are on the page
+        """() => {
+          const notebook = jupyterapp.shell.currentWidget.content;
+          notebook.notebookConfig = { ...notebook.notebookConfig, windowingMode: 'none' };
+        }"""
+    )
+    page.wait_for_timeout(1000)
+    require_readable(page, ".jp-OutputArea-output, .jp-MarkdownOutput")
