@@ -19,6 +19,7 @@ from .configuration import require_own_files
 from .hub import explain, require_place
 from .identity import MANIFEST, fingerprint_tensor
 from .loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -159,18 +160,25 @@ def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
 
 def is_readable(model: Any) -> bool:
     """Whether `reader_of` can read all weights: those on the meta device are in known files."""
-    return hasattr(model, "cocurve_stored") or not any(w.is_meta for w in model.parameters())
+    known = hasattr(model, "cocurve_stored") or stream_of(model) is not None
+    return known or not any(weight.is_meta for weight in model.parameters())
 
 
 def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
-    """A function that gives a weight by its name in the model, on disk or in memory.
+    """A function that gives a weight by its name in the model: on disk, streamed or in memory.
 
     The tensor is on the CPU, in the model's dtype, and for reading only.
     """
     stored: Any = getattr(model, "cocurve_stored", None)
     if stored is None:
-        weights = model.state_dict()
-        return lambda name: weights[name].detach().cpu()
+        weights, stream = model.state_dict(), stream_of(model)
+
+        def present(name: str) -> Tensor:
+            if stream is not None and weights[name].is_meta:
+                return stream.read(name)
+            return weights[name].detach().cpu()
+
+        return present
     dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
     return lambda name: stored.read(name).to(dtypes[name])
 

@@ -59,8 +59,8 @@ def prune(
             new model is built by slicing, and what is cut is never copied.
         verify: text whose first two rows the result is checked on.
         out: a new folder. The pruned model is written there as `save_pruned` would, one weight
-            after the other, and never in memory as a whole. `model` may be one whose weights are
-            on disk.
+            after the other, and never in memory as a whole. `model` may be a streamed one, or one
+            whose weights are all on disk.
         tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:

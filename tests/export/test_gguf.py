@@ -375,6 +375,18 @@ def test_a_dense_folder_is_exported_without_loading_it(tmp_path: Path) -> None:
     assert np.array_equal(tensors["blk.1.ffn_down.weight"], down)
 
 
+def test_a_streamed_model_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = tiny_model("phi3", "gqa")
+    model.save_pretrained(tmp_path / "model")
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu")
+    for source, name in ((model, "memory"), (streamed, "stream")):
+        source.config._name_or_path = "one"
+        export_gguf(source, None, tmp_path / name)
+    assert (tmp_path / "stream").read_bytes() == (tmp_path / "memory").read_bytes()
+
+
 def test_a_full_disk_is_told_before_and_while_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,18 @@ def test_every_file_is_that_of_a_model_cut_in_memory(
     assert differing(again, expected) == []
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gpt2", "opt_350m", "gpt_neox"])
+def test_a_streamed_model_is_cut_like_one_in_memory(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = dense(tmp_path / "model", family, "mha")
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu", dtype="float32")
+    plan, ids = ragged(model), tiny_text().input_ids
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
+    assert differing(cl.prune(streamed, plan, out=tmp_path / "disk"), expected) == []
+    assert torch.equal(streamed(ids).logits, model(ids).logits)  # and it still streams
+
+
 def test_a_large_model_is_split_into_files_with_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
