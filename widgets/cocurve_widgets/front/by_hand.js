@@ -83,7 +83,7 @@ export function handPanels(problem, { put, clear }) {
   const tools = h("span", { class: "cc-row" }, empty, budget);
   const modes = h("div", { class: "cc-row cc-hand" },
     labelled("a click on a unit", mode), tools);
-  const pair = h("div", { class: "cc-damage" });
+  const pair = h("div", { class: "cc-damage cc-pair" });
   const box = h("input", { type: "text", "aria-label": "prompt",
     onchange: () => put({ prompt: box.value }) });
   const table = h("div", {});
