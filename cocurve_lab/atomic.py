@@ -104,7 +104,7 @@ def room_for(size: int, place: Path) -> Iterator[None]:
 
     Args:
         size: bytes that the block will write.
-        place: a file or folder on the disk.
+        place: a folder on the disk.
 
     Raises:
         InputError: there is too little space. What the block raised because of that is its cause.
@@ -113,7 +113,7 @@ def room_for(size: int, place: Path) -> Iterator[None]:
     free = shutil.disk_usage(place).free
     if free < size:
         raise InputError(
-            f"{size / 1e9:.2f} GB are to be written, but the disk of {place.parent} has "
+            f"{size / 1e9:.2f} GB are to be written, but the disk of {place} has "
             f"{free / 1e9:.2f} GB left. {advice}"
         )
     try:
@@ -123,7 +123,7 @@ def room_for(size: int, place: Path) -> Iterator[None]:
         if not is_full(error) and shutil.disk_usage(place).free > 2**20:
             raise
         raise InputError(
-            f"the disk of {place.parent} filled up; what was written of {size / 1e9:.2f} GB is "
+            f"the disk of {place} filled up; what was written of {size / 1e9:.2f} GB is "
             f"removed. {advice}"
         ) from error
 

@@ -111,7 +111,7 @@ def export_gguf(
     counts = dict(Counter(tensor.kind(dtype).name for tensor in tensors))
     notes = _notes(architecture, counts, dtype) + vocabulary.notes
     needed = sum(_bytes(tensor, dtype) for tensor in tensors)
-    with replacing(target) as temporary, room_for(needed, temporary):
+    with replacing(target) as temporary, room_for(needed, temporary.parent):
         _write(temporary, architecture, vocabulary, tensors, dtype, notes)
     named = f"{vocabulary.model}/{vocabulary.pretokenizer}"
     return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)

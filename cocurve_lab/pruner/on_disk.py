@@ -80,7 +80,7 @@ def prune_to_folder(
     weights = _Weights(model, cuts)
     with (
         new_folder(folder, overwrite=overwrite) as temporary,
-        room_for(sum(weight.nbytes for weight in kept.values()), temporary),
+        room_for(sum(weight.nbytes for weight in kept.values()), folder.resolve().parent),
     ):
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
