@@ -277,9 +277,11 @@ def a_plan_is_pinned_swapped_and_unpinned(visit: Visit, root: Any) -> None:
 
 def the_tour_moves_the_controls_of_the_kernel(visit: Visit, root: Any) -> None:
     before = visit.ask("explorer._key()")
+    # without motion a step is there at once, and a slow machine is not overtaken by the next one
+    visit.page.emulate_media(reduced_motion="reduce")
     root.get_by_role("button", name="Tour (60 seconds)").click()
     visit.becomes("explorer.tour_step, explorer.interaction_strength", "(1, 0.0)")
-    visit.becomes("explorer.ratio", "0.2")  # it was 0 at first
+    visit.becomes("explorer.ratio", "0.2")
     root.get_by_role("button", name="Next").click()
     visit.becomes("explorer.tour_step, explorer.interaction_strength", "(2, 1.0)")
     visit.becomes("explorer.agrees", "True")
@@ -287,6 +289,7 @@ def the_tour_moves_the_controls_of_the_kernel(visit: Visit, root: Any) -> None:
     visit.becomes("explorer.layer_cap", "0.6")
     visit.page.keyboard.press("Escape")
     visit.becomes("explorer.tour_step, explorer._key()", f"(None, {before})")
+    visit.page.emulate_media(reduced_motion="no-preference")
 
 
 def what_was_chosen_last_is_shown_where_the_mouse_rests(root: Any) -> None:

@@ -134,7 +134,7 @@ def test_a_plan_that_the_session_knows_on_this_text_is_not_measured_again() -> N
         *(Measured(p, 0.5 + k, 0.01, text_name(TEXT), rows=6) for k, p in enumerate(plans)),
         Measured(plans[1], 9.0, 0.01, "another text", rows=50),
     )
-    explorer = make(session=session, questions=())
+    explorer = make(session=session, questions=(), prompt="")
     assert not explorer.damage.busy
     settle(explorer)
     assert explorer.damage.of(explorer.selection).risk == 1.5
