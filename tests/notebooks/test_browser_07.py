@@ -13,7 +13,7 @@ from cocurve_lab.studies.structure import geometry
 from cocurve_lab.studies.structure.bridges import bridge_table
 from cocurve_lab.tables import pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
-from helpers.notebooks import BAR, figures, findings_of, run, text_of, written
+from helpers.notebooks import BAR, SOLUTIONS, figures, findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "07_bridges_and_structure.ipynb"
 VALUES = SMALL | {
@@ -88,9 +88,6 @@ def test_a_second_run_measures_nothing(done: tuple[Path, nbformat.NotebookNode])
     assert written(folder) == before
 
 
-SOLVED = "(lambda text: exec(text.split('```python')[1].split('```')[0], globals()))"
-
-
 @browser
 @with_chromium
 @pytest.mark.slow
@@ -103,9 +100,7 @@ def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         assert written(folder) == before
         page = visit.page
         page.locator(".js-plotly-plot").first.wait_for()
-        solution = nbformat.read(NOTEBOOK, as_version=4).cells
-        (text,) = [c.source for c in solution if "Solution" in c.source]
-        assert visit.ask(f"{SOLVED}({text!r})") == "None"
+        assert visit.ask(f"exec({SOLUTIONS['07']!r}, globals())") == "None"
         (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
         assert len(cl.bridge_units(cl.Curvature.load(saved))) > 0
         solved = visit.ask("exercises.control_of(my_control, curvature, found, cl.match_controls)")

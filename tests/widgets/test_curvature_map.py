@@ -23,7 +23,7 @@ import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, CurvatureMap, Session
 from cocurve_widgets.curvature_map import cluster_order
 from cocurve_widgets.export import _plain
-from cocurve_widgets.instrument import front
+from cocurve_widgets.instrument import KIT, front
 from helpers.lab import CHROMIUM, NO_BROWSER, Lab
 from helpers.problems import make_units, random_curvature
 from helpers.waiting import eventually
@@ -314,7 +314,7 @@ def test_a_saved_notebook_keeps_a_picture(shape: tuple[int, ...], wide: int) -> 
 
 # In a page without a kernel ---------------------------------------------------------------------
 
-MODULES = ("kit.js", "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "page.js")
+MODULES = (*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "page.js")
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>:root { color-scheme: light dark } body { margin: 0 } %s</style><div id="here"></div>
 <script type="module">%s

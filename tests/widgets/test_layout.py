@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cocurve_widgets import export_html
-from helpers.lab import CHROMIUM, FLAGS, NO_BROWSER
+from helpers.lab import CHROMIUM, NO_BROWSER, Lab
 from helpers.layout import layout_faults, require_readable
 from helpers.problems import make_units, random_curvature
 
@@ -19,14 +19,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def page() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield browser.new_page(viewport={"width": 1280, "height": 1000})
-        browser.close()
+@pytest.fixture
+def page(lab: Lab) -> Iterator[Any]:
+    found = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+    yield found
+    found.close()
 
 
 @pytest.mark.parametrize(

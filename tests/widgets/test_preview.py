@@ -151,8 +151,8 @@ def test_bridges_of_a_preview_are_told_from_bridges(opened: list[Any]) -> None:
 def test_the_scatter_has_the_note_on_top_and_in_its_picture(opened: list[Any]) -> None:
     opened += [FidelityScatter(PREVIEW), FidelityScatter(REAL)]
     preview, real = opened
-    assert preview_note(PREVIEW) in preview.children[1].value
-    assert 'role="note"' in preview.children[1].value
+    assert preview_note(PREVIEW) in preview.children[2].value
+    assert 'role="note"' in preview.children[2].value
     assert "preview" in preview.figure.widget.layout.title.text
     assert preview_note(PREVIEW) in preview.figure.widget._description  # its name for readers
     assert "_description" in preview.figure.widget.get_state()
