@@ -7,6 +7,8 @@ In reading order:
     fisher.py    centring, the whitened feature and the KL divergence
     replay.py    an ablation runs only what follows the unit
     refitted.py  ablations that the rest of their block makes up for, where they are asked for
+    inputs.py    the inputs of output projections, in one pass over the rows
+    least_squares.py  least squares with a ridge
     batches.py   how many ablations run together
     vocabulary.py  the KL of ablations over the full vocabulary, where it is asked for
     sketch.py    the shifts of a sequence that are kept for other surrogates

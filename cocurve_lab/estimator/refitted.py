@@ -17,25 +17,24 @@ left to predict from, and the two are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..calibration import CalibrationSet
-from ..errors import ArchitectureError, NumericalError
+from ..errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed
-from ..models.families import KINDS, Kind
-from ..models.identity import model_device
 from ..models.units import Unit
-from .replay import wide_product
+from .inputs import Block, present_blocks, watch_inputs
+from .least_squares import cholesky, ridge_of, wide_product
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RIDGE = 0.01  # in units of the mean diagonal of E[x x^T], as in a repair
-_TOKENS = 2048  # rows per forward = this // row length, at least one
 
-Leftovers = Mapping[tuple[int, Kind], Tensor]
+Leftovers = Mapping[Block, Tensor]
 
 
 @torch.no_grad()
@@ -59,10 +58,17 @@ def leftovers(
 
     Raises:
         ArchitectureError: weights are packed in 4 bits.
-        NumericalError: the moments are not finite.
+        NumericalError: the moments are singular or not finite.
     """
+    if any(
+        is_packed(architecture.output_projection(*block)) for block in present_blocks(architecture)
+    ):
+        raise ArchitectureError(
+            "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
+            "Load the model in bfloat16, or leave refit_ratio at 0."
+        )
     found = {}
-    for key, moments in _moments(architecture, calibration).items():
+    for key, moments in _moments(architecture.model, calibration).items():
         owner = torch.full((len(moments),), -1, device=moments.device)
         for number, unit in enumerate(units):
             if (unit.layer, unit.kind) == key:
@@ -76,43 +82,22 @@ def _leftover(moments: Tensor, owner: Tensor, ratio: float) -> Tensor:
     """P_uu^-1 P_u of each unit [W, W] float64, from E[x x^T] and the unit of each column."""
     same = owner[:, None] == owner
     damped = torch.where(same, moments, (1 - ratio) * moments)
-    level = float(moments.diagonal().mean())
-    damped.diagonal().add_(RIDGE * level if level > 0 else 1.0)
-    factor, status = torch.linalg.cholesky_ex(damped)
-    if int(status) or not bool(torch.isfinite(factor).all()):
-        raise NumericalError(
-            f"the moments of {len(moments)} columns are not finite or not positive definite. Half "
-            "precision may overflow: try bfloat16 or float32."
-        )
-    precision = torch.cholesky_inverse(factor)
+    damped.diagonal().add_(ridge_of(moments, RIDGE))
+    precision = torch.cholesky_inverse(cholesky(damped))
     for number in owner.unique():
         mine = owner == number
         precision[mine] = torch.linalg.solve(precision[mine][:, mine], precision[mine])
     return precision
 
 
-def _moments(
-    architecture: Architecture, calibration: CalibrationSet
-) -> dict[tuple[int, Kind], Tensor]:
+def _moments(model: PreTrainedModel, calibration: CalibrationSet) -> dict[Block, Tensor]:
     """The sums of x x^T [W, W] float64 of every block over all tokens."""
-    sums: dict[tuple[int, Kind], Tensor] = {}
-    with ExitStack() as stack:
-        for layer, kind in product(range(len(architecture.layers)), KINDS):
-            projection = architecture.output_projection(layer, kind)
-            if is_packed(projection):
-                raise ArchitectureError(
-                    "refit_ratio needs the weights of output projections, and they are packed in 4 "
-                    "bits. Load the model in bfloat16, or leave refit_ratio at 0."
-                )
+    sums: dict[Block, Tensor] = {}
 
-            def add(_: Any, args: tuple[Tensor, ...], __: Any, key: Any = (layer, kind)) -> None:
-                x = args[0].reshape(-1, args[0].shape[-1])
-                product_ = wide_product(x, x)
-                sums[key] = sums[key] + product_ if key in sums else product_
+    def add(block: Block, inputs: Tensor) -> None:
+        x = inputs.flatten(0, 1)
+        part = wide_product(x, x)
+        sums[block] = sums[block] + part if block in sums else part
 
-            stack.callback(projection.register_forward_hook(add).remove)
-        step = max(1, _TOKENS // calibration.seq_len)
-        device = model_device(architecture.model)
-        for ids in calibration.input_ids.split(step):
-            architecture.decoder(input_ids=ids.to(device), use_cache=False)
+    watch_inputs(model, calibration, add, progress=False)
     return sums

@@ -478,13 +478,6 @@ def widen(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """left^T right in float64 of [n, a] and [n, b]; on a GPU, where float64 is slow, in float32."""
-    if left.is_cuda and left.dtype != torch.float64:
-        return (left.float().T @ right.float()).double()
-    return left.double().T @ right.double()
-
-
 def first_output(output: Any) -> Tensor:
     """Return the tensor of a module's output; blocks return tuples, models output objects."""
     return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output

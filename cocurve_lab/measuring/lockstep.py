@@ -274,7 +274,7 @@ def next_token_probabilities(
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, masks)):
             rows = ids.expand(len(masks), -1)
-            hidden = architecture.decoder(input_ids=rows, use_cache=False)[0]
+            hidden = architecture.last_hidden(rows)
         logits = widen(architecture.logits(hidden[:, -1]))
         found = torch.softmax(logits.double(), dim=-1).cpu().numpy()
     if not np.isfinite(found).all():

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..estimator.inputs import watch_inputs
 from ..estimator.replay import widen
 from ..models.architectures import Architecture
 from ..models.units import UnitSet
 from .base import Scored, Subject
 from .filling import Block, blocks
-from .inputs import per_unit, watch_inputs, weight_columns
+from .inputs import per_unit, weight_columns
 
 
 @dataclass(frozen=True)

@@ -8,31 +8,25 @@ a row counts, whichever positions the calibration scores. Where a norm follows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
-from ..models.architectures import Architecture, describe
-from ..models.families import KINDS
-from ..models.identity import model_device
-from ..models.runtime import measuring, require_measurable
+from ..estimator.inputs import watch_inputs
+from ..estimator.least_squares import wide_product
+from ..models.architectures import Architecture
 from ..models.streaming import held
 from ..models.units import Unit
-from ..progress import Bar
-from ..pruner.refitting import TOKENS_PER_BATCH, wide_product
 from .filling import Block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Observer = Callable[[Block, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,60 +107,6 @@ def collect_statistics(
     return InputStatistics(len(calibration), calibration.input_ids.numel(), **arrays)
 
 
-def watch_inputs(
-    model: PreTrainedModel,
-    calibration: CalibrationSet,
-    observe: Observer,
-    *,
-    only: Collection[Block] | None = None,
-    progress: bool = True,
-    title: str = "Inputs",
-) -> None:
-    """Run all rows once and pass each output projection's input to an observer.
-
-    The language model's head is not run. Hooks are removed on leaving, also after an exception.
-
-    Args:
-        model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
-        calibration: the rows.
-        observe: called as observe((layer, kind), X) with X [rows, T, W] in the model's dtype, in
-            the order of the forward; it may keep sums of X but not X, which is not a copy.
-        only: blocks to watch; None watches all that have columns.
-        progress: show a progress bar.
-        title: what the bar says.
-
-    Raises:
-        InputError: text that does not fit the model.
-    """
-    require_measurable(model, calibration.input_ids)
-    architecture, device = describe(model), model_device(model)
-    step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
-    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
-        for block in present_blocks(architecture):
-            if only is None or block in only:
-                projection = architecture.output_projection(*block)
-                handle = projection.register_forward_pre_hook(
-                    _showing(block, observe, calibration.seq_len)
-                )
-                stack.callback(handle.remove)
-        bar = stack.enter_context(
-            Bar(total=len(calibration), desc=title, unit="row", disable=not progress)
-        )
-        for ids in calibration.input_ids.split(step):
-            architecture.decoder(input_ids=ids.to(device), use_cache=False)
-            bar.update(len(ids))
-
-
-def present_blocks(architecture: Architecture) -> list[Block]:
-    """List every (layer, kind) that still has columns, in order."""
-    return [
-        (layer, kind)
-        for layer in range(len(architecture.layers))
-        for kind in KINDS
-        if architecture.width(layer, kind) > 0
-    ]
-
-
 def per_unit(
     units: Iterable[Unit],
     columns: Mapping[Block, np.ndarray],
@@ -201,16 +141,6 @@ def require_passes(layers_per_pass: int) -> None:
     """Raise InputError unless a pass has at least one layer."""
     if layers_per_pass < 1:
         raise InputError(f"layers_per_pass is {layers_per_pass}. Give at least one layer.")
-
-
-def _showing(
-    block: Block, observe: Observer, length: int
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        columns = args[0]  # OPT's FFN sees [rows * T, W]
-        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
-
-    return hook
 
 
 def _add(totals: dict[Block, Tensor], block: Block, part: Tensor) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..estimator.inputs import present_blocks
 from ..models.units import UnitSet
 from .base import Scored, Subject
 from .filling import Block, floor_counts
-from .inputs import per_unit, present_blocks, weight_columns
+from .inputs import per_unit, weight_columns
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, MismatchError
+from ..estimator.least_squares import cholesky, ridge_of, ridge_update
 from ..models.architectures import describe
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
 from ..pruner.cutting import prune
-from ..pruner.refitting import cholesky, ridge_of, ridge_update
 from ..pruner.slicing import kept_columns
 from ..solver.selection import Selection
 from .base import Arrays, Evidence, Scored, Subject

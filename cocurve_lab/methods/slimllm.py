@@ -49,6 +49,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, NumericalError
+from ..estimator.inputs import present_blocks
 from ..estimator.replay import first_output
 from ..models.architectures import Architecture
 from ..models.runtime import exclusive
@@ -62,7 +63,6 @@ from .inputs import (
     InputStatistics,
     collect_statistics,
     layer_passes,
-    present_blocks,
     require_passes,
     weight_columns,
 )

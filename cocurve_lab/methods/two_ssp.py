@@ -34,6 +34,7 @@ import numpy as np
 
 from ..calibration import CalibrationSet
 from ..errors import InfeasibleError, InputError
+from ..estimator.inputs import present_blocks
 from ..measuring.risk import measure_plans
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet
@@ -43,7 +44,7 @@ from ..solver.selection import Selection
 from ..solver.targets import require_ratio
 from .base import Arrays, Evidence, Scored, Subject
 from .filling import Block, blocks, take_counts, take_in_order, uniform_order
-from .inputs import collect_statistics, present_blocks
+from .inputs import collect_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

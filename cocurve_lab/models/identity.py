@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,13 +69,22 @@ def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = No
     return fingerprint(json.loads(json.dumps(config, default=str)), marks)
 
 
-def weight_marks(model: PreTrainedModel) -> list[list[str]]:
-    """[name, SHA-256] of every weight, sorted by name. Reads all weights: about 10 s for an 8B."""
-    weights, stream = sorted(model.state_dict().items()), stream_of(model)
-    return [
-        [name, fingerprint_tensor(stream.read(name) if stream and tensor.is_meta else tensor)]
-        for name, tensor in weights
-    ]
+def weight_marks(
+    model: PreTrainedModel, read: Callable[[str], torch.Tensor] | None = None
+) -> list[list[str]]:
+    """[name, SHA-256] of every weight, sorted by name. Reads all weights: about 10 s for an 8B.
+
+    Args:
+        model: the model.
+        read: gives a weight by its name, as from `stored.reader_of`; None reads the model's own and
+            streamed ones.
+    """
+    weights, stream = model.state_dict(), stream_of(model)
+
+    def own(name: str) -> torch.Tensor:
+        return stream.read(name) if stream and weights[name].is_meta else weights[name]
+
+    return [[name, fingerprint_tensor((read or own)(name))] for name in sorted(weights)]
 
 
 def fingerprint_tensor(tensor: torch.Tensor) -> str:

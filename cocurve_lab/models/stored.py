@@ -17,7 +17,7 @@ from ..errors import FileFormatError, InputError, one_line
 from .architectures import describe
 from .configuration import require_own_files
 from .hub import explain, require_place
-from .identity import MANIFEST, fingerprint_tensor
+from .identity import MANIFEST
 from .loading import DEMO, is_demo, place_of, read_dtype, shapes_only
 from .streaming import stream_of
 
@@ -198,12 +198,6 @@ def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
         return whole.as_strided(view.shape, view.stride(), view.storage_offset())
 
     return numbers
-
-
-def marks_of(model: PreTrainedModel) -> list[list[str]]:
-    """As `identity.weight_marks`, for weights on disk or in memory."""
-    read = reader_of(model)
-    return [[name, fingerprint_tensor(read(name))] for name in sorted(model.state_dict())]
 
 
 def weight_files(place: str, **options: Any) -> list[Path]:

@@ -1,6 +1,6 @@
 """Least squares on what stays: the dense and the pruned model on the same rows, layer by layer.
 
-The formula and the targets are in repair.py. `ridge_update` is shared with `methods/slimgpt.py`.
+The formula and the targets are in repair.py.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import NumericalError
-from ..estimator.replay import LayerCall, capture_calls, first_output, wide_product, widen
+from ..estimator.inputs import TOKENS_PER_BATCH
+from ..estimator.least_squares import ridge_of, ridge_update, wide_product
+from ..estimator.replay import LayerCall, capture_calls, first_output, widen
 from ..models.architectures import Architecture, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
 from .equivalence import float32_layer, upcast
 
 Target = Literal["stream", "write", "dense"]
-TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
 
 
 # Two models, layer by layer -----------------------------------------------------------------------
@@ -230,41 +230,3 @@ class Sums:
 def _add_rounded(weight: Tensor, update: Tensor) -> None:
     """Add in float64, and round once to the weight's dtype."""
     weight.copy_(weight.double() + update)
-
-
-def ridge_update(gram: Tensor, cross: Tensor, gamma: float) -> Tensor:
-    """D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2.
-
-    Args:
-        gram: x^T x [R, R] float64.
-        cross: e^T x [d, R] float64.
-        gamma: the ridge.
-
-    Raises:
-        NumericalError: gram + gamma I is singular, or a sum is not finite.
-    """
-    if not bool(torch.isfinite(cross).all()):
-        raise NumericalError(
-            "the model gives NaN or infinite values on this text. Half precision may overflow: try "
-            "bfloat16."
-        )
-    damped = gram.clone()
-    damped.diagonal().add_(gamma)
-    return torch.cholesky_solve(cross.T, cholesky(damped)).T
-
-
-def ridge_of(moments: Tensor, ridge: float) -> float:
-    """ridge x mean(diagonal); 1 for inputs that are always zero."""
-    level = float(moments.diagonal().mean())
-    return ridge * level if level > 0 else 1.0
-
-
-def cholesky(matrix: Tensor) -> Tensor:
-    """Lower factor, or NumericalError where the matrix is not positive definite."""
-    factor, status = torch.linalg.cholesky_ex(matrix)
-    if int(status) or not bool(torch.isfinite(factor).all()):
-        raise NumericalError(
-            f"the second moments of {len(matrix)} columns are singular or not finite. Use a "
-            "damping or ridge above 0 (0.01 is usual), or more calibration text than columns."
-        )
-    return factor

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.methods import inputs
+from cocurve_lab.estimator import inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.identity import fingerprint_model

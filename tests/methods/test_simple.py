@@ -20,11 +20,12 @@ from cocurve_lab.errors import (
     MismatchError,
     NumericalError,
 )
-from cocurve_lab.methods import inputs
+from cocurve_lab.estimator import inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.methods.filling import uniform_order
 from cocurve_lab.methods.flap import standardised
+from cocurve_lab.methods.inputs import InputStatistics, collect_statistics
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
@@ -215,7 +216,7 @@ def test_broken_weights_are_named(name: str) -> None:
 @every_model
 def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
     model, text = tiny_model(family, heads), tiny_text(scored=3)
-    found = inputs.collect_statistics(model, text, moments=True, progress=False)
+    found = collect_statistics(model, text, moments=True, progress=False)
     assert (found.rows, found.tokens) == (4, 96)
     for block, (x, _) in capture(model, text).items():
         flat = x.reshape(-1, x.shape[2])
@@ -231,7 +232,7 @@ def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
 
 
 def test_variance_survives_a_large_mean() -> None:
-    seen = inputs.InputStatistics(1, 4)
+    seen = InputStatistics(1, 4)
     x = 1e6 + np.array([0.0, 1.0, 2.0, 3.0])
     seen.sums[0, "ffn"] = np.array([x.sum()])
     seen.squares[0, "ffn"] = np.array([(x**2).sum()])
@@ -240,9 +241,7 @@ def test_variance_survives_a_large_mean() -> None:
 
 def test_only_the_blocks_asked_for_are_gathered() -> None:
     only = [(1, "ffn"), (2, "attention")]
-    found = inputs.collect_statistics(
-        tiny_model(), tiny_text(), moments=True, only=only, progress=False
-    )
+    found = collect_statistics(tiny_model(), tiny_text(), moments=True, only=only, progress=False)
     assert set(found.sums) == set(found.moments) == set(only)
 
 

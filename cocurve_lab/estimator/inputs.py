@@ -1,0 +1,89 @@
+"""The inputs of the output projections, shown to an observer in one pass over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..calibration import CalibrationSet
+from ..models.architectures import Architecture, describe
+from ..models.families import KINDS, Kind
+from ..models.identity import model_device
+from ..models.runtime import measuring, require_measurable
+from ..progress import Bar
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
+
+Block = tuple[int, Kind]  # (layer, kind)
+Observer = Callable[[Block, Tensor], None]
+
+
+def watch_inputs(
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    observe: Observer,
+    *,
+    only: Collection[Block] | None = None,
+    progress: bool = True,
+    title: str = "Inputs",
+) -> None:
+    """Run all rows once and pass each output projection's input to an observer.
+
+    The language model's head is not run. Hooks are removed on leaving, also after an exception.
+
+    Args:
+        model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
+        calibration: the rows.
+        observe: called as observe((layer, kind), X) with X [rows, T, W] in the model's dtype, in
+            the order of the forward; it may keep sums of X but not X, which is not a copy.
+        only: blocks to watch; None watches all that have columns.
+        progress: show a progress bar.
+        title: what the bar says.
+
+    Raises:
+        InputError: text that does not fit the model.
+    """
+    require_measurable(model, calibration.input_ids)
+    architecture, device = describe(model), model_device(model)
+    step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
+    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
+        for block in present_blocks(architecture):
+            if only is None or block in only:
+                projection = architecture.output_projection(*block)
+                handle = projection.register_forward_pre_hook(
+                    _showing(block, observe, calibration.seq_len)
+                )
+                stack.callback(handle.remove)
+        bar = stack.enter_context(
+            Bar(total=len(calibration), desc=title, unit="row", disable=not progress)
+        )
+        for ids in calibration.input_ids.split(step):
+            architecture.decoder(input_ids=ids.to(device), use_cache=False)
+            bar.update(len(ids))
+
+
+def present_blocks(architecture: Architecture) -> list[Block]:
+    """List every (layer, kind) that still has columns, in order."""
+    return [
+        (layer, kind)
+        for layer in range(len(architecture.layers))
+        for kind in KINDS
+        if architecture.width(layer, kind) > 0
+    ]
+
+
+def _showing(
+    block: Block, observe: Observer, length: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        columns = args[0]  # OPT's FFN sees [rows * T, W]
+        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
+
+    return hook
