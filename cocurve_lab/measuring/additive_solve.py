@@ -5,6 +5,7 @@ This departs from the paper, as that file says.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Literal, get_args
 
 import numpy as np
@@ -53,8 +54,7 @@ class TorchAdditiveKL(AdditiveKL):
         self.device, self.memory = pick_device(device), memory
         self.dtype: torch.dtype = getattr(torch, dtype)
 
-    def state(self, part: Part = "all") -> State:
-        """What a solve steps through, on the device."""
+    def _start(self, part: Part) -> State:
         return _TorchState(self.shifts.of(part), self.device, self.dtype, self.memory)
 
 
@@ -76,6 +76,11 @@ class _TorchState:
                 _Block(values, first[places], other, device, dtype, keep=memory >= 0)
             )
         self.singles = -self._mean([block.logs.sum(0) for block in self.blocks])
+
+    def __copy__(self) -> _TorchState:
+        made = object.__new__(_TorchState)
+        made.__dict__ = self.__dict__ | {"blocks": [copy(block) for block in self.blocks]}
+        return made
 
     def marginals(self) -> np.ndarray:
         """F(S + u) - F(S) [M]: the mean of log E_{p_S}[r_u] - E_{p_0}[log r_u]."""

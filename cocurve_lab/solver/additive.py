@@ -21,7 +21,8 @@ This departs from the paper, which solves on H.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from typing import Protocol
 
@@ -31,12 +32,14 @@ from ..curvature.matrix import Curvature
 from ..curvature.pair_kl import likelihood_ratios
 from ..curvature.shifts import Part, Shifts
 from ..models.units import Unit
-from .greedy import Greedy
+from .greedy import Former, Greedy
 from .guards import FREE, Guards, UnitsLike
+from .interaction import LambdaPath, path_of
 from .selection import Selection, risk_terms
 from .targets import Target, require_strength
 
 ADDITIVE_KL = "additive KL"  # the `surrogate` of a plan that was solved on it
+EachStep = Callable[[], object]  # called before each step of a solve; what it raises ends the solve
 LEAST_CHANGE = -1 + 2.0**-24  # of E_{p_S}[r_u] - 1 in float32, where a unit leaves p_S no token
 
 
@@ -68,6 +71,7 @@ class AdditiveKL:
 
     def __init__(self, curvature: Curvature) -> None:
         self.curvature, self.shifts = curvature, curvature.require_shifts()
+        self._starts: dict[Part, State] = {}  # the likelihood ratios take as long as a solve
 
     def predict(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> float:
         """F(S) of a plan, nats per token, on the tokens of the sketch.
@@ -101,12 +105,8 @@ class AdditiveKL:
         return float(np.sqrt(scale * (residuals**2).sum()) / len(values))
 
     def _by_position(self, plan: Selection | Iterable[Unit | str | int], part: Part) -> np.ndarray:
-        units = self.curvature.units
-        if isinstance(plan, Selection):
-            plan.require_units(units)
-            plan = plan.pruned
-        shifts = self.shifts.of(part)
-        indices, total = units.indices(plan), np.zeros(shifts.probabilities.shape)
+        indices, shifts = self._indices(plan), self.shifts.of(part)
+        total = np.zeros(shifts.probabilities.shape)
         if shifts.base is not None:
             total += shifts.base
         elif not indices:
@@ -114,6 +114,13 @@ class AdditiveKL:
         for index in indices:
             total += shifts.values[index]
         return likelihood_ratios(total, shifts.probabilities)[1]
+
+    def _indices(self, plan: Selection | Iterable[Unit | str | int]) -> list[int]:
+        units = self.curvature.units
+        if isinstance(plan, Selection):
+            plan.require_units(units)
+            plan = plan.pruned
+        return list(units.indices(plan))
 
     def marginals(self, pruned: Iterable[Unit | str | int] = (), part: Part = "all") -> np.ndarray:
         """F(S + u) - F(S) of each unit u [M] float64, nats per token; 0 for the units of S."""
@@ -125,8 +132,34 @@ class AdditiveKL:
         found[chosen] = 0.0
         return found
 
+    def along(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> np.ndarray:
+        """F of each prefix of a removal order [len(plan) + 1] float64, nats per token.
+
+        The last one is `predict`. Args and errors as there.
+        """
+        indices, shifts = self._indices(plan), self.shifts.of(part)
+        total = np.zeros(shifts.probabilities.shape)
+        if shifts.base is not None:
+            total += shifts.base
+        found = [self.predict((), part)]
+        for index in indices:
+            total += shifts.values[index]
+            found.append(float(likelihood_ratios(total, shifts.probabilities)[1].mean()))
+        return np.array(found)
+
+    def singles(self, part: Part = "all") -> np.ndarray:
+        """F({u}) of each unit [M] float64, nats per token."""
+        shifts = self.shifts.of(part)
+        kls = (likelihood_ratios(v, shifts.start, shifts.teacher)[1] for v in shifts.values)
+        return np.array([kl.mean() for kl in kls])
+
     def state(self, part: Part = "all") -> State:
         """What a solve steps through, with no unit removed."""
+        if part not in self._starts:
+            self._starts[part] = self._start(part)
+        return copy(self._starts[part])
+
+    def _start(self, part: Part) -> State:
         return NumpyState(self.shifts.of(part))
 
     def solve(
@@ -138,6 +171,7 @@ class AdditiveKL:
         include: UnitsLike = (),
         exclude: UnitsLike = (),
         part: Part = "all",
+        each_step: EachStep | None = None,
     ) -> Selection:
         """Algorithm 2 on F_lambda: as `solve_greedy`, with the marginals of the additive KL.
 
@@ -145,6 +179,7 @@ class AdditiveKL:
             ratio, guards, include, exclude: as for `solve_greedy`.
             interaction_strength: lambda >= 0; 0 ranks by the KL of single units, 1 is F.
             part: the positions of the sketch to solve on.
+            each_step: called before each step; what it raises ends the solve.
 
         Returns:
             A Selection in removal order. Its predicted risk is that of H, 1/2 s^T H s; `predict`
@@ -155,13 +190,56 @@ class AdditiveKL:
         strength = require_strength(interaction_strength)
         goal = ratio.budget(self.curvature.units) if isinstance(ratio, Target) else ratio
         greedy = _AdditiveGreedy(self.curvature, goal, guards, include, exclude)
-        greedy.begin(self.state(part))  # after the checks of the target: it may take seconds
+        greedy.begin(self.state(part), each_step)  # after the checks of the target: takes seconds
         greedy.run(strength)
         if greedy.stalled:
             raise greedy.infeasible()
+        return greedy.selection(strength)
+
+    def longest(
+        self,
+        guards: Guards,
+        upto: float,
+        interaction_strength: float = 1.0,
+        *,
+        part: Part = "all",
+        each_step: EachStep | None = None,
+    ) -> Selection:
+        """The longest plan that greedy reaches, up to a ratio or to where it stalls.
+
+        As `solve.longest`, on F_lambda; part and each_step as for `solve`.
+        """
+        strength = require_strength(interaction_strength)
+        greedy = _AdditiveGreedy(self.curvature, upto, guards)
+        greedy.begin(self.state(part), each_step)
+        greedy.run(strength)
         plan = greedy.selection(strength)
-        node, edge = risk_terms(self.curvature.matrix, plan.pruned)
-        return replace(plan, node_terms=node, edge_terms=edge, surrogate=ADDITIVE_KL)
+        return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
+
+    def lambda_path(
+        self,
+        ratio: float,
+        guards: Guards = FREE,
+        maximum: float = 1.0,
+        *,
+        part: Part = "all",
+        each_step: EachStep | None = None,
+        progress: bool = False,
+    ) -> LambdaPath:
+        """All plans of `solve` over lambda in [0, maximum], by the event sweep of `lambda_path`.
+
+        The sweep holds, since F's marginals too depend on the set alone. They are float32 sums, so
+        the path equals `solve` at lambdas farther than about 1e-6 from a breakpoint.
+
+        Args:
+            ratio, guards, maximum, progress: as for `lambda_path`.
+            part, each_step: as for `solve`.
+
+        Raises: as `lambda_path`.
+        """
+        greedy = _AdditiveGreedy(self.curvature, ratio, guards, keep_history=True)
+        greedy.begin(self.state(part), each_step)
+        return path_of(greedy, maximum, progress)
 
 
 class NumpyState:
@@ -197,11 +275,27 @@ class NumpyState:
 class _AdditiveGreedy(Greedy):
     """Algorithm 2 whose interactions are those of the additive KL."""
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: State, each_step: EachStep | None) -> None:
         """Take the KL of single units for 1/2 H_uu."""
-        self.state, self.half = state, state.singles
+        self.start, self.state, self.half = copy(state), state, state.singles
+        self.each_step = each_step
 
     def interactions(self, g: np.ndarray, unit: int, out: np.ndarray) -> np.ndarray:
         """F(S + u) - F(S) - F({u}) of every u, once `unit` has joined S."""
+        if self.each_step is not None:
+            self.each_step()
         self.state.add(unit)
         return np.subtract(self.state.marginals(), self.half, out=out)
+
+    def _rewind(self, start: int) -> Former:
+        former = super()._rewind(start)
+        self.state = copy(self.start)
+        for unit in self.order:
+            self.state.add(unit)
+        return former
+
+    def selection(self, strength: float) -> Selection:
+        """The plan of the last run, whose predicted risk is that of H."""
+        plan = super().selection(strength)
+        node, edge = risk_terms(self.curvature.matrix, plan.pruned)
+        return replace(plan, node_terms=node, edge_terms=edge, surrogate=ADDITIVE_KL)

@@ -125,9 +125,9 @@ class Greedy:
             half[first:last][too_large] = np.inf
             self.until[first:last][too_large] = step
 
-    def _rewind(self, start: int) -> _Former:
+    def _rewind(self, start: int) -> Former:
         """Put S, C_S and the caps back to what they were before step `start`."""
-        former = _Former(
+        former = Former(
             start, self.order[start:], self.edges[start:], self.until.copy(), self.stalled
         )
         del self.order[start:], self.edges[start:]
@@ -135,7 +135,7 @@ class Greedy:
         self.room, self.spent = self.rules.room_after(self.order), self.pruned_cost
         return former
 
-    def _keep(self, former: _Former, step: int) -> int:
+    def _keep(self, former: Former, step: int) -> int:
         """Take over the former run's steps from `step` on."""
         self.order += former.order[step - former.start :]
         self.edges += former.edges[step - former.start :]
@@ -198,7 +198,7 @@ class Greedy:
 
 
 @dataclass
-class _Former:
+class Former:
     """The steps that a resumed run replaces, until it has removed the same set again."""
 
     start: int

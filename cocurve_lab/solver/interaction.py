@@ -368,8 +368,13 @@ def lambda_path(
         InfeasibleError: no plan reaches the ratio under the guards at any lambda. If only greedy
             stalls, the segment states that instead.
     """
-    maximum = require_strength(maximum)
     greedy = Greedy(curvature, ratio, guards, include, exclude, keep_history=True)
+    return path_of(greedy, maximum, progress)
+
+
+def path_of(greedy: Greedy, maximum: float, progress: bool = False) -> LambdaPath:
+    """`lambda_path` for a loop that keeps its history, whatever its interactions are."""
+    maximum = require_strength(maximum)
     sweep = _Sweep(greedy)
     with _bar(progress, maximum) as bar:
         while (event := sweep.next_event()) < maximum:

@@ -69,12 +69,21 @@ def random_curvature(
 
 
 def with_random_shifts(
-    units: UnitSet, *, scale: float = 1.0, positions: int = 30, tokens: int = 7
+    units: UnitSet,
+    *,
+    scale: float = 1.0,
+    spread: float = 1.0,
+    positions: int = 30,
+    tokens: int = 7,
 ) -> Curvature:
-    """An H with random shifts, which has nothing to do with them."""
+    """An H with random shifts, which has nothing to do with them.
+
+    Units differ in their size by a factor of about e^spread; with little spread, which units go
+    depends on lambda.
+    """
     rng = np.random.default_rng(3)
     p = rng.dirichlet(np.ones(tokens), positions).astype(np.float32)
-    size = np.exp(rng.normal(size=(len(units), 1, 1)))
+    size = np.exp(spread * rng.normal(size=(len(units), 1, 1)))
     values = (scale * size * rng.normal(size=(len(units), positions, tokens))).astype(np.float16)
     sequences = np.sort(rng.integers(0, 8, positions))
     return random_curvature(units).with_shifts(Shifts(values, p, sequences, sequences % 4))
