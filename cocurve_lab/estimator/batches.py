@@ -22,11 +22,11 @@ from ..models.identity import embedding_weight, model_device
 from ..models.runtime import is_out_of_memory
 from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
-from .replay import GATHER_BYTES, TRACE_BYTES, trace_bytes
+from .replay import GATHER_BYTES, TRACE_BYTES, Batched, trace_bytes
 
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
-Ride = Callable[[Sequence[Sequence[Unit]]], Iterator[Tensor]]  # `Replay.ride`
+Ride = Callable[[Batched], Iterator[Tensor]]  # `Replay.ride`
 
 LOGIT_BYTES = 256 << 20  # bytes of full-vocabulary logits held at a time, here and in measuring/
 _LARGEST_CPU_BATCH = 24  # rows beyond this only leave the cache
@@ -49,6 +49,10 @@ class Batches:
         self.size, self.block = size, block
         self.notes: list[str] = []
         self._tick, self._fitted = tick, True
+
+    def first(self, units: Sequence[Unit]) -> Batched:
+        """The batches of the first block, which may ride along in the teacher pass."""
+        return [batch for _, batch in block_from(units, 0, self.size, self.block)]
 
     def of(self, units: Sequence[Unit], ride: Ride) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each batch, and what `ride` makes of it; one that did not fit comes again.
@@ -116,9 +120,19 @@ def block_from(
     return found
 
 
-def first_layers(units: Sequence[Unit], size: int, block: int) -> list[int]:
-    """The layer that each block starts in: all from there on are run through for it."""
-    found, start = [], 0
+def sweeps(units: Sequence[Unit], size: int, block: int, removed: bool = False) -> list[int]:
+    """The layer that each pass over a sequence starts in: all from there on are run through.
+
+    The first block rides along in the pass that ablations start from, which starts in layer 0.
+
+    Args:
+        units: those that are ablated.
+        size, block: as for `Batches`.
+        removed: whether units are gone already, so that the teacher needs a pass of its own.
+    """
+    found, start = [0] * (1 + removed), len(units)
+    if units:
+        start = block_from(units, 0, size, block)[-1][0].stop
     while start < len(units):
         found.append(units[start].layer)
         start = block_from(units, start, size, block)[-1][0].stop

@@ -52,7 +52,7 @@ from ..schema import (
 )
 from ..storage import dump_plain, load_plain, require_settings
 from ..tables import fold
-from .batches import SMALLER, first_layers, memory_needed
+from .batches import SMALLER, memory_needed, sweeps
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
 
@@ -413,12 +413,11 @@ class Build:
         if stream is not None:
             gone = set(self.removed)
             ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
-            starts = first_layers(ablated, batch, crew.block)
-            # the teacher runs through all layers, and once more where units are gone already
-            read = sum(map(stream.bytes_from, [0] * (1 + bool(gone)) + starts))
+            passes = sweeps(ablated, batch, crew.block, bool(gone))
+            read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
             beside = "the weights that stay"
             reading = (
-                f"Ablations advance in {len(starts)} block{'s' if len(starts) > 1 else ''} of at "
+                f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
                 f"most {max(batch, crew.block)}: {read / 1e9:.2g} GB of weights are read for each "
                 f"sequence, {read * (self.total - self.done) / 1e9:.2g} GB in all. "
             )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -29,6 +30,7 @@ from ..errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
+from ..models.runtime import is_out_of_memory
 from ..models.streaming import stream_of
 from ..models.units import Unit
 
@@ -70,6 +72,10 @@ class BlockTrace:
     flat: bool = False
 
 
+Batched = Sequence[Sequence[Unit]]  # batches of units
+Around = Callable[[int, LayerCall], AbstractContextManager[None]]
+
+
 class Replay:
     """The teacher pass over one sequence, kept so that ablations can restart in it.
 
@@ -79,6 +85,8 @@ class Replay:
         positions: [P] int64 on the model's device, the scored positions.
         leftovers: what an ablation takes from each block's columns [W, W] (refitted.py); None: the
             unit's own columns, as in the paper.
+        along: the batches that `ride` will be asked for first. Where weights come from elsewhere,
+            they ride along in this pass, while each layer is there for it.
     """
 
     def __init__(
@@ -87,18 +95,38 @@ class Replay:
         input_ids: Tensor,
         positions: Tensor,
         leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
+        along: Batched = (),
     ) -> None:
         self.architecture = architecture
         self.positions, self.leftovers = positions, leftovers
         self.stream = stream_of(architecture.model)
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
+        # what rides along, and its states; None if nothing does, or if it did not fit
+        self._riding: tuple[Batched, list[Tensor]] | None = None
+        if along and self.stream is not None:
+            self._riding = along, []
+        self.calls: list[LayerCall] = []
         # a restart needs the activations inside its layer. They are kept for all layers if they
         # fit; else `_trace` runs each layer once more when its turn comes
-        layers = range(len(architecture.layers))
-        kept = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
-        with self._tracing(layers if kept else ()):
-            final, self.calls = capture_calls(architecture, input_ids)
+        self._keeps_traces = trace_bytes(architecture, input_ids.shape[1]) <= TRACE_BYTES
+        final = run_decoder(architecture, input_ids, self._passed)
         self.final_hidden = final.to(input_ids.device)  # from the last of several devices
+
+    @contextmanager
+    def _passed(self, layer: int, call: LayerCall) -> Iterator[None]:
+        """Keep what restarts need of a layer of the teacher pass, and advance what rides along."""
+        self.calls.append(call)
+        with self._tracing([layer] if self._keeps_traces else ()):
+            yield
+        if self._riding is None:
+            return
+        try:
+            with self.held(layer):
+                self._advance(layer, *self._riding)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._riding = None  # `ride` runs the block by itself, where batches can be halved
 
     @property
     def scored_hidden(self) -> Tensor:
@@ -112,7 +140,7 @@ class Replay:
         """
         return next(self.ride([units]))
 
-    def ride(self, batches: Sequence[Sequence[Unit]]) -> Iterator[Tensor]:
+    def ride(self, batches: Batched) -> Iterator[Tensor]:
         """Run batches of ablations to the end together, and yield what comes out of each.
 
         They advance layer by layer, so the weights of a layer are needed only once. A single batch
@@ -128,19 +156,28 @@ class Replay:
         Raises:
             ArchitectureError: attention does something after its output projection.
         """
-        last = len(self.architecture.layers) - 1
-        states: list[Tensor] = []
-        for layer in range(batches[0][0].layer, last + 1):
-            with self.held(layer):
-                with self._scored_only(last) if layer == last and states else nullcontext():
-                    for at in range(len(states)):  # each replaces the one before at once
-                        states[at] = self.run(layer, states[at])
-                        if layer == last:
-                            states[at] = states[at][:, self._positions_on(states[at].device)]
-                states += [self._started(units) for units in batches if units[0].layer == layer]
+        riding, self._riding = self._riding, None
+        if riding is not None and list(riding[0]) == list(batches):
+            states = riding[1]
+        else:
+            states = []
+            for layer in range(batches[0][0].layer, len(self.architecture.layers)):
+                with self.held(layer):
+                    self._advance(layer, batches, states)
+        del riding
         states.reverse()
         while states:
             yield self.architecture.final(states.pop()).to(self.positions.device)
+
+    def _advance(self, layer: int, batches: Batched, states: list[Tensor]) -> None:
+        """Run a layer on the states of the batches below it, and start those that are of it."""
+        last = len(self.architecture.layers) - 1
+        with self._scored_only(last) if layer == last and states else nullcontext():
+            for at in range(len(states)):  # each replaces the one before at once
+                states[at] = self.run(layer, states[at])
+                if layer == last:
+                    states[at] = states[at][:, self._positions_on(states[at].device)]
+        states += [self._started(units) for units in batches if units[0].layer == layer]
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
         """What the layer of these units puts out [B, T, d], or [B, P, d] if it is the last."""
@@ -229,9 +266,11 @@ class Replay:
 
         projection = self.architecture.output_projection(layer, kind)
         block = self.architecture.block(layer, kind)
+        # a layer has not answered yet while it runs; see `_block_trace` for a block that is one
+        last = projection if block is self.architecture.layers[layer] else block
         return (
             projection.register_forward_hook(see_projection),
-            block.register_forward_hook(see_block),
+            last.register_forward_hook(see_block),
         )
 
     @contextmanager
@@ -239,7 +278,7 @@ class Replay:
         """Let the FFN of the last layer skip the positions that are not scored."""
         # it acts position by position, and only scored positions are read afterwards
         block = self.architecture.block(layer, "ffn")
-        length = self.final_hidden.shape[1]
+        length = self.calls[layer].hidden.shape[1]
         # not worth it for most positions; not possible for an FFN without a module of its own
         if len(self.positions) > length // 2 or block is self.architecture.layers[layer]:
             yield
@@ -368,28 +407,50 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
             module.forward = own
 
 
-def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
-    """Run the decoder once and record how it calls each layer.
+def run_decoder(architecture: Architecture, input_ids: Tensor, around: Around) -> Tensor:
+    """Run the decoder once, each layer inside `around(layer, call)`, which may run it again.
 
     Args:
         architecture: the model.
         input_ids: [B, T] int64 on the model's device.
+        around: what is done before and after each layer.
 
     Returns:
-        The hidden states [B, T, d] after the final norm, and the call of every layer.
+        The hidden states [B, T, d] after the final norm.
+    """
+    with ExitStack() as stack:
+        for layer, module in enumerate(architecture.layers):
+            stack.enter_context(replaced_forward(module, _within(module, partial(around, layer))))
+        return first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
+
+
+def _within(
+    module: nn.Module, around: Callable[[LayerCall], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    """The forward of a layer, with something around it that the layer's own runs do not have."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        others = dict(kwargs)
+        hidden = args[0] if args else others.pop("hidden_states")
+        with replaced_forward(module, forward), around(LayerCall(hidden, args[1:], others)):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
+    """Run the decoder once and record how it calls each layer.
+
+    Args and returns: as `run_decoder`, and the call of every layer.
     """
     calls: list[LayerCall] = []
 
-    def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        kwargs = dict(kwargs)
-        hidden = args[0] if args else kwargs.pop("hidden_states")
-        calls.append(LayerCall(hidden, args[1:], kwargs))
+    def remember(_: int, call: LayerCall) -> AbstractContextManager[None]:
+        calls.append(call)
+        return nullcontext()
 
-    with ExitStack() as stack:
-        for layer in architecture.layers:
-            stack.callback(layer.register_forward_pre_hook(remember, with_kwargs=True).remove)
-        final = first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
-    return final, calls
+    return run_decoder(architecture, input_ids, remember), calls
 
 
 def trace_bytes(architecture: Architecture, length: int) -> int:
@@ -413,7 +474,7 @@ def _block_trace(
         ArchitectureError: attention does something after its output projection.
     """
     block = architecture.block(layer, kind)
-    if first_output(answer) is write:
+    if first_output(answer) is write and block is not architecture.layers[layer]:
         rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
         return BlockTrace(columns, write, block, rest)
     # an FFN may have no module of its own (OPT) or change its write afterwards: its projection then

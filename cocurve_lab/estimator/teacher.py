@@ -27,7 +27,7 @@ from ..models.families import Kind
 from ..models.identity import model_device
 from ..models.masking import column_scales, scaled
 from ..models.units import Unit
-from .replay import Replay, SupportHead, top_support
+from .replay import Batched, Replay, SupportHead, top_support
 
 
 class Teacher:
@@ -117,24 +117,26 @@ def started(
     temperature: float = 1.0,
     removed: Sequence[Unit] = (),
     leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
+    along: Batched = (),
 ) -> Iterator[Start]:
     """Run the teacher on a sequence, and mask `removed` inside the block.
 
     Args:
-        architecture, ids, positions, leftovers: as for `Replay`.
+        architecture, ids, positions, leftovers, along: as for `Replay`.
         number, top_r, temperature: as for `Teacher`.
         removed: units masked throughout.
 
     Raises:
         NumericalError: NaN or infinite logits.
     """
-    replay = Replay(architecture, ids, positions, leftovers)
+    # ablations, and so what rides along, start from the model without `removed`
+    replay = Replay(architecture, ids, positions, leftovers, () if removed else along)
     teacher = Teacher(architecture, replay.scored_hidden, top_r, number, temperature)
     if not removed:
         yield Start(teacher, replay, teacher.logits, teacher.probabilities)
         return
     with scaled(architecture, column_scales(architecture, removed)):
-        replay = Replay(architecture, ids, positions)
+        replay = Replay(architecture, ids, positions, along=along)
         logits = teacher.head(replay.scored_hidden)[0]
         yield Start(teacher, replay, logits, torch.softmax(logits, dim=-1))
 

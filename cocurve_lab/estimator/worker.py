@@ -22,7 +22,7 @@ from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.streaming import stream_of
 from ..models.units import UnitSet
-from .batches import Batches, Tick, by_layer, choose_batch, choose_block, first_layers
+from .batches import Batches, Tick, by_layer, choose_batch, choose_block, sweeps
 from .features import sequence_gram
 from .fisher import kl_divergence
 from .refitted import Leftovers, leftovers
@@ -227,8 +227,8 @@ class Worker:
         if replay.stream is not None:
             # a unit runs half of the layers on average; a teacher pass takes as long as reading
             mean = per_ablation[-1] + self._layer_seconds(replay) * (len(layers) - 1) / 2
-            starts = first_layers(left, self.units_per_batch, self.block)
-            passes = 1 + sum(map(replay.stream.bytes_from, starts)) / replay.stream.bytes_from(0)
+            starts = sweeps(left, self.units_per_batch, self.block, bool(job.removed))
+            passes = sum(map(replay.stream.bytes_from, starts)) / replay.stream.bytes_from(0)
             return job.sequences * (teacher_seconds * passes + len(left) * mean)
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
         # of the last and the first layer is the mean of all

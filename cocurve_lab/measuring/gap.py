@@ -287,12 +287,12 @@ def _split_row(
 ) -> list[np.ndarray]:
     """The arrays of `RiskSplit` on one row, each [P], in the order of its fields."""
     ids, positions = row(architecture, text, number)
-    replay = Replay(architecture, ids, positions)
+    ordered = sorted(units, key=lambda unit: (unit.layer, unit.kind))
+    replay = Replay(architecture, ids, positions, along=batches.first(ordered))
     z_0 = widen(architecture.logits(replay.scored_hidden[0]))  # [P, V]
     p_0 = torch.softmax(z_0, dim=-1)
     summed = torch.zeros_like(z_0)
     alone = torch.zeros(2, len(z_0), dtype=torch.float64, device=z_0.device)
-    ordered = sorted(units, key=lambda unit: (unit.layer, unit.kind))
     for _, hidden in batches.of(ordered, replay.ride):
         with batches.halved_when_too_large():
             shift, risks = _alone(architecture, hidden, z_0, p_0)

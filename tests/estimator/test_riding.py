@@ -76,7 +76,8 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
             found.append([rows.stop - rows.start for rows, _ in part])
             start = part[-1][0].stop
         firsts = [units[sum(map(sum, found[:at]))].layer for at in range(len(found))]
-        assert batches.first_layers(units, size, block) == firsts
+        assert batches.sweeps(units, size, block) == firsts
+        assert batches.sweeps(units, size, block, removed=True) == [0, *firsts]
         return found
 
     assert sizes(4, 1) == [[4], [2]] * 3
@@ -84,6 +85,8 @@ def test_a_block_takes_whole_batches_of_consecutive_layers() -> None:
     assert sizes(4, 10) == [[4, 2, 4], [2, 4, 2]]
     assert sizes(6, 17) == [[6, 6], [6]]
     assert sizes(9, 18) == [[6, 6, 6]]
+    # the teacher reads every layer, also those below the first ablation
+    assert batches.sweeps(units[6:], 6, 6) == [0, 2]
 
 
 def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
@@ -105,6 +108,31 @@ def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
     found = build(model, units_per_batch=4)
     assert found.provenance["runtime"]["units_per_batch"] == 2
     assert np.allclose(found.matrix, expected.matrix, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("fails", [1, 4])
+def test_what_rides_along_and_does_not_fit_goes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    model = tiny_model()
+    own, expected = streamed(tmp_path, model), build(model, units_per_batch=4)
+    real, left = Replay._started, [2 + fails]
+
+    def tight(self: Replay, units: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] < fails and left[0] >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, units)
+
+    monkeypatch.setattr(Replay, "_started", tight)
+    monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 1000)
+    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
+    found = build(own, units_per_batch=4)
+    if fails == 1:  # there was room once the teacher's pass was over
+        assert same_bits(found, expected)
+    assert found.provenance["runtime"]["units_per_batch"] == (4 if fails == 1 else 1)
+    assert np.allclose(found.matrix, expected.matrix, rtol=1e-4, atol=1e-7)
+    assert all(weight.is_meta for weight in own.model.layers.parameters())
 
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"])
@@ -151,11 +179,13 @@ def test_the_announced_weights_are_read(
     layer = stream.bytes_from(2)
     assert stream.bytes_from(0) == 3 * layer
     build(model)  # what is checked once is checked now
-    # the teacher reads 3 layers, and blocks that start in layers 0, 1 and 2 read 3, 2 and 1
-    for block, layers in ((1000, 3 + 3), (6, 3 + 3 + 2 + 1)):
+    # blocks that start in layers 0, 1 and 2 read 3, 2 and 1; the first rides along in the teacher's
+    # pass, or in that of the model without units that are gone already
+    cases = ((1000, (), 3), (6, (), 3 + 2 + 1), (1000, (0, 7), 3 + 3), (6, (0, 7), 3 + 3 + 2 + 1))
+    for block, removed, layers in cases:
         monkeypatch.setattr(worker, "choose_block", lambda *_, block=block, **__: block)
         before = stream.bytes_read
-        build(model, progress="lines")
+        build(model, progress="lines", removed=removed)
         said = " ".join(capsys.readouterr().out.split())
         blocks = "1 block of at most 1000" if block == 1000 else "3 blocks of at most 6"
         assert f"Ablations advance in {blocks}: {layers * layer / 1e9:.2g} GB" in said
