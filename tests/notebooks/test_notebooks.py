@@ -8,7 +8,15 @@ import nbformat
 import pytest
 
 from helpers.lab import CHROMIUM, FEW, IN_LAB, KEPT, SMALL
-from helpers.notebooks import NOTEBOOK, NOTEBOOKS, require_built, require_loaded, run
+from helpers.notebooks import (
+    NOTEBOOK,
+    NOTEBOOKS,
+    figures,
+    require_built,
+    require_loaded,
+    run,
+    text_of,
+)
 
 
 @pytest.mark.slow
@@ -16,6 +24,19 @@ from helpers.notebooks import NOTEBOOK, NOTEBOOKS, require_built, require_loaded
 def test_notebook_01_builds_saves_and_loads(tmp_path: Path) -> None:
     require_built(run(NOTEBOOK, tmp_path, FEW), tmp_path)
     require_loaded(tmp_path)
+
+
+@pytest.mark.slow
+def test_notebook_01_streams_up_to_the_measured_plans(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    content = nbformat.read(NOTEBOOK, as_version=4)
+    cut = next(i for i, cell in enumerate(content.cells) if "cl.prune(" in cell.source)
+    del content.cells[cut:]
+    nbformat.write(content, tmp_path / NOTEBOOK.name)
+    done = run(tmp_path / NOTEBOOK.name, tmp_path, FEW | {"STREAM": True})
+    assert "of weights are read for each sequence" in " ".join(text_of(done).split())
+    assert len(figures(done)) == 3
+    assert list((tmp_path / KEPT).glob("H_demo_*.pkl"))
 
 
 def own_tests(notebook: Path) -> str:
