@@ -20,6 +20,7 @@ from .common import (
     as_path,
     calibration_rows,
     progress,
+    read_model,
     require_text,
     require_writable,
 )
@@ -38,6 +39,7 @@ shards with `cocurve merge`. The result is the same as that of one build."""
 BUILD_EXAMPLE = """\
   cocurve build demo --sequences 64 --out H
   cocurve build meta-llama/Llama-3.1-8B-Instruct --calibration c4.jsonl --out H
+  cocurve build LARGE_MODEL --stream --calibration c4.jsonl --out H
   CUDA_VISIBLE_DEVICES=0 cocurve build MODEL --calibration c4.jsonl --out H --shard 1/2 &
   CUDA_VISIBLE_DEVICES=1 cocurve build MODEL --calibration c4.jsonl --out H --shard 2/2 &
   wait; cocurve merge H
@@ -53,7 +55,7 @@ MERGE_EXAMPLE = """\
 def add_to(verbs: Any) -> None:
     """Add the verbs `build` and `merge`."""
     parser = add_verb(verbs, "build", build, BUILD, BUILD_EXAMPLE)
-    add_model(parser)
+    add_model(parser, stream=True)
     add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="folder for H")
     parser.add_argument(
@@ -132,7 +134,7 @@ def shard(text: str) -> Shard:
 def build(options: argparse.Namespace) -> int:
     """Run `cocurve build`."""
     from ..estimator.estimate import load_or_estimate
-    from ..models.loading import load_model, report_device
+    from ..models.loading import report_device
     from ..models.units import enumerate_units
 
     # whatever can be wrong with the options is found before minutes of loading
@@ -153,7 +155,7 @@ def build(options: argparse.Namespace) -> int:
     require_text(options)
     executor = _executor(options)
     print(report_device(options.device, options.dtype), flush=True)
-    model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+    model, tokenizer = read_model(options)
     units = enumerate_units(model, options.ffn_groups)
     calibration = calibration_rows(options, tokenizer)
     print(f"{options.model}: {units}\n{calibration}", flush=True)

@@ -63,12 +63,27 @@ def progress() -> Progress:
 
 
 _DTYPE = "dtype of the weights; default: float32 on the CPU, otherwise as stored"
+_STREAM = (
+    "read each layer of the dense model from its files when it runs, for models larger than the "
+    "device (needs pip install 'cocurve-lab[stream]')"
+)
 
 
-def add_model(parser: argparse.ArgumentParser, name: str = "model", *, dtype: str = _DTYPE) -> None:
-    """Add the model, and the device and dtype (described as `dtype`) it is loaded with."""
+def add_model(
+    parser: argparse.ArgumentParser,
+    name: str = "model",
+    *,
+    dtype: str = _DTYPE,
+    stream: bool = False,
+) -> None:
+    """Add the model, the device and dtype (described as `dtype`) it is loaded with, and --stream.
+
+    --stream is for verbs that only measure the model: all others need it in memory.
+    """
     parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
     add_device(parser, dtype=dtype)
+    if stream:
+        parser.add_argument("--stream", action="store_true", help=_STREAM)
 
 
 def add_device(parser: argparse.ArgumentParser, *, dtype: str = _DTYPE) -> None:
@@ -77,12 +92,24 @@ def add_device(parser: argparse.ArgumentParser, *, dtype: str = _DTYPE) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help=dtype)
 
 
+def read_model(
+    options: argparse.Namespace, place: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the dense model of the command line, or of another place, with its tokenizer."""
+    return load_model(
+        place or options.model,
+        device=options.device,
+        dtype=options.dtype,
+        stream=getattr(options, "stream", False),
+    )
+
+
 def read_any_model(
     place: str, options: argparse.Namespace, tokenizer: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a dense model, or a pruned one from its folder, and its tokenizer if there is one."""
     if not (Path(place_of(place)) / MANIFEST).exists():
-        return load_model(place, device=options.device, dtype=options.dtype)
+        return read_model(options, place)
     from ..pruner.saving import load_pruned
 
     pruned = load_pruned(place, device=options.device, dtype=options.dtype)

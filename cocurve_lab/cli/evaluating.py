@@ -40,7 +40,7 @@ EXAMPLE = """\
 def add_to(verbs: Any) -> None:
     """Add the verb `evaluate`."""
     parser = add_verb(verbs, "evaluate", run, DESCRIPTION, EXAMPLE)
-    add_model(parser)
+    add_model(parser, stream=True)
     parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
     add_text(parser, "text", 16, "text to measure on", "none")
     parser.add_argument(

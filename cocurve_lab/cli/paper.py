@@ -17,6 +17,7 @@ from .common import (
     as_path,
     calibration_rows,
     progress,
+    read_model,
     require_text,
     require_writable,
 )
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     from ..evaluation.published import published
     from ..evaluation.reproduction import Reproduction
     from ..evaluation.side_by_side import write_tables
-    from ..models.loading import load_model, report_device
+    from ..models.loading import report_device
     from ..models.units import enumerate_units
 
     settings = _settings(options)
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
     print(report_device(options.device, options.dtype), flush=True)
     try:
-        model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+        model, tokenizer = read_model(options)
         units = enumerate_units(model, options.ffn_groups)
         rows = calibration_rows(options, tokenizer)
         print(f"{options.model}: {units}\n{rows}", flush=True)

@@ -15,6 +15,7 @@ from .common import (
     calibration_and_held_out,
     progress,
     read_curvature,
+    read_model,
     read_plan,
     require_new,
     require_text,
@@ -47,7 +48,7 @@ EXAMPLE = """\
 def add_to(verbs: Any) -> None:
     """Add the verb `search`."""
     parser = add_verb(verbs, "search", run, DESCRIPTION, EXAMPLE)
-    add_model(parser)
+    add_model(parser, stream=True)
     parser.add_argument("curvature", metavar="H", help="the file of H, or its folder")
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--ratio", type=float, help="start from the plan of H for this share")
@@ -137,13 +138,11 @@ def _model_and_text(
     Raises:
         InputError: a number of rows below 1.
     """
-    from ..models.loading import load_model
-
     for name in ("rows", "held_out", "refit_rows"):
         count = getattr(options, name)
         if count is not None and count < 1:
             raise InputError(f"--{name.replace('_', '-')} is {count}. Give at least 1.")
-    model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+    model, tokenizer = read_model(options)
     return model, *calibration_and_held_out(options, tokenizer, options.held_out)
 
 

@@ -103,6 +103,11 @@ def explain(
             f"the weights of {name} are a pickle that holds more than tensors. Loading it could "
             "run code, so nothing of it was run. Give a folder with .safetensors files."
         )
+    if "file named model.safetensors found" in str(error):  # no other kind was asked for
+        return InputError(
+            f"{name} holds no .safetensors weights, which stream=True reads. Load it without "
+            "stream, save it with model.save_pretrained(folder), and give that folder."
+        )
     if "ImportError" in kinds:
         return InputError(
             f"{part}{name} needs a Python package that is missing ({one_line(error)}). Give a "

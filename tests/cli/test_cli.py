@@ -317,6 +317,42 @@ def test_search_from_a_plan_can_refit_every_plan(
     assert all("_refit_" in file.name for file in (tmp_path / "measured").iterdir())
 
 
+def test_verbs_that_only_measure_take_a_streamed_model(
+    place: Path, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    assert main(build_command(place, tmp_path / "H", "--stream")) == DONE
+    assert "of weights are read for each sequence" in " ".join(capsys.readouterr().out.split())
+    assert np.array_equal(the_h_in(tmp_path / "H").matrix, the_h_in(built).matrix)
+    text = ["--text", str(place / "held_out.jsonl"), "--length", "20", "--sequences", "3"]
+    model, found = str(place / "model"), []
+    evaluate = ["evaluate", model, "--against", model, *text, "--device", "cpu", "--json"]
+    for number, more in enumerate(([], ["--stream"])):
+        assert main([*evaluate, *more]) == DONE
+        perplexity = json.loads(capsys.readouterr().out)["perplexity"]
+        out = tmp_path / f"{number}.json"
+        assert main(search_command(place, built, out, "--ratio", "0.3", *more)) == DONE
+        found.append((perplexity, out.read_text()))
+        capsys.readouterr()
+    assert found[0] == found[1]
+
+
+def test_a_model_that_cannot_be_streamed_is_a_sentence(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    tiny_model().save_pretrained(tmp_path / "model")
+    word_tokenizer(CONTEXT).save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    torch.save(load_file(file), tmp_path / "model" / "pytorch_model.bin")
+    file.unlink()
+    shutil.copy(place / "calibration.jsonl", tmp_path)
+    assert main(build_command(tmp_path, tmp_path / "H", "--stream")) == FAILED
+    assert "holds no .safetensors weights, which stream=True reads" in capsys.readouterr().err
+    assert main(["paper", "demo", "--out", str(tmp_path / "H"), "--stream"]) == USAGE
+    assert not (tmp_path / "H").exists()
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_an_interrupted_search_says_what_is_kept_and_goes_on(
     place: Path,
