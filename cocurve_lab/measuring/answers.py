@@ -219,44 +219,99 @@ def answer_accuracy(
     """
     if not selections:
         raise InputError("answer_accuracy got no plan. Give at least one Selection.")
-    known = tuple(question for question in questions if question.answer is not None)
-    if not known:
-        raise InputError(
-            f"none of the {len(questions)} questions has an answer. Give Question(..., answer=...)."
-        )
-    architecture = describe(model)
-    cases = [Case.encode(model, tokenizer, question) for question in known]
-    plans = {plan.fingerprint: plan for plan in selections}
-    scales = {mark: column_scales(architecture, *resolve(model, p)) for mark, p in plans.items()}
-    memory = PlanMemory.open(
-        KIND,
-        options.checkpoint,
-        (len(cases), 3),
-        lambda: _settings(model, cases, options.max_new_tokens),
-    )
-    engine = ReplyEngine(
-        architecture, tokenizer, cases, options.max_new_tokens, options.batch_tokens
-    )
-    order = sorted(range(len(cases)), key=lambda q: cases[q].length)  # so that little is padded
-    bar = Bar(desc=f"replies of {len(plans)} plans", unit="reply", disable=not progress)
-    bar.total = len(plans) * len(cases)
-    with measuring(model, torch.get_num_threads()), bar:
-        for start in range(0, len(order), _QUESTIONS):
-            part = order[start : start + _QUESTIONS]
-            missing = memory.absent(plans, part)
-            if missing:
-                memory.add(missing, part, engine.measure([scales[m] for m in missing], part))
-            bar.update(len(plans) * len(part))
-    found = np.array([memory.values[plan.fingerprint] for plan in selections])
+    asker = Asker(model, tokenizer, questions, options)
+    found = asker.ask(selections, progress=progress)
     return AnswerTable(
         tuple(selections),
-        known,
+        asker.questions,
         found[..., 0] == 1,
         found[..., 1],
-        np.array([len(case.answer) for case in cases]),
+        np.array([len(case.answer) for case in asker.cases]),
         found[..., 2] == 1,
-        len(questions) - len(known),
+        len(questions) - len(asker.questions),
     )
+
+
+class Asker:
+    """Asks plans questions, each plan each question once.
+
+    `answer_accuracy` makes one for a single call. An instrument that asks a few questions at a time
+    keeps one, so that the model is identified once.
+
+    Args:
+        model, tokenizer, questions, options: as for `answer_accuracy`.
+
+    Attributes:
+        questions: those with a known answer, in the given order.
+        memory: right (1 or 0), log-likelihood of the answer (nats), decoded (1 or 0) of each plan
+            by question; on disk if there is a checkpoint.
+
+    Raises: as `answer_accuracy`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        questions: Sequence[Question],
+        options: AnswerOptions = AnswerOptions(),
+    ) -> None:
+        self.model = model
+        self.questions = tuple(question for question in questions if question.answer is not None)
+        if not self.questions:
+            raise InputError(
+                f"none of the {len(questions)} questions has an answer. Give "
+                "Question(..., answer=...)."
+            )
+        architecture = describe(model)
+        self.cases = [Case.encode(model, tokenizer, question) for question in self.questions]
+        self.memory = PlanMemory.open(
+            KIND,
+            options.checkpoint,
+            (len(self.cases), 3),
+            lambda: _settings(model, self.cases, options.max_new_tokens),
+        )
+        self.engine = ReplyEngine(
+            architecture, tokenizer, self.cases, options.max_new_tokens, options.batch_tokens
+        )
+
+    def ask(
+        self,
+        plans: Sequence[Selection],
+        numbers: Sequence[int] | None = None,
+        progress: bool = False,
+    ) -> np.ndarray:
+        """Ask plans some questions, or read what was answered before.
+
+        Args:
+            plans: plans over the model's units; an empty plan is the dense model.
+            numbers: places in `questions`; None takes all.
+            progress: show a progress bar with ETA.
+
+        Returns:
+            The columns of `memory`, [plans, numbers, 3] float64.
+
+        Raises: as `answer_accuracy`.
+        """
+        model, memory, cases = self.model, self.memory, self.cases
+        wanted = list(range(len(cases)) if numbers is None else numbers)
+        named = {plan.fingerprint: plan for plan in plans}
+        scales = {
+            mark: column_scales(self.engine.architecture, *resolve(model, plan))
+            for mark, plan in named.items()
+        }
+        order = sorted(wanted, key=lambda q: cases[q].length)  # so that little is padded
+        bar = Bar(desc=f"replies of {len(named)} plans", unit="reply", disable=not progress)
+        bar.total = len(named) * len(order)
+        with measuring(model, torch.get_num_threads()), bar:
+            for start in range(0, len(order), _QUESTIONS):
+                part = order[start : start + _QUESTIONS]
+                missing = memory.absent(named, part)
+                if missing:
+                    found = self.engine.measure([scales[mark] for mark in missing], part)
+                    memory.add(missing, part, found)
+                bar.update(len(named) * len(part))
+        return np.array([memory.values[plan.fingerprint][wanted] for plan in plans])
 
 
 def _settings(model: PreTrainedModel, cases: list[Case], max_new_tokens: int) -> dict[str, Any]:

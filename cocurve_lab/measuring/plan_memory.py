@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..calibration import CalibrationSet
+    from .generation import Question
 
 log = logging.getLogger(__name__)
 
@@ -156,17 +157,20 @@ def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> 
     return Path(folder) / f"plans_{mark[:10]}.ckpt"
 
 
-def answers_file(folder: Folder, model: PreTrainedModel, questions: str) -> Path | None:
+def answers_file(
+    folder: Folder, model: PreTrainedModel, questions: Sequence[Question]
+) -> Path | None:
     """Return the file of answers of a model's plans, for `AnswerOptions(checkpoint=...)`.
 
     Args:
         folder: of the tables; None keeps nothing.
         model: the dense model.
-        questions: fingerprint of the questions.
+        questions: all of them, in the order in which they are given to be asked.
     """
     if folder is None:
         return None
     from ..models.identity import fingerprint_model, model_dtype
 
-    mark = fingerprint(fingerprint_model(model), model_dtype(model), questions)
+    asked = fingerprint([[q.capability, q.prompt, q.answer] for q in questions])
+    mark = fingerprint(fingerprint_model(model), model_dtype(model), asked)
     return Path(folder) / f"answers_{mark[:10]}.ckpt"

@@ -166,7 +166,7 @@ def ability_study(
     def compute() -> Table:
         dense = _entry(DENSE, "", 0.0, _empty(made[0].units), "")
         rows = [dense, *(row for row in plans if row["selection"] is not None)]
-        options = AnswerOptions(checkpoint=answers_file(cache, model, asked))
+        options = AnswerOptions(checkpoint=answers_file(cache, model, questions))
         answers = answer_accuracy(
             model,
             tokenizer,

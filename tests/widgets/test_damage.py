@@ -169,14 +169,34 @@ def test_an_error_is_shown_once_and_ends_the_work(explorer: LambdaExplorer) -> N
     assert explorer._damage["busy"] is False
 
 
-def test_measured_plans_outlive_the_kernel_in_a_folder(tmp_path: Path) -> None:
-    first = make(questions=(), cache=tmp_path)
+def test_kl_and_answers_outlive_the_kernel_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(cache=tmp_path)
     settle(first)
     before = first.damage.of(first.selection)
+    assert before.abilities
     first.close()
-    assert list(tmp_path.glob("plans_*.ckpt"))
-    second = make(questions=(), cache=tmp_path)
-    second.damage._begin(MODEL)  # the thread reads the file first
-    assert second.damage.of(second.selection).risk == before.risk
+    # another kernel has another session, which knows nothing, and measures nothing again
+    forbidden = pytest.fail
+    monkeypatch.setattr("cocurve_lab.measuring.answers.ReplyEngine.measure", forbidden)
+    monkeypatch.setattr("cocurve_lab.measuring.risk._Engine.measure", forbidden)
+    second = make(cache=tmp_path, prompt="")
     settle(second)
+    after = second.damage.of(second.selection)
+    assert (after.risk, after.abilities) == (before.risk, before.abilities)
+    assert second.error == ""
     second.close()
+
+
+def test_answers_are_shared_with_the_studies_of_the_folder(tmp_path: Path) -> None:
+    place = cl.answers_file(tmp_path, MODEL, QUESTIONS)
+    options = cl.AnswerOptions(checkpoint=place)
+    plans = [cl.Selection.from_pruned(CURVATURE.units, part) for part in ([], [1, 5])]
+    table = cl.answer_accuracy(MODEL, TOKENIZER, plans, QUESTIONS, options=options, progress=False)
+    explorer = make(cache=tmp_path, live=False)
+    explorer.damage._begin(MODEL)
+    for plan, right in zip(plans, table.right, strict=True):
+        found = explorer.damage._answers(plan)
+        assert found == {n: (int(right[table.of(n)].sum()), 4) for n in ("easy", "hard")}
+    explorer.close()

@@ -44,7 +44,8 @@ class Damage:
         questions: with known answers, for the right answers by ability; none counts none.
         changed: called on any thread whenever there is something new to show.
         failed: called with the error, should there be one.
-        cache: folder where measured plans are kept, shared with the studies; None keeps none.
+        cache: folder where measured plans and their answers are kept, shared with the studies;
+            None keeps none.
 
     Attributes:
         text: name of the text in `MeasuredPlan.text`.
@@ -75,10 +76,12 @@ class Damage:
         self._changed, self._failed = changed, failed
         self.text = text_name(held_out)
         self.dense = cl.Selection.from_pruned(session.curvature.units, [])
-        self._questions, self._ranks = _in_turn(q for q in questions if q.answer is not None)
-        self.asked = dict(Counter(question.capability for question in self._questions))
+        self._questions = tuple(questions)
+        self._names = [q.capability for q in questions if q.answer is not None]
+        self._turns = _in_turn(self._names)
+        self.asked = dict(Counter(self._names))
         self._meter: cl.Meter | None = None
-        self._right: dict[str, dict[int, bool]] = {}  # plan -> question -> whether it was right
+        self._asker: cl.Asker | None = None
         self._when: dict[str, float] = {}  # plan -> time of its last value
         self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
         self._plans: dict[str, cl.Selection] = {}
@@ -173,11 +176,17 @@ class Damage:
 
     def _answers(self, plan: cl.Selection) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
-        for number, right in sorted(self._right.get(plan.fingerprint, {}).items()):
-            name = self._questions[number].capability
-            before = found.get(name, (0, 0))
-            found[name] = before[0] + right, before[1] + 1
+        for name, right in zip(self._names, self._right(plan), strict=True):
+            if not np.isnan(right):
+                before = found.get(name, (0, 0))
+                found[name] = before[0] + int(right), before[1] + 1
         return found
+
+    def _right(self, plan: cl.Selection) -> np.ndarray:
+        """1 or 0 by question, whether the plan was right; NaN where it was not asked."""
+        known = {} if self._asker is None else self._asker.memory.values
+        found = known.get(plan.fingerprint)
+        return np.full(len(self._names), np.nan) if found is None else found[:, 0]
 
     def _kept(self, plan: cl.Selection) -> MeasuredPlan | None:
         """The session's record of a plan on this text."""
@@ -245,7 +254,11 @@ class Damage:
     def _begin(self, model: PreTrainedModel) -> None:
         place = cl.plans_file(self._cache, model, self.held_out)
         self._meter = cl.Meter(model, self.held_out, checkpoint=place)
-        self._right, self._next = {}, {}
+        self._next = {}
+        if self._names:
+            tokenizer, questions = self.session.require_tokenizer(), self._questions
+            options = cl.AnswerOptions(checkpoint=cl.answers_file(self._cache, model, questions))
+            self._asker = cl.Asker(model, tokenizer, questions, options)
 
     def _next_step(self) -> Step | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
@@ -256,7 +269,7 @@ class Damage:
                     return partial(self._measure_row, row, lacking)
             if self.prompt and any((self.prompt, p.fingerprint) not in self._next for p in asked):
                 return self._predict
-            for number, rank in enumerate(self._ranks):
+            for number, rank in self._turns:
                 if rank < questions and any(self._lacks_answer(p, number) for p in asked):
                     return partial(self._ask, number, questions)
         return None
@@ -271,11 +284,10 @@ class Damage:
         return [self.dense, *self._plans.values()] if self._plans else []
 
     def _lacks_answer(self, plan: cl.Selection, number: int) -> bool:
-        kept = self._kept(plan)
-        name = self._questions[number].capability
+        kept, name = self._kept(plan), self._names[number]
         if kept is not None and kept.abilities.get(name, (0, 0))[1] == self.asked[name]:
             return False
-        return number not in self._right.get(plan.fingerprint, {})
+        return bool(np.isnan(self._right(plan)[number]))
 
     def _measure_row(self, row: int, plans: list[cl.Selection], model: PreTrainedModel) -> None:
         assert self._meter is not None
@@ -284,16 +296,11 @@ class Damage:
 
     def _ask(self, first: int, most: int, model: PreTrainedModel) -> None:
         """Ask the plans that lack it this question, and with it the next few of the stage."""
+        assert self._asker is not None
         plans = [plan for plan in self._asked() if self._lacks_answer(plan, first)]
-        open_ = (n for n in range(first, len(self._ranks)) if self._ranks[n] < most)
-        numbers = [n for n in open_ if any(self._lacks_answer(p, n) for p in plans)][:QUESTIONS]
-        questions = [self._questions[n] for n in numbers]
-        tokenizer = self.session.require_tokenizer()
-        table = cl.answer_accuracy(model, tokenizer, plans, questions, progress=False)
-        for plan, right in zip(plans, table.right, strict=True):
-            self._right.setdefault(plan.fingerprint, {}).update(
-                zip(numbers, map(bool, right), strict=True)
-            )
+        mine = (n for n, rank in self._turns if rank < most)
+        open_ = [n for n in mine if any(self._lacks_answer(plan, n) for plan in plans)]
+        self._asker.ask(plans, open_[:QUESTIONS])
         self._stamp(plans)
 
     def _predict(self, model: PreTrainedModel) -> None:
@@ -347,15 +354,14 @@ def _plain_difference(
     return {"plans": marks, "difference": value, "error": error_or_none, "rows": rows}
 
 
-def _in_turn(questions: Iterable[cl.Question]) -> tuple[list[cl.Question], list[int]]:
-    """The first question of every ability, the second of every ability, ...; and their ranks."""
+def _in_turn(names: Iterable[str]) -> list[tuple[int, int]]:
+    """(place, rank): the first question of every ability, the second of every ability, ..."""
     seen: Counter[str] = Counter()
-    ranked = []
-    for question in questions:
-        ranked.append((seen[question.capability], question))
-        seen[question.capability] += 1
-    ranked.sort(key=lambda pair: pair[0])
-    return [question for _, question in ranked], [rank for rank, _ in ranked]
+    found = []
+    for place, name in enumerate(names):
+        found.append((place, seen[name]))
+        seen[name] += 1
+    return sorted(found, key=lambda pair: pair[1])
 
 
 def _mean(values: np.ndarray) -> Difference | None:

@@ -57,7 +57,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         held_out: text that played no part in H. With it and a model, plans A and B are measured
             while one drags (see `live` and damage.py); None measures nothing by itself.
         questions: with known answers, for the right answers by ability.
-        cache: folder of measured plans, shared with the studies; None keeps none on disk.
+        cache: folder of measured plans and answers, shared with the studies; None keeps none.
         **controls: initial values of the traits.
 
     Attributes:
