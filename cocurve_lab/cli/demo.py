@@ -21,7 +21,7 @@ from ..estimator.estimate import estimate_curvature, load_or_estimate
 from ..measuring.agreement import random_set
 from ..measuring.generation import continue_text, example_prompts
 from ..measuring.risk import PlanTable, measure_plans
-from ..models.loading import DEMO, is_demo, load_model, report_device
+from ..models.loading import DEMO, load_model, report_device
 from ..models.units import UnitSet, enumerate_units
 from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence
@@ -39,8 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demo; None means the arguments of the process."""
     options = _parser().parse_args(arguments)
     transformers.logging.set_verbosity_error()
-    if is_demo(options.model):
-        transformers.logging.disable_progress_bar()  # 13 MB load before a bar can be drawn
     print(report_device(options.device))
     model, tokenizer = load_model(options.model, device=options.device)
     units = enumerate_units(model)

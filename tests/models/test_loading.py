@@ -43,6 +43,34 @@ def test_folders_load_ready_to_measure(folder: Path) -> None:
     assert half.config._attn_implementation == "eager"
 
 
+def test_bars_of_loading_are_ours_and_nothing_stays_changed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import logging
+
+    made: list[str] = []
+
+    class Noted(loading.Bar):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            made.append(settings["desc"])
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr(loading, "Bar", Noted)
+    mine = logging.set_tqdm_hook(None)
+    try:
+        cl.load_model(folder, device="cpu")
+        assert made == ["Loading weights"]
+        assert "Loading weights: 100%" in capsys.readouterr().err
+        assert logging.set_tqdm_hook(None) is None
+        cl.load_model("demo", device="cpu")  # too small to need one
+        logging.disable_progress_bar()
+        cl.load_model(folder, device="cpu")
+        assert capsys.readouterr().err == ""
+    finally:
+        logging.enable_progress_bar()
+        logging.set_tqdm_hook(mine)
+
+
 def test_a_folder_may_lie_in_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
     monkeypatch.setenv("USERPROFILE", str(folder.parent))  # what Windows reads
