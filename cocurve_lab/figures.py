@@ -57,13 +57,16 @@ def plot_correlation(curvature: Curvature) -> Figure:
     order = np.argsort(
         curvature.units.kinds == "ffn", kind="stable"
     )  # attention first, layers kept
-    names = [curvature.units.units[i].name for i in order]
+    units = [curvature.units.units[i] for i in order]
+    names = [unit.name for unit in units]
+    blocks = [(KINDS.index(unit.kind), unit.layer) for unit in units]
     values = curvature.correlation()[np.ix_(order, order)]
     np.fill_diagonal(values, np.nan)  # a unit with itself is 1 and would hide the rest
-    boundary = int((curvature.units.kinds == "attention").sum())
     signed = len(names) <= _MOST_CELLS
     if not signed:
-        values, names, boundary = _average_blocks(curvature, np.abs(values), order)
+        values, blocks = _average_blocks(np.abs(values), blocks)
+        names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
+    boundary = sum(kind == 0 for kind, _ in blocks)
     limit = float(np.nanquantile(np.abs(values), 0.995)) if np.isfinite(values).any() else 1.0
     figure = go.Figure(
         go.Heatmap(
@@ -82,8 +85,15 @@ def plot_correlation(curvature: Curvature) -> Figure:
     figure.add_vline(x=boundary - 0.5, line=line)
     means = curvature.block_means()
     text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
-    axis = {"showticklabels": False, "constrain": "domain"}
-    figure.update_xaxes(title_text="attention units | FFN groups", **axis)
+    ticks = _layer_ticks(blocks)
+    axis = {
+        "title_text": "layer of attention units, then of FFN groups",
+        "tickvals": [names[place] for place in ticks],
+        "ticktext": list(ticks.values()),
+        "tickangle": 0,
+        "constrain": "domain",
+    }
+    figure.update_xaxes(**axis)
     figure.update_yaxes(autorange="reversed", scaleanchor="x", **axis)
     title = f"Curvature correlation; mean |ρ|: {text}"
     return finish(figure, title, 680, 620, note=curvature.note("picture"))
@@ -166,21 +176,27 @@ def plot_budget(selection: Selection) -> Figure:
     return finish(figure, title)
 
 
+def _layer_ticks(blocks: list[tuple[int, int]]) -> dict[int, str]:
+    """Place -> layer in the middle of each (kind, layer) block, as far as the labels fit."""
+    found: dict[int, str] = {}
+    for block in sorted(set(blocks)):
+        place = blocks.index(block) + (blocks.count(block) - 1) // 2
+        if not found or place - max(found) >= len(blocks) / 45:
+            found[place] = str(block[1])
+    return found
+
+
 def _average_blocks(
-    curvature: Curvature, values: np.ndarray, order: np.ndarray
-) -> tuple[np.ndarray, list[str], int]:
-    """Mean over (kind, layer) blocks, their names, and where FFN blocks start."""
-    keys = [
-        (KINDS.index(curvature.units.units[i].kind), curvature.units.units[i].layer) for i in order
-    ]
+    values: np.ndarray, keys: list[tuple[int, int]]
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Mean over (kind, layer) blocks, and the blocks in order."""
     blocks = sorted(set(keys))
     member = np.array([[key == block for key in keys] for block in blocks], dtype=float)
     present = np.isfinite(values).astype(float)
     counts = member @ present @ member.T
     sums = member @ np.nan_to_num(values) @ member.T
     means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
-    names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
-    return means, names, sum(kind == 0 for kind, _ in blocks)
+    return means, blocks
 
 
 def look(number: int) -> dict[str, str]:

@@ -187,6 +187,22 @@ def test_pictures_of_a_preview_hold_the_note_below_the_title(draw: Make) -> None
     assert grown == preview.layout.height - real.layout.height >= 15 * len(lines)
 
 
+def test_the_picture_of_h_names_the_layers_of_both_kinds() -> None:
+    units = REAL.units
+    axis = cl.plot_correlation(REAL).layout.xaxis
+    assert len(axis.ticktext) == len(axis.tickvals)
+    kinds = {unit.name: (unit.kind, str(unit.layer)) for unit in units}
+    wanted = [(kind, str(layer)) for kind in cl.KINDS for layer in range(units.num_layers)]
+    shown = [kinds[name] for name in axis.tickvals]
+    assert [layer for _, layer in shown] == list(axis.ticktext)
+    assert shown == [block for block in wanted if block in set(kinds.values())]
+    # 64 layers of attention alone: not every label fits
+    large = make_units(layers=64)
+    figure = cl.plot_correlation(random_curvature(large))
+    assert 20 < len(figure.layout.xaxis.ticktext) < 64
+    assert figure.layout.yaxis.tickvals == figure.layout.xaxis.tickvals
+
+
 # One place for session and model ----------------------------------------------------------------
 
 
