@@ -36,7 +36,8 @@ export function renderMonitor({ model, el }) {
       pen.fillText(percent(share, 0), left - 6, y(share));
     }
     pen.textAlign = "center";
-    for (const n of ticks(0, Math.max(1, total), 6)) pen.fillText(n, x(n), base + 12);
+    const whole = ticks(0, Math.max(1, total), 6).filter(Number.isInteger); // half a row is none
+    for (const n of whole) pen.fillText(n, x(n), base + 12);
     pen.fillText("sequences done", (left + right) / 2, base + 28);
     pen.strokeStyle = pen.fillStyle = COLORS.attention;
     pen.lineWidth = 2;
