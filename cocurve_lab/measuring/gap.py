@@ -211,12 +211,12 @@ class RiskSplit(Folded):
             f"{self.measured:.3g} nats per token ({ratio:.3g} x)",
             f"  other text {self.other_text:.3g} x, expansion of the KL {self.expansion:.3g} x, "
             f"adding up {self.adding_up:.3g} x: {_SAID[self.cause]}",
-            f"  {'p_max':<10}{'positions':>10}{'predicted':>11}{'measured':>11}{'ratio':>8}",
+            f"  {'p_max':<12}{'positions':>10}{'predicted':>11}{'measured':>11}{'ratio':>8}",
         ]
         for found in self.rows():
             ratio = found["measured_over_predicted"]
             lines.append(
-                f"  {found['bin']:<10}{found['share']:>10.0%}{found['predicted']:>11.2g}"
+                f"  {found['bin']:<12}{found['share']:>10.0%}{found['predicted']:>11.2g}"
                 f"{found['measured']:>11.2g}{'-' if ratio is None else f'{ratio:.3g}':>8}"
             )
         return "\n".join(lines)
