@@ -72,8 +72,8 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
             study,
             "diagonal pruning removes bridges that the edges protect",
             _MECHANISM,
-            f"of {middle['bridges']}, the plan of λ = 0 removes {diagonal} and that of λ = 1 "
-            f"{edge}; over all thresholds λ = 0 removes more {more} times, fewer {fewer} times",
+            f"λ = 0 removes {diagonal} of {middle['bridges']}, λ = 1 removes {edge}; over all "
+            f"thresholds λ = 0 removes more {more} times, fewer {fewer} times",
             diagonal > edge if middle["bridges"] else None,
         ),
         *_edge_findings([row for row in edges if row["rank"] == 1]),
