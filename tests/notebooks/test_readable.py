@@ -1,4 +1,4 @@
-"""Notebooks 02 and 03 at 1280 pixels: no word is broken, no text is clipped or covered."""
+"""Notebooks 02 to 05 at 1280 pixels: no word is broken, no text is clipped or covered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS[1:3], ids=lambda p: p.stem)
+@pytest.mark.parametrize("notebook", NOTEBOOKS[1:5], ids=lambda p: p.stem)
 def test_everything_can_be_read_at_1280(notebook: Path, lab: Lab, tmp_path: Path) -> None:
     with lab.open(notebook, SMALL, inside=lab.bring(tmp_path)) as visit:
         visit.run_all()
