@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab, Visit
-from helpers.notebooks import SOLUTIONS, run, text_of
+from helpers.notebooks import SOLUTIONS, findings_of, run, text_of
 from helpers.waiting import eventually
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "04_predicted_and_measured.ipynb"
@@ -80,6 +80,9 @@ def require_told(done: nbformat.NotebookNode, folder: Path) -> None:
     assert "measured / predicted" in said
     assert "not yet: 0 of " in said
     assert "\nright\n" in said
+    claims = " ".join(findings_of(said))
+    for claim in ("½ H_uu is the KL", "Spearman 0.81", "the joint prediction ½ sᵀHs is accurate"):
+        assert claim in claims
 
 
 @pytest.mark.slow

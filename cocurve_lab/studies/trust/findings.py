@@ -44,6 +44,11 @@ GUARDS = 'App. "The Greedy Co-Pruning Solver", anti-collapse guards'
 
 NEAR = 0.1  # a prediction right to second order: measured / predicted this close to 1
 TIMES = 2.0  # a prediction of a plan's risk is called accurate within this factor
+STATISTICS = {  # as `fidelity_summary` calls them, where that is not how one writes them
+    "spearman": "Spearman",
+    "pearson": "Pearson",
+    "median_ratio": "median measured / predicted",
+}
 NEARLY = 0.95  # greedy is called nearly the best if no objective lies below this share of its own
 
 
@@ -103,7 +108,9 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
 def _statistic(study: str, claim: str, row: Row, low: float, high: float) -> Finding:
     errors = [e for e in (row["value_error"], row["fit_error"]) if e is not None]
     error = math.hypot(*errors) if errors else None
-    ours = f"{row['statistic']} {plus_minus(row['value'], error)} ({row['points']} points)"
+    name, count = STATISTICS.get(row["statistic"], row["statistic"]), row["points"]
+    points = f"{count} point{'' if count == 1 else 's'}"
+    ours = f"{name} {plus_minus(row['value'], error)} ({points})"
     return Finding(study, claim, FIDELITY, ours, judged(row["value"], error, low, high))
 
 
@@ -131,7 +138,7 @@ def _without_edges(table: Table, draws: int) -> list[Finding]:
         if not np.isfinite(score).all():  # a released H knows no KL of a single unit
             continue
         alone = correlations(rankdata(score), measured)
-        gain = (full - alone)[np.isfinite(full - alone)]
+        gain = (full - alone)[np.isfinite(full - alone)].round(12)  # equal ranks, equal bits
         error = float(gain[1:].std(ddof=1)) if len(gain) > 2 else None
         value = float(gain[0]) if len(gain) else None
         ours = f"Spearman {full[0]:.3f} with edges, {alone[0]:.3f} {words}"
