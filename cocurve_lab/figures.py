@@ -228,7 +228,7 @@ def finish(
         font={"color": "#808080", "family": FONT},
         modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080", "orientation": "v"},
         margin={"l": 70, "r": 20, "t": 60, "b": 60},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        legend=_legend_place(figure, title),
     )
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
     figure.update_xaxes(**axis)
@@ -236,6 +236,14 @@ def finish(
     if note:
         _add_note(figure, title, note)
     return figure
+
+
+def _legend_place(figure: Any, title: str) -> dict[str, Any]:
+    """Beside the title while both fit there (about 7 pixels a letter, 45 a symbol), else right."""
+    names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
+    if 8 * len(title) + sum(45 + 7 * len(name) for name in names) > 950:
+        return {"orientation": "v", "y": 1, "yanchor": "top", "x": 1.01, "xanchor": "left"}
+    return {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}
 
 
 def _add_note(figure: Any, title: str, note: str) -> None:

@@ -104,7 +104,7 @@ def plot_capabilities(
             x=labels,
             y=shares,
             name=name,
-            error_y={"array": reach[0], "arrayminus": reach[1], "color": "#606060", "width": 2},
+            error_y={"array": reach[0], "arrayminus": reach[1], "color": "#808080", "width": 2},
             marker={"color": style["color"], "pattern": {"shape": PATTERNS[number % 7]}},
             hovertemplate=f"{name}, %{{x}}: %{{y:.0%}}<extra></extra>",
         )

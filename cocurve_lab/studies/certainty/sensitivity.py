@@ -330,7 +330,7 @@ def plot_sensitivity(table: Table) -> Figure:
         )
     figure.add_hline(y=0, line=GUIDE)
     figure.update_xaxes(title_text="knob of the build, and its value")
-    figure.update_yaxes(title_text="KL less the base plan's, nats per token (± paired s.e.)")
+    figure.update_yaxes(title_text="KL less the base plan's (± paired s.e.)<br>nats per token")
     return finish(figure, "KL of plans from changed builds, less that of the base plan")
 
 

@@ -114,7 +114,10 @@ def plot_blocks(table: Table) -> Figure:
         figure.add_bar(
             x=[row["reach"] for row in rows],
             y=[row["mean_absolute"] for row in rows],
-            error_y={"type": "data", "array": [row["mean_absolute_error"] or 0.0 for row in rows]},
+            error_y={
+                "array": [row["mean_absolute_error"] or 0.0 for row in rows],
+                "color": "#808080",
+            },
             name=LABELS.get(block, block),
             offsetgroup=block,
             marker={"color": color, "pattern": {"shape": pattern}},
