@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import ArchitectureError, CocurveError, InputError, shown
-from ..progress import Bar
+from ..progress import bars_that_go
 from .architectures import describe
 from .configuration import require_own_files, require_sound_files, require_usable
 from .hub import explain, require_place
@@ -211,7 +210,7 @@ def load_model(
         places = layers_on_disk(describe(shapes), target)
         options |= {"device_map": places, "use_safetensors": True}
     try:
-        with _bars_that_go(hidden=is_demo(source)):  # its 13 MB load before a bar can be drawn
+        with bars_that_go(hidden=is_demo(source)):  # its 13 MB load before a bar can be drawn
             model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
@@ -224,23 +223,6 @@ def load_model(
             weight.data = weight.data.clone()
     stream_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
-
-
-@contextmanager
-def _bars_that_go(hidden: bool) -> Iterator[None]:
-    """Within the block the bars of transformers are ours: in a notebook theirs stay when done."""
-    from transformers.utils import logging
-
-    hidden = hidden or not logging.is_progress_bar_enabled()
-
-    def bar(_: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Bar:
-        return Bar(*args, **settings | {"disable": hidden or settings.get("disable", False)})
-
-    before = logging.set_tqdm_hook(bar)
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
 
 
 def keep_score_cap(model: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.stored import StoredWeights, weight_files, with_stored
 from ..numeric import as_path
+from ..progress import bars_that_go
 from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELLING_FILE, dense_configuration, write_configuration
@@ -79,7 +80,8 @@ def save_pruned(
         )
     folder = as_path(folder, "folder")
     with new_folder(folder, overwrite=overwrite) as temporary:
-        pruned.save_pretrained(temporary)
+        with bars_that_go():
+            pruned.save_pretrained(temporary)
         manifest = manifest | weights_now(pruned, manifest)
         write_beside(pruned, temporary, manifest, tokenizer, evaluation)
     return folder

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import T5Config
 
 import cocurve_lab as cl
+from cocurve_lab import progress
 from cocurve_lab.models import loading
 from cocurve_lab.models.hub import explain
 from cocurve_lab.models.identity import fingerprint_model
@@ -50,12 +51,12 @@ def test_bars_of_loading_are_ours_and_nothing_stays_changed(
 
     made: list[str] = []
 
-    class Noted(loading.Bar):
+    class Noted(progress.Bar):
         def __init__(self, *args: Any, **settings: Any) -> None:
             made.append(settings["desc"])
             super().__init__(*args, **settings)
 
-    monkeypatch.setattr(loading, "Bar", Noted)
+    monkeypatch.setattr(progress, "Bar", Noted)
     mine = logging.set_tqdm_hook(None)
     try:
         cl.load_model(folder, device="cpu")
