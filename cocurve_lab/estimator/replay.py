@@ -15,7 +15,7 @@ CoCurve Estimator", prefix-cache replay).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -451,6 +451,26 @@ def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor
         return nullcontext()
 
     return run_decoder(architecture, input_ids, remember), calls
+
+
+class _Stop(Exception):
+    """Ends a pass before its first layer runs."""
+
+
+def entering(architecture: Architecture, input_ids: Tensor) -> Tensor:
+    """Return what enters the first layer [B, T, d]; no layer runs.
+
+    Args: as `run_decoder`.
+    """
+    seen: list[Tensor] = []
+
+    def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
+        seen.append(call.hidden)
+        raise _Stop
+
+    with suppress(_Stop):
+        run_decoder(architecture, input_ids, stop)
+    return seen[0]
 
 
 def trace_bytes(architecture: Architecture, length: int) -> int:

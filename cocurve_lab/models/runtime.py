@@ -192,8 +192,8 @@ def require_one_device(model: PreTrainedModel) -> None:
         raise InputError(
             f"the model's weights are on {', '.join(devices)} (meta: offloaded or streamed), but "
             "this needs all of them on one device. Load the model without stream and device_map, "
-            "in bfloat16 if it does not fit. Builds of H by ablations and measured plans also take "
-            "it as it is."
+            "in bfloat16 if it does not fit. Builds of H by ablations, measured plans, and prune "
+            "and repair into a folder (out=) also take it as it is."
         )
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..atomic import room_for
@@ -21,6 +24,7 @@ from ..errors import FileFormatError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_tensor
 from ..models.stored import reader_of, saved_name, tied_names
+from ..models.streaming import held
 from ..numeric import as_path
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
@@ -34,12 +38,30 @@ if TYPE_CHECKING:
     from .card import CardFacts
 
 SHARD = "50GB"  # as save_pretrained
+_WEIGHT = "weight"  # the one tensor in a file of a changed weight
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
 }
+
+
+Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
+
+
+class Refit(NamedTuple):
+    """A refit of a model whose weights are never all in memory (repair.py makes one).
+
+    Attributes:
+        weights: the names of the weights that it changes.
+        run: is called with the pruned model on the meta device, what stays of each weight, and a
+            folder to which it gives the changed weights (`write_refitted`). It returns the
+            manifest's record of the refit.
+    """
+
+    weights: Sequence[str]
+    run: Callable[[PreTrainedModel, Cuts, Path], dict[str, Any]]
 
 
 def prune_to_folder(
@@ -51,6 +73,7 @@ def prune_to_folder(
     evaluation: CardFacts | None = None,
     overwrite: bool = False,
     progress: Progress = False,
+    refit: Refit | None = None,
 ) -> Path:
     """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
 
@@ -62,6 +85,7 @@ def prune_to_folder(
         selection: a plan of this model.
         folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
         progress: whether to show how many weights are written, and how.
+        refit: changes some of the weights before they are written; None leaves all as cut.
 
     Returns:
         The folder.
@@ -77,16 +101,25 @@ def prune_to_folder(
     kept = dict(pruned.state_dict())
     for name in tied_names(pruned):
         del kept[name]
-    weights = _Weights(model, cuts)
+    changed = [] if refit is None else refit.weights  # on the disk twice for a while
+    size = sum(kept[name].nbytes for name in [*kept, *changed])
     with (
         new_folder(folder, overwrite=overwrite) as temporary,
-        room_for(sum(weight.nbytes for weight in kept.values()), folder.resolve().parent),
+        room_for(size, folder.resolve().parent),
     ):
+        apart, repair = temporary / "refitted", None
+        if refit is not None:
+            apart.mkdir()
+            repair = refit.run(pruned, cuts, apart)
+        weights = _Weights(model, cuts, {name: refitted_file(apart, name) for name in changed})
         pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
         with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
             _write_weights(pruned, kept, temporary, weights.kept, bar)
         before, after = weights.marks(pruned)
         manifest = manifest_of(describe(pruned), selection, Origin.of(model, before), after)
+        if refit is not None:
+            shutil.rmtree(apart)
+            manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
         write_beside(pruned, temporary, manifest, tokenizer, evaluation)
     return folder
 
@@ -102,18 +135,63 @@ def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
     return twin
 
 
+@contextmanager
+def layer_present(
+    model: PreTrainedModel, pruned: PreTrainedModel, cuts: Cuts, layer: int
+) -> Iterator[None]:
+    """Bring what stays of a layer's weights into the pruned model inside the block.
+
+    Args:
+        model: the dense model; its layer is held meanwhile, wherever its weights come from.
+        pruned: the pruned model on the meta device.
+        cuts: what stays of each weight. What is cut is a copy; other weights are the dense ones.
+        layer: which layer.
+    """
+    dense, small = describe(model), describe(pruned).layers[layer]
+    absent = dict(small.named_parameters())
+    prefix = f"{dense.family.decoder}.{dense.family.layers}.{layer}."
+    with held(dense, layer):
+        weights = dict(dense.layers[layer].named_parameters())
+        try:
+            for name in absent:
+                weight, cut = weights[name].detach(), cuts.get(prefix + name)
+                _put(small, name, weight if cut is None else cut(weight).clone())
+            yield
+        finally:
+            for name, weight in absent.items():
+                _put(small, name, weight)
+
+
+def _put(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Set a parameter by its name in a module."""
+    path, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(path), attribute, nn.Parameter(weight, requires_grad=False))
+
+
+def refitted_file(folder: Path, name: str) -> Path:
+    """Where a changed weight lies until it is written with the others."""
+    return folder / f"{name}.safetensors"
+
+
+def write_refitted(folder: Path, name: str, weight: Tensor) -> None:
+    """Write a changed weight for `prune_to_folder` to take."""
+    save_file({_WEIGHT: weight.detach().cpu().contiguous()}, refitted_file(folder, name))
+
+
 class _Weights:
     """The weights of a model as they are read and cut, each once, with their fingerprints.
 
     Args:
         model: the dense model.
         cuts: what stays of each weight; the others stay whole.
+        refitted: files of the weights that were changed after the cut.
     """
 
     def __init__(
-        self, model: PreTrainedModel, cuts: Mapping[str, Callable[[Tensor], Tensor]]
+        self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path] | None = None
     ) -> None:
         self._model, self._cuts, self._read = model, cuts, reader_of(model)
+        self._refitted = refitted or {}
         self._before: dict[str, str] = {}
         self._after: dict[str, str] = {}
 
@@ -121,9 +199,12 @@ class _Weights:
         """What stays of a weight."""
         dense = self._read(name)
         self._before[name] = self._after[name] = fingerprint_tensor(dense)
-        if name not in self._cuts:
+        if name in self._refitted:
+            kept = load_file(self._refitted[name])[_WEIGHT]
+        elif name in self._cuts:
+            kept = self._cuts[name](dense)
+        else:
             return dense
-        kept = self._cuts[name](dense)
         self._after[name] = fingerprint_tensor(kept)
         return kept
 

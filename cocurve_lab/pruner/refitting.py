@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -17,10 +16,11 @@ from torch import Tensor
 
 from ..estimator.inputs import TOKENS_PER_BATCH
 from ..estimator.least_squares import ridge_of, ridge_update, wide_product
-from ..estimator.replay import LayerCall, capture_calls, first_output, widen
+from ..estimator.replay import LayerCall, capture_calls, entering, first_output, widen
 from ..models.architectures import Architecture, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
+from ..models.streaming import held
 from .equivalence import float32_layer, upcast
 
 Target = Literal["stream", "write", "dense"]
@@ -59,9 +59,8 @@ class Pair:
         if target == "stream" and not is_additive(dense, calls):
             target = "write"
         step = max(1, TOKENS_PER_BATCH // input_ids.shape[1])
-        entered = [
-            capture_calls(dense, ids.to(device))[1][0].hidden.cpu() for ids in input_ids.split(step)
-        ]
+        with held(dense, 0):  # it is called for each batch, though it does not run
+            entered = [entering(dense, ids.to(device)).cpu() for ids in input_ids.split(step)]
         needed = {"stream": ("dense", "pruned"), "write": ("pruned",), "dense": ("dense",)}[target]
         return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
 
@@ -173,18 +172,23 @@ def is_additive(architecture: Architecture, calls: Sequence[LayerCall]) -> bool:
         architecture: the model.
         calls: of its layers, for one row.
     """
-    for layer, kind in product(range(len(architecture.layers)), KINDS):
-        call = upcast(calls[layer])
-        with float32_layer(architecture.layers[layer]) as module, ExitStack() as stack:
-            if kind == "attention":  # the FFN would answer to its absence
-                stack.enter_context(_answering(architecture, layer, "ffn", None))
-            with _watching(architecture, layer, kind) as seen:
-                whole = first_output(module(call.hidden, *call.args, **call.kwargs))
-            with _answering(architecture, layer, kind, None):
-                without = first_output(module(call.hidden, *call.args, **call.kwargs))
-        write = seen[0][1].reshape(whole.shape)
-        if not float((whole - without - write).norm()) <= 0.01 * float(write.norm()):
-            return False
+    return all(_adds(architecture, layer, upcast(call)) for layer, call in enumerate(calls))
+
+
+def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
+    """Whether a layer adds the writes of both its blocks as they are, tried on a float32 call."""
+    with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
+        for kind in KINDS:
+            with ExitStack() as stack:
+                if kind == "attention":  # the FFN would answer to its absence
+                    stack.enter_context(_answering(architecture, layer, "ffn", None))
+                with _watching(architecture, layer, kind) as seen:
+                    whole = first_output(module(call.hidden, *call.args, **call.kwargs))
+                with _answering(architecture, layer, kind, None):
+                    without = first_output(module(call.hidden, *call.args, **call.kwargs))
+            write = seen[0][1].reshape(whole.shape)
+            if not float((whole - without - write).norm()) <= 0.01 * float(write.norm()):
+                return False
     return True
 
 

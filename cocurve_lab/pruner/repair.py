@@ -22,20 +22,28 @@ Where a norm lies between a block and the stream (Gemma 2 and 3, OLMo2, OPT-350m
 linear in the weight, and "stream" falls back to "write".
 
 Memory: the dense and the pruned model, on the CPU the hidden states of all rows (once, and four
-times for "stream"), and the sums of one block, [R, R] and [d, R] float64.
+times for "stream"), and the sums of one block, [R, R] and [d, R] float64. Of a streamed model that
+is refitted into a folder, one layer at a time is there: its weights are read once for the calls of
+the layers, once to look for norms ("stream"), once for the refit and once to be written.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch import Tensor
 
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InputError
+from ..estimator.inputs import Block
 from ..measuring.choosing_gains import choose_gains
 from ..measuring.racing import TIE, ChoiceOptions
 from ..measuring.risk import model_risk
@@ -48,11 +56,12 @@ from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from ..storage import fingerprint
 from .cutting import prune, require_prunable
+from .on_disk import Cuts, Refit, layer_present, prune_to_folder, write_refitted
 from .refitting import Pair, Target
 from .slicing import kept_columns
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class RepairOptions:
             )
 
 
+@overload
 def repair(
     model: PreTrainedModel,
     selection: Selection,
@@ -95,7 +105,29 @@ def repair(
     sequential: bool = True,
     gains: tuple[Curvature, CalibrationSet] | None = None,
     options: RepairOptions = RepairOptions(),
-) -> PreTrainedModel:
+) -> PreTrainedModel: ...
+@overload
+def repair(
+    model: PreTrainedModel,
+    selection: Selection,
+    calibration: CalibrationSet,
+    *,
+    sequential: bool = True,
+    options: RepairOptions = RepairOptions(),
+    out: str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Path: ...
+def repair(
+    model: PreTrainedModel,
+    selection: Selection,
+    calibration: CalibrationSet,
+    *,
+    sequential: bool = True,
+    gains: tuple[Curvature, CalibrationSet] | None = None,
+    options: RepairOptions = RepairOptions(),
+    out: str | os.PathLike[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedModel | Path:
     """Prune a model and refit the output projections that lost columns, by least squares on text.
 
     Any plan can be repaired, whichever method made it. Blocks that lost nothing, or everything,
@@ -116,19 +148,38 @@ def repair(
         gains: H and held-out rows, at least two, to try gains of (eq. comp); the plan's own are
             dropped.
         options: ridge, kinds, target and progress.
+        out: a new folder. The refitted model is written there as `save_pruned` would, and never in
+            memory as a whole: layer by layer, its weights are read, cut, refitted and kept on the
+            disk. `model` may be a streamed one. Not with `gains`.
+        tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
         The pruned and refitted model, on the model's device. Its manifest records the refit under
-        "repair".
+        "repair". With `out`, the folder.
 
     Raises:
-        InputError: no CalibrationSet, or text that does not fit the model; else as `prune`.
+        InputError: no CalibrationSet, or text that does not fit the model; weights that are
+            streamed or spread over devices without `out`; else as `prune`.
         MismatchError: held-out rows are among the calibration; else as `prune`, `choose_gains`.
         ArchitectureError: as `prune`.
         NumericalError: the statistics are singular or not finite.
     """
     require_type(options, RepairOptions, "options")
     require_rows(model, calibration)
+    if out is not None:
+        if gains is not None:
+            raise InputError(
+                "out= is given with gains=, which compares two refitted models in memory. Choose "
+                "gains first, with choose_gains, and give the plan that has them."
+            )
+        require_prunable(model, selection, on_disk=True)
+        return prune_to_folder(
+            *(model, selection, out),
+            tokenizer=tokenizer,
+            progress=options.progress,
+            refit=_refit_on_disk(model, selection, calibration, sequential, options),
+        )
+    require_one_device(model)
     if gains is None:
         return _repaired(model, selection, calibration, sequential, options)
     if not isinstance(gains, tuple) or len(gains) != 2:
@@ -164,10 +215,9 @@ def _repaired(
 
 
 def require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    """Raise InputError unless these rows run, on a model whose weights are all there."""
+    """Raise InputError unless this is a text, and the model runs on it."""
     require_type(calibration, CalibrationSet, "the text of a repair")
     require_measurable(model, calibration.input_ids)
-    require_one_device(model)
 
 
 def refit(
@@ -181,29 +231,105 @@ def refit(
 ) -> None:
     """Refit what `prune` returned, in place, and record it in the manifest; see `repair`."""
     require_rows(model, calibration)
-    dense, student = describe(model), describe(pruned)
-    threads, layers = torch.get_num_threads(), range(len(dense.layers))
-    wanted: Target = options.target if sequential else "dense"
-    bar = open_bar(options.progress, total=len(layers), desc="Refit", unit="layer")
-    found = False
-    with measuring(model, threads), measuring(pruned, threads), bar:
-        pair = Pair.enter(dense, student, calibration.input_ids, wanted)
-        for layer in layers:
-            for kind in (kind for kind in KINDS if kind in options.kinds):
-                kept, _ = kept_columns(dense, selection, layer, kind)
-                if 0 < len(kept) < dense.width(layer, kind):
-                    sums = pair.sums(layer, kind, kept)
-                    sums.refit(student.output_projection(layer, kind), options.ridge)
-                    found = True
-            pair.advance(layer)
-            bar.update()
-    if found:
+    require_one_device(model)
+    columns = _refitted_columns(model, selection, options)
+    if columns:
+        record = _refit_layers(
+            *(model, pruned, columns, calibration, sequential, options), lambda _: nullcontext()
+        )
         manifest: Any = pruned.cocurve_manifest
         manifest |= {
-            "repair": repair_record(calibration, pair.target, options),
+            "repair": record,
             "weights_fingerprint": fingerprint(weight_marks(pruned)),
             "weights_since_pruning": "refitted",
         }
+
+
+def _refitted_columns(
+    model: PreTrainedModel, selection: Selection, options: RepairOptions
+) -> dict[Block, Tensor]:
+    """The blocks that are refitted, in order, and the columns [R] int64 of each that stay."""
+    dense = describe(model)
+    found = {
+        (layer, kind): kept_columns(dense, selection, layer, kind)[0]
+        for layer in range(len(dense.layers))
+        for kind in KINDS
+        if kind in options.kinds
+    }
+    return {block: kept for block, kept in found.items() if 0 < len(kept) < dense.width(*block)}
+
+
+def _refit_layers(
+    model: PreTrainedModel,
+    pruned: PreTrainedModel,
+    columns: Mapping[Block, Tensor],
+    calibration: CalibrationSet,
+    sequential: bool,
+    options: RepairOptions,
+    present: Callable[[int], AbstractContextManager[None]],
+) -> dict[str, Any]:
+    """Refit blocks of a pruned model in place.
+
+    Args:
+        model, pruned, calibration, sequential, options: as for `refit`.
+        columns: what stays of each block, as from `_refitted_columns`.
+        present: given a layer, keeps its weights in both models inside its block.
+
+    Returns:
+        The manifest's record.
+    """
+    wanted: Target = options.target if sequential else "dense"
+    threads, student = torch.get_num_threads(), describe(pruned)
+    layers = range(1 + max(layer for layer, _ in columns))
+    bar = open_bar(options.progress, total=len(layers), desc="Refit", unit="layer")
+    with measuring(model, threads), measuring(pruned, threads), bar:
+        pair = Pair.enter(describe(model), student, calibration.input_ids, wanted)
+        for layer in layers:
+            with present(layer):
+                for block, kept in columns.items():
+                    if block[0] == layer:
+                        sums = pair.sums(*block, kept)
+                        sums.refit(student.output_projection(*block), options.ridge)
+                if layer < layers[-1]:
+                    pair.advance(layer)
+            bar.update()
+    return repair_record(calibration, pair.target, options)
+
+
+def _refit_on_disk(
+    model: PreTrainedModel,
+    selection: Selection,
+    calibration: CalibrationSet,
+    sequential: bool,
+    options: RepairOptions,
+) -> Refit | None:
+    """The refit of a model that is written layer by layer; None if no block lost only some units.
+
+    Args: as for `repair`.
+    """
+    columns, dense = _refitted_columns(model, selection, options), describe(model)
+    if not columns:
+        return None
+    names = {id(module): name for name, module in model.named_modules()}
+    changed: dict[int, list[str]] = {}  # by layer
+    for layer, kind in columns:
+        projection = dense.output_projection(layer, kind)
+        changed.setdefault(layer, []).extend(
+            f"{names[id(projection)]}.{name}" for name, _ in projection.named_parameters()
+        )
+
+    def run(pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
+        @contextmanager
+        def present(layer: int) -> Iterator[None]:
+            with layer_present(model, pruned, cuts, layer):
+                yield
+                for name in changed.get(layer, ()):
+                    write_refitted(folder, name, pruned.get_parameter(name))
+
+        inputs = (model, pruned, columns, calibration, sequential, options)
+        return _refit_layers(*inputs, present)
+
+    return Refit([name for group in changed.values() for name in group], run)
 
 
 def repair_record(

@@ -75,14 +75,93 @@ def test_every_file_is_that_of_a_model_cut_in_memory(
 
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gpt2", "opt_350m", "gpt_neox"])
 def test_a_streamed_model_is_cut_like_one_in_memory(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
     model = dense(tmp_path / "model", family, "mha")
-    word_tokenizer().save_pretrained(tmp_path / "model")
-    streamed, _ = cl.load_model(tmp_path / "model", stream=True, device="cpu", dtype="float32")
+    own = streamed(tmp_path / "model")
     plan, ids = ragged(model), tiny_text().input_ids
     expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
-    assert differing(cl.prune(streamed, plan, out=tmp_path / "disk"), expected) == []
-    assert torch.equal(streamed(ids).logits, model(ids).logits)  # and it still streams
+    assert differing(cl.prune(own, plan, out=tmp_path / "disk"), expected) == []
+    assert torch.equal(own(ids).logits, model(ids).logits)  # and it still streams
+
+
+def streamed(folder: Path, dtype: str = "float32") -> PreTrainedModel:
+    """The model of a folder, its layers left in files."""
+    pytest.importorskip("accelerate")
+    word_tokenizer().save_pretrained(folder)
+    return cl.load_model(folder, stream=True, device="cpu", dtype=dtype)[0]
+
+
+REFITS = [(family, "stream") for family in ("llama", "phi3", "gemma2", "gpt2", "opt", "gpt_neox")]
+REFITS += [("llama", "write"), ("opt_350m", "write"), ("llama", "dense"), ("gpt2", "dense")]
+
+
+@pytest.mark.parametrize(("family", "target"), REFITS)
+def test_a_streamed_model_is_refitted_like_one_in_memory(
+    family: str, target: Any, tmp_path: Path
+) -> None:
+    model = dense(tmp_path / "model", family, "mha")
+    plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
+    options = cl.RepairOptions(target=target if sequential else "stream", progress=False)
+    repaired = cl.repair(model, plan, text, sequential=sequential, options=options)
+    expected = cl.save_pruned(repaired, tmp_path / "memory")
+    bare = cl.save_pruned(cl.prune(model, plan), tmp_path / "bare")
+    assert "model.safetensors" in differing(bare, expected)
+    for source, name in ((streamed(tmp_path / "model"), "disk"), (model, "resident")):
+        found = cl.repair(
+            *(source, plan, text), sequential=sequential, options=options, out=tmp_path / name
+        )
+        assert differing(found, expected) == [], name
+    # and neither model was changed
+    again = cl.prune(source, plan, out=tmp_path / "again")
+    assert differing(again, bare) == []
+
+
+def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
+    from cocurve_lab.models.streaming import stream_of
+
+    model = dense(tmp_path / "model", dtype=torch.bfloat16)
+    own, text = streamed(tmp_path / "model", "bfloat16"), tiny_text(12, 24, seed=3)
+    plan, quiet = ragged(model), cl.RepairOptions(progress=False)
+    expected = cl.save_pruned(cl.repair(model, plan, text, options=quiet), tmp_path / "memory")
+    stream = stream_of(own)
+    assert stream is not None
+    own(text.input_ids[:1])
+    cl.measure_plans(own, [plan], text, progress=False)  # what is checked once is checked now
+    before, layer = stream.bytes_read, stream.bytes_from(2)
+    found = cl.repair(own, plan, text, options=quiet, out=tmp_path / "disk")
+    assert differing(found, expected) == []
+    # the calls, the norms and the refit take a sweep each; what enters needs layer 0, and layer 1
+    # is fetched meanwhile
+    assert stream.bytes_read - before == (3 + 2 + 3 + 3) * layer
+
+
+def test_a_plan_with_nothing_to_refit_is_pruned(tmp_path: Path) -> None:
+    model = dense(tmp_path / "model")
+    units = cl.enumerate_units(model, GROUPS)
+    whole = [unit.name for unit in units if (unit.layer, unit.kind) == (1, "ffn")]
+    plan = cl.Selection.from_pruned(units, whole)
+    found = cl.repair(model, plan, tiny_text(), out=tmp_path / "disk")
+    assert differing(found, cl.prune(model, plan, out=tmp_path / "bare")) == []
+
+
+def test_what_a_refit_onto_disk_does_not_do_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model")
+    plan, text, call = ragged(model), tiny_text(), cl.repair
+    with pytest.raises(cl.InputError, match="Choose gains first, with choose_gains"):
+        call(model, plan, text, gains=(text, text), out=tmp_path / "s")  # type: ignore[call-overload]
+    with pytest.raises(cl.InputError, match=r"meta device: they were never loaded.*stream=True"):
+        cl.repair(open_model(tmp_path / "model"), plan, text, out=tmp_path / "small")
+    with pytest.raises(cl.InputError, match="exists and is not empty"):
+        cl.repair(model, plan, text, out=tmp_path / "model")
+    reads_then(monkeypatch, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        cl.repair(model, plan, text, out=tmp_path / "small")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    size = 4 * cl.prune(model, plan).num_parameters()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
+    with pytest.raises(cl.InputError, match=r"GB are to be written, but"):
+        cl.repair(model, plan, text, out=tmp_path / "small")
 
 
 def test_a_large_model_is_split_into_files_with_an_index(
