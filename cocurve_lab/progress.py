@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -65,26 +63,6 @@ def open_bar(progress: Progress, **settings: Any) -> Any:
     if progress == "lines" and settings["total"]:
         return Lines(**settings)
     return Bar(**settings, disable=not (progress and settings["total"]))
-
-
-@contextmanager
-def bars_that_go(hidden: bool = False) -> Iterator[None]:
-    """Within the block the bars of transformers are ours: in a notebook theirs stay when done.
-
-    They are hidden if `hidden`, or where transformers is told to show none.
-    """
-    from transformers.utils import logging
-
-    hidden = hidden or not logging.is_progress_bar_enabled()
-
-    def bar(_: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Bar:
-        return Bar(*args, **settings | {"disable": hidden or settings.get("disable", False)})
-
-    before = logging.set_tqdm_hook(bar)
-    try:
-        yield
-    finally:
-        logging.set_tqdm_hook(before)
 
 
 class Lines:

@@ -71,8 +71,7 @@ def sequence_gram(
         NumericalError: NaN or infinite logits.
     """
     inputs = (architecture, *row(architecture, calibration, number), number, top_r)
-    along = batches.first(units)
-    with started(*inputs, temperature, removed, leftovers, along) as start:
+    with started(*inputs, temperature, removed, leftovers, batches.first(units)) as start:
         replay, teacher = start.replay, start.teacher  # the teacher pass
         z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
         D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ArchitectureError, CocurveError, InputError, shown
-from ..progress import bars_that_go
 from .architectures import describe
 from .configuration import require_own_files, require_sound_files, require_usable
 from .hub import explain, require_place
 from .identity import MANIFEST
+from .runtime import bars_that_go
 from .streaming import layers_on_disk, require_accelerate, stream_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Running a model to measure it: its lock and state, checks beforehand, and interruptions."""
+"""Running a model to measure it: its lock and state, checks beforehand, interruptions, bars."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ArchitectureError, InputError
 from ..numeric import as_int
+from ..progress import Bar
 from .architectures import describe
 from .identity import embedding_weight, model_device
 from .streaming import stream_of
@@ -242,3 +243,23 @@ def software_versions() -> dict[str, str]:
         "torch": str(torch.__version__),  # TorchVersion is a str subclass, not plain data
         "transformers": transformers.__version__,
     }
+
+
+@contextmanager
+def bars_that_go(hidden: bool = False) -> Iterator[None]:
+    """Within the block the bars of transformers are ours: in a notebook theirs stay when done.
+
+    They are hidden if `hidden`, or where transformers is told to show none.
+    """
+    from transformers.utils import logging
+
+    hidden = hidden or not logging.is_progress_bar_enabled()
+
+    def bar(_: Any, args: tuple[Any, ...], settings: dict[str, Any]) -> Bar:
+        return Bar(*args, **settings | {"disable": hidden or settings.get("disable", False)})
+
+    before = logging.set_tqdm_hook(bar)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)

@@ -18,9 +18,9 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
+from ..models.runtime import bars_that_go
 from ..models.stored import StoredWeights, weight_files, with_stored
 from ..numeric import as_path
-from ..progress import bars_that_go
 from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELLING_FILE, dense_configuration, write_configuration
