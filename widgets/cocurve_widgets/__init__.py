@@ -12,6 +12,7 @@ another.
     curvature_map.py       CurvatureMap: H as a picture to order, zoom and brush (01)
     damage.py              what plans break, measured while one looks
     by_hand.py             plans and pairs of units made by clicks
+    solving.py             what LambdaExplorer solves on: the matrix, or the additive KL
     lambda_explorer.py     LambdaExplorer: drag lambda and see the plan change (02)
     bridge_explorer.py     BridgeExplorer: the graph of H and its bridge units (03)
     fidelity_figure.py     FidelityScatter (04): its picture

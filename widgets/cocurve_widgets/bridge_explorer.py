@@ -13,7 +13,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 
 import cocurve_lab as cl
 
-from .instrument import KIT, Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, front, guarded, named_matrix, plan_code
 from .session import Session, require_units
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         )
 
     def _source(self) -> str:
-        return f"Estimated from {'a preview of ' if self.preview else ''}H, not measured"
+        return f"Estimated from {named_matrix(self.session.curvature)}, not measured"
 
     # What is shown ------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 
 import cocurve_lab as cl
 
-from .instrument import KIT, Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, front, guarded, named_matrix, plan_code
 from .packing import gray_image
 from .session import CancelToken, Session, require_unit, require_units
 
@@ -205,7 +205,7 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
 
     @guarded
     def _tell(self) -> None:
-        source = f"Estimated from {'a preview of ' if self.preview else ''}H, not measured."
+        source = f"Estimated from {named_matrix(self.session.curvature)}, not measured."
         u, v = self.selected_unit, self.partner
         if u is None or v is None:
             self.status = source

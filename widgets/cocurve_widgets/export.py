@@ -12,7 +12,7 @@ from typing import Any
 import cocurve_lab as cl
 
 from .bridge_explorer import BridgeExplorer
-from .instrument import front
+from .instrument import front, matrix_name, named_matrix
 from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
@@ -90,9 +90,10 @@ def export_html(
         plan.close()
         bridge.close()
     name = curvature.provenance.get("model_name", "a model")
+    kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"
     text = _PAGE.format(
-        title=html.escape(heading + (" (preview)" if curvature.is_preview else "")),
+        title=html.escape(heading + ("" if kind == "H" else f" ({kind})")),
         about=html.escape(_about(curvature)),
         css=front("instrument.css"),
         # no "<" at all: names may hold </script>, <!-- and <script, and each changes what follows
@@ -107,7 +108,7 @@ def _about(curvature: cl.Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
     text = f" from {rows} sequences of {length} tokens" if rows and length else ""
-    what = "a preview of H" if curvature.is_preview else "H"
+    what = named_matrix(curvature)
     return (
         f"{len(curvature.units)} units; {what}, the matrix of all pairs, estimated{text}. KL is "
         "how far the pruned model's predictions are from the whole model's, in nats per token. "

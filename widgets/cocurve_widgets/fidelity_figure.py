@@ -89,13 +89,14 @@ class FidelityFigure:
 
     Args:
         singles: rows of `points` of the single units; `draw_singles` changes what predicts them.
-        preview: the note of a preview of H; empty on any other.
+        preview: the note beside anything but the H of ablations; empty on that one.
+        source: what predicts, where there is a note: "a preview of H".
 
     Attributes:
         widget: the FigureWidget.
     """
 
-    def __init__(self, singles: list[dict[str, Any]], preview: str = "") -> None:
+    def __init__(self, singles: list[dict[str, Any]], preview: str = "", source: str = "") -> None:
         self.widget = QuietFigure(_legend())
         self._sent: dict[str, str] = {}  # what each part of the picture was last made of
         add = self.widget.add_scatter
@@ -128,7 +129,7 @@ class FidelityFigure:
         _lay_out(self.widget)
         if preview:
             self.widget._description = f"{DESCRIPTION} {preview}"
-            self.widget.layout.title.text += "; predictions are from a preview of H"
+            self.widget.layout.title.text += f"; predictions are from {source}"
 
     def on_click(self, plan: Callable[[int], None], single: Callable[[int], None]) -> None:
         """Call `plan` or `single` with the index of a clicked point."""

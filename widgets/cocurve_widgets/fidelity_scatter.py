@@ -31,7 +31,7 @@ from .fidelity_points import (
     status_line,
     summarize,
 )
-from .instrument import Instrument, guarded
+from .instrument import Instrument, guarded, named_matrix
 from .session import MeasuredPlan, Session, text_name
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class FidelityScatter(Instrument, W.VBox):
         self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
-        self.figure = FidelityFigure(self._singles, preview=self.preview)
+        self.figure = FidelityFigure(
+            self._singles, self.preview, named_matrix(self.session.curvature)
+        )
         self.figure.on_click(self._clicked_plan, self._clicked_unit)
         actions = {
             "Measure this plan": lambda: self.measure(self.require_plan(), wait=False),

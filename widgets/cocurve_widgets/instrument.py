@@ -65,8 +65,9 @@ class Instrument(DOMWidget):
         selected_unit: index of the marked unit, shared by all views of a session; None for none.
         status: one line on what is shown: predicted or measured, how fresh, seconds taken.
         error: message of the last error; empty if there is none.
-        preview: warning shown at the top where H is a preview (`Curvature.note`); empty on an H
-            from ablations. Read-only.
+        preview: note shown at the top beside anything but the H of ablations (`Curvature.note`):
+            a preview, a pair KL, a staged H. Empty on an H from ablations. Read-only.
+        matrix_name: what the matrix is: "H", "preview of H", "pair KL", "staged H". Read-only.
         model_name: name of the model whose H it is; empty where H does not say. Read-only.
         session: the Session it belongs to.
         lock: the session's lock; held while callbacks change what is shown.
@@ -78,6 +79,7 @@ class Instrument(DOMWidget):
     status = Unicode().tag(sync=True)
     error = Unicode().tag(sync=True)
     preview = Unicode(read_only=True).tag(sync=True)
+    matrix_name = Unicode(read_only=True).tag(sync=True)
     model_name = Unicode(read_only=True).tag(sync=True)
 
     def __init__(self, session: Session, **controls: Any) -> None:
@@ -106,6 +108,10 @@ class Instrument(DOMWidget):
     @default("preview")
     def _preview_note(self) -> str:
         return self.session.curvature.note()
+
+    @default("matrix_name")
+    def _named_matrix(self) -> str:
+        return matrix_name(self.session.curvature)
 
     @default("model_name")
     def _named_model(self) -> str:
@@ -302,3 +308,14 @@ def _current_cell() -> tuple[str, str]:
         return parent["metadata"].get("cellId", ""), parent["header"].get("msg_id", "")
     except Exception:  # no kernel, or one that does not say
         return "", ""
+
+
+def matrix_name(curvature: cl.Curvature) -> str:
+    """What a matrix is, in a word or three: "H", "preview of H", "pair KL", "staged H"."""
+    return "preview of H" if curvature.is_preview else curvature.surrogate
+
+
+def named_matrix(curvature: cl.Curvature) -> str:
+    """The same within a sentence: "H", "a preview of H", "the pair KL", "the staged H"."""
+    name = matrix_name(curvature)
+    return f"a {name}" if curvature.is_preview else name if name == "H" else f"the {name}"

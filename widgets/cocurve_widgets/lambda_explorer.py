@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
-from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, validate
+from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 
 from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import KIT, Instrument, front, guarded
-from .packing import curve, gray_image, pack_problem
-from .session import CancelToken, MeasuredPlan, Session, measured_on
+from .packing import gray_image, pack_problem
+from .session import CancelToken, Mailbox, MeasuredPlan, Session, measured_on
+from .solving import EachStep, Solving, solving, surrogates_of
 from .tour import Tour
 
 if TYPE_CHECKING:
@@ -27,11 +28,20 @@ if TYPE_CHECKING:
 
 MODULES = (
     *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
-    *("compare.js", "damage.js", "by_hand.js", "columns.js", "lambda_controls.js", "tour.js"),
+    *(
+        "path_search.js",
+        "compare.js",
+        "damage.js",
+        "by_hand.js",
+        "columns.js",
+        "lambda_controls.js",
+        "tour.js",
+    ),
     "lambda.js",
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+MADE = ("model_name", "matrix_name")
 CONTROLS = (
     "interaction_strength",
     "ratio",
@@ -40,6 +50,7 @@ CONTROLS = (
     "protect_first",
     "protect_last",
     "kinds",
+    "surrogate",
 )
 
 
@@ -48,7 +59,8 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     Up to 1,200 units the browser solves at once on the H it received. The kernel's answer follows
     and decides; `agrees` says whether the two plans are the same. With more units the kernel solves
-    alone.
+    alone. So it does on the additive KL, which takes seconds: `selection` then follows when it is
+    solved.
 
     Args:
         curvature: H [M, M].
@@ -67,6 +79,9 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         layer_cap_factor: the cap as a multiple of the ratio; None for no cap.
         protect_first, protect_last: number of layers at either end that stay whole.
         kinds: kinds that may be pruned, of ["attention", "ffn"].
+        surrogate: what plans are solved on and priced by: that of the curvature, as at first, or
+            "additive KL" where H has a sketch of shifts. The additive KL is solved on one half of
+            the positions and priced on the other.
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
@@ -97,6 +112,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     protect_first = Int(0).tag(sync=True)
     protect_last = Int(0).tag(sync=True)
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
+    surrogate = Unicode().tag(sync=True)
     axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
@@ -127,7 +143,10 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self._require_known(controls)
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
+        self._ends_of: tuple[Any, ...] | None = None
         self._path: cl.LambdaPath | None = None
+        self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
+        self._solvers: dict[str, Solving] = {}
         self._adopting = False
         self._seconds = 0.0
         session = Session.bind(curvature, session, model, tokenizer)
@@ -147,11 +166,14 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             )
         # on a preview, open outside the hatched part of the axis
         start = {"interaction_strength": cl.TRUSTED_STRENGTH} if curvature.is_preview else {}
-        super().__init__(session, _problem=pack_problem(curvature), **(start | controls))
-        self.gate = cl.redundancy_gate(curvature)
+        start["surrogate"] = curvature.surrogate
+        problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}
+        super().__init__(session, _problem=problem, **(start | controls))
+        self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
         self._mark()
         self.observe(self._changed, CONTROLS)
-        self.observe(self._show_pin, "pinned")
+        self.observe(self._show_pin, ("pinned", "surrogate"))
+        self.observe(self._mark, "surrogate")
         self.observe(self._watch, ("live", "pair", "prompt"))
         self.on_msg(self._heard)
         self.follow(self._adopt, "selection")
@@ -187,6 +209,23 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if not proposal.value or set(proposal.value) - set(cl.KINDS):
             raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
         return [kind for kind in cl.KINDS if kind in proposal.value]
+
+    @validate("surrogate")
+    def _valid_surrogate(self, proposal: Any) -> str:
+        known = surrogates_of(self.curvature)
+        if proposal.value not in known:
+            raise TraitError(
+                f"surrogate is {proposal.value!r}. This curvature has {' and '.join(known)}"
+                f"{'' if len(known) > 1 else ', and no sketch of shifts for another one'}."
+            )
+        return str(proposal.value)
+
+    @property
+    def _on(self) -> Solving:
+        """What solves on the present surrogate."""
+        if self.surrogate not in self._solvers:
+            self._solvers[self.surrogate] = solving(self.curvature, self.surrogate)
+        return self._solvers[self.surrogate]
 
     @property
     def guards(self) -> cl.Guards:
@@ -323,27 +362,24 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             return
         order, controls = list(plan.pruned), self._controls_of(plan)
         made = dict(zip(CONTROLS, controls, strict=True)) if controls else None
-        run = self._longest(controls[0], plan.guards, plan.requested_ratio) if controls else None
+        run = plan if controls else None  # a longer one may take seconds
+        if controls and self._on.at_once and plan.surrogate == self.surrogate:
+            run = self._longest(controls[0], plan.guards, plan.requested_ratio)
         self._pin = {
             "order": order,
-            **self._parts(order),
+            **self._on.parts(order),
             "strength": plan.interaction_strength,
             "ratio": plan.requested_ratio,
             "controls": made,
             "hand": plan is self._own,
-            "curve": None if run is None else curve(run),
+            "curve": None if run is None else self._on.curve(run),
         }
         self._watch()
-
-    def _parts(self, order: list[int]) -> dict[str, float]:
-        """Node and edge part of a plan's predicted risk, nats per token."""
-        node = float(self.curvature.saliency[order].sum()) / 2
-        return {"node": node, "edge": float(self.curvature.risk(order)) - node}
 
     def path(self) -> cl.LambdaPath:
         """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
-            self._keep_path(cl.lambda_path(self.curvature, self.ratio, self.guards))
+            self._keep_path(self._on.path(self.ratio, self.guards))
         assert self._path is not None
         return self._path
 
@@ -359,55 +395,89 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if key == self._solved:  # several traits set at once notify one by one
             return
         self._solved = key
+        renew = self._guarded != key[1:]
+        if renew:
+            self._guarded, self._path = key[1:], None
+            self.flips_stale = True
+        if self._on.at_once:
+            self._thinking.cancel("plan")
+            self._find_plan(key)
+        else:
+            # the page waits for the kernel as long as its last word is about these controls
+            self._view = {**self._view, "asked": list(key)}
+            self.status = f"Solving on the {self.surrogate}."
+            self._thinking.submit("plan", self._think, self.report)
+        if renew:
+            self._thinking.cancel(f"flips {id(self)}")
+            worker = self.session.worker if self._on.at_once else self._thinking
+            worker.submit(f"flips {id(self)}", self._find_flips, self.report)
+
+    def _think(self, token: CancelToken) -> None:
+        """Solve on the thread, unless the controls move on first."""
+        token.rest(0.05)
+        self._find_plan(self._key(), token)
+
+    def _find_plan(self, key: tuple[Any, ...], token: CancelToken | None = None) -> None:
+        """Solve, and show the plan and then its curves, as long as the controls stay."""
         begun = time.perf_counter()
-        if self._guarded != key[1:]:
-            self._new_guards(key[1:])
-        with self.hold_sync():
-            self._solve()
-            self._seconds = time.perf_counter() - begun
-            self.status = self._sentence()
+        on, strength = self._on, self.interaction_strength
+        check = None if token is None else token.check
+        try:
+            plan, error = on.solve(self.ratio, strength, self.guards, check), ""
+        except cl.InfeasibleError as problem:
+            plan, error = None, str(problem)
+        seconds = time.perf_counter() - begun
+        current = self._ends_of == key[1:]
+        if token is not None and plan is not None and current:
+            with self.lock:  # its curve takes longer
+                if key == self._solved:
+                    self._show_plan(plan, error, plan, seconds)
+        ends = () if current else [self._longest(at, each_step=check) for at in (0.0, 1.0)]
+        run = self._longest(strength, each_step=check)
+        with self.lock:
+            if key != self._solved or (token is not None and token.cancelled):
+                return
+            if ends:
+                self._ends_of = key[1:]
+                self._show_ends(*ends)
+            self._show_plan(plan, error, run, seconds)
         self._watch()
 
-    def _solve(self) -> None:
-        strength, ratio = self.interaction_strength, self.ratio
-        try:
-            plan = cl.solve_greedy(self.curvature, ratio, strength, self.guards)
-            self.error = ""
-        except cl.InfeasibleError as error:
-            plan, self.error = None, str(error)
-        run = self._longest(strength)
-        self._view = {
-            "key": list(self._solved or ()),
-            "order": list((run if plan is None else plan).pruned),
-            "feasible": plan is not None,
-            "node": None if plan is None else plan.node_risk,
-            "edge": None if plan is None else plan.edge_risk,
-            "differs": None if plan is None else self._differs(plan),
-            "curve": curve(run),
-        }
-        self.selection = plan
-        # A plan adopted from the session is not told back to it: another view made it, and the
-        # echo would replace that object by our copy and set the views off once more.
-        if plan is not None and not self._adopting:
-            self.session.selection = plan
+    def _show_plan(
+        self, plan: cl.Selection | None, error: str, run: cl.Selection, seconds: float
+    ) -> None:
+        """Tell the page and the session of a plan; `run` is the one that its curve shows."""
+        with self.hold_sync():
+            order = list((run if plan is None else plan).pruned)
+            parts = {"node": None, "edge": None} if plan is None else self._on.parts(order)
+            self.error, self._seconds = error, seconds
+            self._view = {
+                "key": list(self._solved or ()),
+                "order": order,
+                "feasible": plan is not None,
+                **parts,
+                "differs": None if plan is None else self._differs(plan),
+                "curve": self._on.curve(run),
+            }
+            self.selection = plan
+            self.status = self._sentence()
+            # A plan adopted from the session is not told back to it: another view made it, and the
+            # echo would replace that object by our copy and set the views off once more.
+            if plan is not None and not self._adopting:
+                self.session.selection = plan
 
-    def _new_guards(self, key: tuple[Any, ...]) -> None:
-        """Renew the parts that depend on ratio and guards but not on lambda: curve ends, flips."""
-        self._guarded, self._path = key, None
-        self.flips_stale = True
-        guards = self.guards
-        self._zero, one = self._longest(0.0), self._longest(1.0)
-        zero = self._zero
+    def _show_ends(self, zero: cl.Selection, one: cl.Selection) -> None:
+        """Tell the page what depends on ratio and guards but not on lambda: the ends."""
+        guards, self._zero = self.guards, zero
         diagonal = self._diagonal()
         order = None if diagonal is None else list(diagonal.pruned)
         self._ends = {
-            "diagonal": None if order is None else {"order": order, **self._parts(order)},
+            "diagonal": None if order is None else {"order": order, **self._on.parts(order)},
             "reachable": cl.reachable_ratio(self.curvature.units, guards, self.ratio),
             "cap": guards.cap_at(self.ratio),
             "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
-            "curves": [{"strength": 0, **curve(zero)}, {"strength": 1, **curve(one)}],
+            "curves": [{"strength": s, **self._on.curve(run)} for s, run in ((0, zero), (1, one))],
         }
-        self.session.worker.submit(f"flips {id(self)}", self._find_flips, self.report)
 
     def _differs(self, plan: cl.Selection) -> int | None:
         """Number of units that either this plan or the diagonal one removes, but not both.
@@ -418,7 +488,11 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         return None if diagonal is None else len(set(plan.pruned) ^ set(diagonal.pruned))
 
     def _longest(
-        self, strength: float, guards: cl.Guards | None = None, ratio: float | None = None
+        self,
+        strength: float,
+        guards: cl.Guards | None = None,
+        ratio: float | None = None,
+        each_step: EachStep = None,
     ) -> cl.Selection:
         """Greedy up to a ratio of 0.6 or as far as it gets, with the cap that holds at `ratio`."""
         guards = self.guards if guards is None else guards
@@ -426,7 +500,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         cap = guards.cap_at(ratio)
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
-        return cl.longest(self.curvature, fixed, upto, strength)
+        return self._on.longest(fixed, upto, strength, each_step)
 
     def _find_flips(self, token: CancelToken) -> None:
         """Compute the exact path on the session's thread, unless the controls move on first."""
@@ -435,7 +509,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         # the next step replace this job before it has cost anything.
         token.rest(0.15)
         try:
-            path = cl.lambda_path(self.curvature, self.ratio, self.guards)
+            path = self._on.path(self.ratio, self.guards, token.check)
         except cl.InfeasibleError:
             path = None
         with self.lock:  # ratio or guards may have changed meanwhile; then the path is of no use
@@ -461,9 +535,8 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             if measured
             else "KL not measured"
         )
-        assert plan.predicted_risk is not None
-        text = f"Predicted risk {plan.predicted_risk:.4g} nats per token, {kl}; {took}."
-        if self.preview and self.interaction_strength > cl.TRUSTED_STRENGTH:
+        text = f"{self._on.price(plan)}, {kl}; {took}."
+        if self.curvature.is_preview and self.interaction_strength > cl.TRUSTED_STRENGTH:
             text += f" Not to be trusted: lambda is above {cl.TRUSTED_STRENGTH:g} on a preview."
         return text
 
@@ -488,11 +561,12 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         """The values of CONTROLS that make a plan; None where none do."""
         strength, guards = plan.interaction_strength, plan.guards
         made = strength is not None and plan.ordered and plan.by_ratio and 0 <= strength <= 1
+        made = made and plan.surrogate in surrogates_of(self.curvature)
         if not made or plan.requested_ratio > MOST_RATIO:
             return None
         caps = guards.layer_cap, guards.layer_cap_factor
         ends = guards.protect_first, guards.protect_last
-        return strength, plan.requested_ratio, *caps, *ends, list(guards.kinds)
+        return strength, plan.requested_ratio, *caps, *ends, list(guards.kinds), plan.surrogate
 
     def _take(self, plan: cl.Selection) -> None:
         """Set the controls that make a plan."""
@@ -503,12 +577,18 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     @guarded
     def _mark(self, _: Any = None) -> None:
         self._marks = {
-            "trusted": cl.TRUSTED_STRENGTH if self.preview else None,
-            "gate": {"strength": self.gate.verdict, "reason": self.gate.reason},
+            "trusted": cl.TRUSTED_STRENGTH if self.curvature.is_preview else None,
+            "gate": self._gate_mark(),
             "measured": [plain(record) for record in self.session.measured],
         }
         if self._solved:
             self.status = self._sentence()
+
+    def _gate_mark(self) -> dict[str, Any]:
+        """What the gate recommends; nothing for a surrogate that it does not speak of."""
+        if self.gate is None or self.surrogate != "H":
+            return {"strength": None, "reason": f"the gate speaks of H, not of {self.surrogate}"}
+        return {"strength": self.gate.verdict, "reason": self.gate.reason}
 
     @guarded
     def _heard(self, _: Any, content: Any, buffers: Any) -> None:
@@ -537,11 +617,13 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             "kinds": tuple(self.kinds) if len(self.kinds) < len(cl.KINDS) else None,
         }
         guards = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+        start, end = "cl.solve_greedy(\n    curvature, ", ""
+        if self.surrogate == cl.ADDITIVE_KL:
+            start, end = "curvature.additive().solve(\n    ", ', part="fit"'
         return (
-            "import cocurve_lab as cl\n\n"
-            "selection = cl.solve_greedy(\n"
-            f"    curvature, ratio={self.ratio!r}, "
-            f"interaction_strength={self.interaction_strength!r}, guards=cl.Guards({guards})\n)\n"
+            f"import cocurve_lab as cl\n\nselection = {start}ratio={self.ratio!r}, "
+            f"interaction_strength={self.interaction_strength!r}, "
+            f"guards=cl.Guards({guards}){end}\n)\n"
         )
 
     def table(self) -> list[dict[str, Any]]:
@@ -568,8 +650,9 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         """The initial state of the front end, for a page without a kernel."""
         names = (*CONTROLS, "axis", "mode", "pair", "selected_unit", "status", "error", "preview")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
-        return {name: getattr(self, name) for name in (*names, "model_name", "_marks", "_pin")} | {
+        return {name: getattr(self, name) for name in (*names, *MADE, "_marks", "_pin")} | {
             "_problem": problem,
+            "surrogate": self.curvature.surrogate,  # a page without a kernel solves on the matrix
             "kernel": False,
         }
 
@@ -587,7 +670,9 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
-            self.session.worker.cancel(f"flips {id(self)}")
+            self._thinking.cancel("plan")
+            for worker in (self.session.worker, self._thinking):
+                worker.cancel(f"flips {id(self)}")
             if self.damage is not None:
                 self.damage.stop()
         super().close()

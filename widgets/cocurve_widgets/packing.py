@@ -34,6 +34,7 @@ def pack_problem(curvature: cl.Curvature, most_units: int = MOST_UNITS) -> dict[
         "places": [unit.index for unit in units],
         "num_layers": units.num_layers,
         "parameters": units.total_parameters,
+        "surrogates": [curvature.surrogate],
         "saliency": curvature.saliency.astype("<f8").tobytes(),
         "connectivity": curvature.connectivity.astype("<f8").tobytes(),
         "matrix": matrix,

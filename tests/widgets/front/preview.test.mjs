@@ -6,12 +6,14 @@ import test from "node:test";
 import { named, stemOf, toCsv, wrapped } from "../../../widgets/cocurve_widgets/front/kit.js";
 import { untrusted } from "../../../widgets/cocurve_widgets/front/plan_pictures.js";
 
-const model = (preview) => ({ get: (name) => (name === "preview" ? preview : undefined) });
+const model = (matrix) => ({ get: (name) => (name === "matrix_name" ? matrix : undefined) });
 
 test("labels and files are called a preview only where H is one", () => {
-  assert.equal(named(model("Preview: noisy"), "Map"), "Map. From a preview of H");
-  assert.equal(stemOf(model("Preview: noisy"), "plan"), "plan_preview");
-  for (const real of [model(""), model(undefined)]) { // the build monitor has no such trait
+  assert.equal(named(model("preview of H"), "Map"), "Map. From a preview of H");
+  assert.equal(stemOf(model("preview of H"), "plan"), "plan_preview");
+  assert.equal(named(model("pair KL"), "Map"), "Map. From a pair KL");
+  assert.equal(stemOf(model("pair KL"), "plan"), "plan_pair_KL");
+  for (const real of [model("H"), model(undefined)]) { // the build monitor has no such trait
     assert.equal(named(real, "Map"), "Map");
     assert.equal(stemOf(real, "plan"), "plan");
   }

@@ -1,13 +1,13 @@
-// The bridge explorer: the graph of the edges, saliency against connectivity, the list of bridges.
+// The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, palette, percent,
-  picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, oddMatrix, palette,
+  percent, picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
   graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow, stepUnit, strokeEdges,
   tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
 
 const MOST_RATIO = 60; // percent
-const TABLE_ROWS = 500; // on the page; the file has all
+const TABLE_ROWS = 500; // on the page
 
 export function renderBridge({ model, el }) {
   const cleaner = new Cleaner();
@@ -341,7 +341,7 @@ export function renderBridge({ model, el }) {
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
       `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
-    const doubt = model.get("preview") ? ", not to be trusted" : "";
+    const doubt = /preview/.test(oddMatrix(model)) ? ", not to be trusted" : "";
     const wide = graphSide.clientWidth > 600; // else the card has the numbers, the list the plans
     const columns = ["unit", ...(wide ? ["saliency", "connectivity"] : []), "residual",
       "diagonal plan (lambda 0)", `edge-aware plan (lambda 1${doubt})`,

@@ -158,14 +158,21 @@ export function picture(label) {
   return h("canvas", { class: "cc-picture", role: "img", "aria-label": label, tabindex: "0" });
 }
 
-/** A label, with a remark if H is a preview. */
+/** What the matrix is, where it is not the H of ablations: "preview of H", "pair KL"; else "". */
+export function oddMatrix(model) {
+  const name = model.get("matrix_name") ?? "H";
+  return name === "H" ? "" : name;
+}
+
+/** A label, with a remark on a matrix that is not the H of ablations. */
 export function named(model, label) {
-  return model.get("preview") ? `${label}. From a preview of H` : label;
+  return oddMatrix(model) ? `${label}. From a ${oddMatrix(model)}` : label;
 }
 
 /** The stem of an instrument's file names. */
 export function stemOf(model, name) {
-  return model.get("preview") ? `${name}_preview` : name;
+  const odd = oddMatrix(model).replace(" of H", "").replaceAll(" ", "_");
+  return odd ? `${name}_${odd}` : name;
 }
 
 /** A fill of diagonal lines in one colour. */
@@ -268,7 +275,7 @@ function tableElement({ columns, rows }) {
 
 /**
  * The frame of an instrument: controls above, pictures, then table twin, files, error and status.
- * The note on a preview of H (`preview`) is shown under the title and in the picture.
+ * The note on anything but the H of ablations (`preview`) is shown under the title and in the picture.
  *
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
  * one PNG, with caption() -> its lines of text, legend() -> [[colour, text]] and redraw() where the
@@ -277,7 +284,8 @@ function tableElement({ columns, rows }) {
  */
 export function frame(model, el, cleaner, options) {
   const preview = model.get("preview") || "";
-  const [title, stem] = [options.title + (preview && " (preview)"), stemOf(model, options.name)];
+  const odd = oddMatrix(model).replace(" of H", "");
+  const [title, stem] = [options.title + (odd && ` (${odd})`), stemOf(model, options.name)];
   const controls = h("div", { class: "cc-controls" });
   const body = h("div", { class: "cc-body" });
   const error = h("p", { class: "cc-error", role: "alert" });

@@ -8,7 +8,8 @@ import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, named, offer, 
   picture, receiveFiles, show, stemOf, typed, watch } from "./kit.js";
 import { damagePanel, knownOf, pairedOf } from "./damage.js";
 import { CONTROLS, lambdaControls } from "./lambda_controls.js";
-import { capAt, flips, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
+import { pathSearch } from "./path_search.js";
+import { capAt, nameOf, symmetricDifference, unpack, viewOf } from "./solver.js";
 import { KINDS, measuredAt, paintBudget, paintCurves, paintReach, paintStrip,
   untrusted } from "./plan_pictures.js";
 import { addTour } from "./tour.js";
@@ -105,7 +106,8 @@ export function renderLambda({ model, el }) {
   const hand = handPanels(problem, { put, clear: () => editPlan(null) });
   const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), hand.modes, map, legend,
     shares);
-  const curveColumn = h("div", { class: "cc-column" }, title("Predicted risk by ratio"), curves, lines,
+  const curveTitle = title("");
+  const curveColumn = h("div", { class: "cc-column" }, curveTitle, curves, lines,
     hand.pair, hand.next);
   const damage = damagePanel(put);
   const sideColumn = h("div", { class: "cc-column" }, versus, damage.panel, card);
@@ -143,7 +145,7 @@ export function renderLambda({ model, el }) {
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     bar.show(now, { place: axis.place(now.strength), axisName: model.get("axis") ?? "plans",
       words: `${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`,
-      chosen: model.get("kinds") });
+      chosen: model.get("kinds"), solvedOn: onMatrix() ? problem.surrogates[0] : model.get("surrogate") });
   }
 
   // A against B --------------------------------------------------------------------------------
@@ -219,34 +221,38 @@ export function renderLambda({ model, el }) {
 
   let lost = false; // the kernel was there and is no more
   let silence = 0; // timer
+  const onMatrix = () => !model.get("surrogate") || model.get("surrogate") === problem.surrogates[0];
+  const solvable = () => problem.matrix && onMatrix();
   const alone = () => model.get("kernel") === false || lost;
   /** Say so, and go on alone, if the kernel gives no answer to the present controls. */
   function listen() {
     clearTimeout(silence);
     silence = setTimeout(() => {
-      if (alone() || answer()) return;
+      if (alone() || answer() || asked()) return;
       lost = true;
-      note = `${GONE}${problem.matrix ? " This page solves the plans itself meanwhile." : ""}`;
+      note = `${GONE}${solvable() ? " This page solves the plans itself meanwhile." : ""}`;
       refresh();
     }, SILENCE);
   }
   cleaner.add(() => clearTimeout(silence));
   function refresh() {
     const begun = performance.now();
-    if (problem.matrix) view = viewOf(problem, controls(), memory);
+    if (solvable()) view = viewOf(problem, controls(), memory);
     else view = fromKernel();
-    if (alone() && problem.matrix) {
+    if (alone() && solvable()) {
       speak(performance.now() - begun);
-      findFlips();
+      findFlips({ ...controls(), strength: 0 });
     } else if (!alone()) listen();
     paint();
   }
   /** The kernel's answer, or null while it is still about earlier controls. */
   function answer() {
     const sent = model.get("_view");
-    const now = JSON.stringify(CONTROLS.map((name) => model.get(name)));
-    return sent && sent.order && JSON.stringify(sent.key) === now ? sent : null;
+    return sent && sent.order && JSON.stringify(sent.key) === settings() ? sent : null;
   }
+  /** Whether the kernel has begun to solve for the present controls, which may take seconds. */
+  const asked = () => JSON.stringify(model.get("_view")?.asked) === settings();
+  const settings = () => JSON.stringify(CONTROLS.map((name) => model.get(name)));
   function fromKernel() {
     const sent = model.get("_view");
     const ends = model.get("_ends");
@@ -259,7 +265,7 @@ export function renderLambda({ model, el }) {
   /** Compare the plan drawn at once with the kernel's, which decides. */
   function confirm() {
     const sent = answer();
-    if (!problem.matrix) return refresh();
+    if (!solvable()) return refresh();
     if (!sent || !view) return undefined;
     lost = false;
     const apart = view.feasible === sent.feasible
@@ -289,38 +295,10 @@ export function renderLambda({ model, el }) {
 
   const runOf = (run) => ({ order: run.order, share: run.spent.map((cost) => cost / problem.total) });
 
-  // Flips come from the kernel. A page without one finds its own, a few milliseconds at a time, so
-  // that it stays responsive.
-  let search = null;
-  let searched = "";
-  function findFlips() {
-    const now = { ...controls(), strength: 0 };
-    const key = JSON.stringify(now);
-    if (key === searched) return;
-    searched = key;
-    clearTimeout(search);
-    flip = { breaks: [], changes: [], stale: true };
-    const sweep = flips(problem, now);
-    const found = { breaks: [], changes: [], stale: true };
-    const work = () => {
-      const until = performance.now() + 8;
-      while (performance.now() < until) {
-        const { value, done } = sweep.next();
-        if (done) {
-          flip = { ...found, stale: false };
-          paint();
-          return;
-        }
-        if (value) {
-          found.breaks.push(value.strength);
-          found.changes.push(value.changed);
-        }
-      }
-      search = setTimeout(work, 4);
-    };
-    search = setTimeout(work, 150);
-    cleaner.add(() => clearTimeout(search));
-  }
+  const findFlips = pathSearch(problem, cleaner, (found) => {
+    flip = found;
+    if (!found.stale) paint();
+  });
   function takeFlips() {
     flip = { breaks: model.get("flips"), changes: model.get("_changes"), stale: model.get("flips_stale") };
     paint();
@@ -353,6 +331,7 @@ export function renderLambda({ model, el }) {
     const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
       a?.curve && { curve: a.curve, color: COLORS.a },
       { curve: view.curves[2], color: COLORS.b }].filter(Boolean);
+    curveTitle.textContent = `${riskName()} by ratio`;
     paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);
     lines.replaceChildren(swatch(COLORS.b, `B${doubtful(now.strength)}`), swatch(COLORS.a, "A"),
       ...(thin(1) ? [] : [swatch("var(--cc-muted)", `lambda 1${doubtful(1)}`)]),
@@ -372,6 +351,7 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.joined = change.joined.join(" ");
     ui.root.dataset.left = change.left.join(" ");
   }
+  const riskName = () => (onMatrix() ? "Predicted risk" : "Additive KL");
   const doubtful = (strength) =>
     (untrusted(model.get("_marks"), strength) ? " (not to be trusted)" : "");
 
@@ -418,7 +398,8 @@ export function renderLambda({ model, el }) {
     const u = hovered ?? model.get("selected_unit") ?? null;
     const strength = model.get("interaction_strength");
     const turns = u !== null && !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
-    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns });
+    const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns,
+      solvedOn: onMatrix() ? null : model.get("surrogate") });
     if (!complete) model.send({ row: u });
   }
   function tableOf() {
@@ -434,7 +415,7 @@ export function renderLambda({ model, el }) {
       now.first > 0 && `first ${now.first} layers whole`, now.last > 0 && `last ${now.last} layers whole`,
       now.kinds.length === 1 && `${KINDS[now.kinds[0]]} only`].filter(Boolean).join(", ");
     const what = model.get("model_name") || "a model";
-    const risk = view?.feasible ? `predicted risk ${show(view.node + view.edge)} nats per token`
+    const risk = view?.feasible ? `${riskName().replace(/^[AP]/, (c) => c.toLowerCase())} ${show(view.node + view.edge)} nats per token`
       : "no plan";
     return `${what}, ${count(problem.size)} units: ratio ${percent(now.ratio)}, lambda ` +
       `${show(now.strength)}, ${guards || "no guards"}; ${risk}.`;
@@ -491,7 +472,7 @@ export function renderLambda({ model, el }) {
   const aging = setInterval(() => view && paintDamage(), 10_000); // "just now" becomes "20 s ago"
   cleaner.add(() => clearInterval(aging));
   cleaner.on(model, "change:_view", confirm);
-  cleaner.on(model, "change:_ends", () => problem.matrix || refresh());
+  cleaner.on(model, "change:_ends", () => solvable() || refresh());
   for (const name of ["flips", "flips_stale"]) cleaner.on(model, `change:${name}`, takeFlips);
   cleaner.on(model, "msg:custom", (content, buffers) => {
     if (content && content.row !== undefined) {

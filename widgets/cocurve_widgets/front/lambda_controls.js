@@ -5,7 +5,7 @@ import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
 export const CONTROLS = ["interaction_strength", "ratio", "layer_cap", "layer_cap_factor",
-  "protect_first", "protect_last", "kinds"];
+  "protect_first", "protect_last", "kinds", "surrogate"];
 
 const range = (attributes) => h("input", { type: "range", min: 0, ...attributes });
 const number = (attributes) => h("input", { type: "number", ...attributes });
@@ -42,6 +42,8 @@ export function lambdaControls(problem, strips, does) {
   const kinds = h("select", { "aria-label": "kinds of units",
     onchange: () => put({ kinds: kinds.value.split("+") }) }, ...options([
     ["attention+ffn", "joint"], ["attention", "attention only"], ["ffn", "FFN only"]]));
+  const surrogate = h("select", { onchange: () => put({ surrogate: surrogate.value }) },
+    ...options(problem.surrogates.map((name, k) => [name, k ? name : `${name} (curvature)`])));
   const button = (text, hint, step) =>
     h("button", { type: "button", title: hint, onclick: () => does.go(step) }, text);
 
@@ -62,7 +64,9 @@ export function lambdaControls(problem, strips, does) {
       labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
         "the largest share of a layer's cost that may be removed"),
       labelled("protect first layers", first), labelled("protect last layers", last),
-      labelled("units", kinds)));
+      labelled("units", kinds),
+      problem.surrogates.length < 2 ? null : labelled("solved on", surrogate,
+        "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest")));
 
   let opened = false; // by us, not by a click
 
@@ -91,7 +95,7 @@ export function lambdaControls(problem, strips, does) {
     does.go(step);
   }
   /** Show the traits; `place` of lambda on its axis, and `words` about it for screen readers. */
-  function showAll(now, { place, words, axisName, chosen }) {
+  function showAll(now, { place, words, axisName, chosen, solvedOn }) {
     const write = (input, value) => {
       input.dataset.now = value;
       if (document.activeElement !== input || input.type === "range") input.value = value;
@@ -109,8 +113,10 @@ export function lambdaControls(problem, strips, does) {
     write(first, now.first);
     write(last, now.last);
     kinds.value = chosen.join("+");
+    surrogate.value = solvedOn;
     // a guard in force must be seen; without one the field closes again, unless a hand is in it
-    const guarded = capMode.value !== "none" || now.first || now.last || chosen.length < 2;
+    const guarded = capMode.value !== "none" || now.first || now.last || chosen.length < 2
+      || solvedOn !== problem.surrogates[0];
     if (guarded && !more.open) more.open = opened = true;
     else if (!guarded && opened && !more.contains(document.activeElement)) more.open = opened = false;
   }

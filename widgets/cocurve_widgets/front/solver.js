@@ -22,6 +22,7 @@ export function unpack(packed) {
     numLayers: packed.num_layers,
     total: packed.costs.reduce((sum, cost) => sum + cost, 0),
     parameters: packed.parameters,
+    surrogates: packed.surrogates, // what plans can be solved on; the matrix is the first
     matrix: null,
     saliency: typed(packed.saliency, Float64Array),
     connectivity: typed(packed.connectivity, Float64Array),

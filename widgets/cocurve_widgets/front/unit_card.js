@@ -12,9 +12,10 @@ const rows = (entries) => h("table", {}, h("tbody", {}, ...entries));
  * kernel first.
  *
  * facts: problem; order and strength of the plan; u, the unit or null; gone, unit -> its step;
- * turns, {below, above} with the lambdas at which it changes sides, or false while unknown.
+ * turns, {below, above} with the lambdas at which it changes sides, or false while unknown;
+ * solvedOn, the name of the surrogate if the plan was not solved on the matrix, else null.
  */
-export function drawCard(card, { problem, order, strength, u, gone, turns }) {
+export function drawCard(card, { problem, order, strength, u, gone, turns, solvedOn }) {
   if (u === null) {
     card.replaceChildren(h("h4", {}, "Unit"), h("p", { class: "cc-muted" },
       "Point at a unit of the map, or move with the arrow keys, to see what it costs alone, its " +
@@ -33,6 +34,8 @@ export function drawCard(card, { problem, order, strength, u, gone, turns }) {
     : h("p", { class: "cc-muted" }, "none"));
   card.replaceChildren(
     h("h4", {}, `${nameOf(problem, u)}: ${removed ? `removed at step ${gone.get(u) + 1}` : "kept"}`),
+    ...(solvedOn ? [h("p", { class: "cc-muted" },
+      `The plan is one of the ${solvedOn}; this account is that of H.`)] : []),
     rows([
       line(term("saliency", "saliency (H_uu)"), show(problem.saliency[u])),
       line("connectivity (b_u)", show(problem.connectivity[u])),

@@ -1,0 +1,164 @@
+"""What the lambda explorer solves on: the matrix it was given, or the additive KL of its sketch.
+
+Both answer the same questions. A solve on the matrix takes milliseconds. One on the additive KL
+takes seconds, so the explorer leaves it to a thread, and what was found is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+import cocurve_lab as cl
+
+from .packing import curve
+
+_MOST_KEPT = 64  # removal orders and paths, a few kB each
+
+EachStep = Callable[[], object] | None
+
+
+class Solving(Protocol):
+    """Plans of a surrogate, and what it predicts for them.
+
+    Attributes:
+        at_once: whether a solve is quick enough to run while a control is dragged.
+    """
+
+    at_once: bool
+
+    def solve(
+        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
+    ) -> cl.Selection:
+        """The plan; raises as `solve_greedy`."""
+        ...
+
+    def longest(
+        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
+    ) -> cl.Selection:
+        """The plan up to a ratio, or to where greedy stalls."""
+        ...
+
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+        """All plans for lambda in [0, 1]; raises as `lambda_path`."""
+        ...
+
+    def parts(self, order: list[int]) -> dict[str, float]:
+        """What single units cost, and the rest of what the plan costs, nats per token."""
+        ...
+
+    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
+        """Both parts along a removal order, as `packing.curve` gives them."""
+        ...
+
+    def price(self, plan: cl.Selection) -> str:
+        """What it predicts for a plan, in words."""
+        ...
+
+
+class OnMatrix:
+    """On H [M, M], or another matrix of its kind."""
+
+    at_once = True
+
+    def __init__(self, curvature: cl.Curvature) -> None:
+        self.curvature = curvature
+
+    def solve(
+        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
+    ) -> cl.Selection:
+        return cl.solve_greedy(self.curvature, ratio, strength, guards)
+
+    def longest(
+        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
+    ) -> cl.Selection:
+        return cl.longest(self.curvature, guards, upto, strength)
+
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+        return cl.lambda_path(self.curvature, ratio, guards)
+
+    def parts(self, order: list[int]) -> dict[str, float]:
+        node = float(self.curvature.saliency[order].sum()) / 2
+        return {"node": node, "edge": float(self.curvature.risk(order)) - node}
+
+    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
+        return curve(run)
+
+    def price(self, plan: cl.Selection) -> str:
+        assert plan.predicted_risk is not None
+        return f"Predicted risk {plan.predicted_risk:.4g} nats per token"
+
+
+class OnAdditiveKL:
+    """On the additive KL: solved on the positions "fit" of the sketch, priced on "price".
+
+    Raises:
+        InputError: H has no sketch of shifts.
+    """
+
+    at_once = False
+
+    def __init__(self, curvature: cl.Curvature) -> None:
+        self.additive = curvature.additive()
+        self.singles = self.additive.singles("price")
+        self._kept: dict[Any, Any] = {}
+
+    def solve(
+        self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
+    ) -> cl.Selection:
+        return self._keep(
+            ("plan", ratio, strength, guards),
+            lambda: self.additive.solve(ratio, strength, guards, part="fit", each_step=each_step),
+        )
+
+    def longest(
+        self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
+    ) -> cl.Selection:
+        return self._keep(
+            ("longest", guards, upto, strength),
+            lambda: self.additive.longest(guards, upto, strength, part="fit", each_step=each_step),
+        )
+
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+        return self._keep(
+            ("path", ratio, guards),
+            lambda: self.additive.lambda_path(ratio, guards, part="fit", each_step=each_step),
+        )
+
+    def parts(self, order: list[int]) -> dict[str, float]:
+        node = float(self.singles[order].sum())
+        return {"node": node, "edge": self.additive.predict(order, "price") - node}
+
+    def curve(self, run: cl.Selection) -> dict[str, list[float]]:
+        return self._keep(("curve", run.pruned), lambda: self._curve(run))
+
+    def _curve(self, run: cl.Selection) -> dict[str, list[float]]:
+        node = self.singles[list(run.pruned)]
+        edge = np.diff(self.additive.along(run, "price")) - node
+        return curve(replace(run, node_terms=node, edge_terms=edge))
+
+    def price(self, plan: cl.Selection) -> str:
+        found = self.additive.predict(plan, "price")
+        return f"Additive KL {found:.4g} nats per token at positions it was not solved on"
+
+    def _keep(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What was found before, or find it now; the oldest is forgotten."""
+        if key not in self._kept:
+            found = find()
+            while len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[key] = found
+        return self._kept[key]
+
+
+def solving(curvature: cl.Curvature, surrogate: str) -> Solving:
+    """What solves on a surrogate: the curvature's own, or the additive KL."""
+    return OnAdditiveKL(curvature) if surrogate == cl.ADDITIVE_KL else OnMatrix(curvature)
+
+
+def surrogates_of(curvature: cl.Curvature) -> tuple[str, ...]:
+    """What plans can be solved on: the curvature's own matrix, then the additive KL if it can."""
+    return (curvature.surrogate, *((cl.ADDITIVE_KL,) if curvature.shifts is not None else ()))
