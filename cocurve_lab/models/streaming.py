@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -52,7 +53,7 @@ class _Layer:
     device: torch.device
     places: list[_Place]
     bytes: int
-    absent: list[nn.Parameter] = field(default_factory=list)
+    absent: list[nn.Parameter]
 
 
 class Stream:
@@ -182,6 +183,40 @@ def stream_of(model: PreTrainedModel) -> Stream | None:
     return _STREAMS.get(model)
 
 
+def leave_in_files(
+    model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
+) -> list[str]:
+    """Let the layers of a model on the meta device come when they run.
+
+    Args:
+        model: the model. What stands around its layers is left to the caller.
+        read: gives a weight by its name, on the CPU.
+        device: where the layers run.
+
+    Returns:
+        The names of the weights that come.
+
+    Raises:
+        InputError: accelerate is not installed.
+    """
+    require_accelerate("stream=True")
+    architecture = describe(model)
+    stack = f"{architecture.family.decoder}.{architecture.family.layers}"
+    layers: dict[int, _Layer] = {}
+    readers: dict[str, Read] = {}
+    for number, layer in enumerate(architecture.layers):
+        places = []
+        for key, owner, attribute in _weights(layer, True):
+            name = f"{stack}.{number}.{key}"
+            readers[name] = partial(read, name)
+            places.append(_Place(owner, attribute, readers[name]))
+        layers[number] = _layer(device, places)
+    _STREAMS[model] = stream = Stream(layers, readers)
+    for number, layer in enumerate(architecture.layers):
+        _let_stream(layer, stream, number, device)
+    return list(readers)
+
+
 def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
     """Keep the weights of a layer present inside the block, wherever they come from."""
     stream = stream_of(architecture.model)
@@ -242,10 +277,7 @@ def _taken_over(architecture: Architecture) -> Stream:
             for hook in _offloading(module)
             for key, owner, attribute in _weights(module, hook.place_submodules)
         ]
-        device = torch.device(hooks[0].execution_device)
-        absent = [getattr(place.module, place.attribute) for place in places]
-        size = sum(weight.numel() * weight.element_size() for weight in absent)
-        layers[number] = _Layer(device, places, size, absent)
+        layers[number] = _layer(torch.device(hooks[0].execution_device), places)
         readers |= {f"{names[place.module]}.{place.attribute}": place.read for place in places}
     inside = {module for layer in architecture.layers for module in layer.modules()}
     for module in model.modules():
@@ -265,6 +297,12 @@ def _taken_over(architecture: Architecture) -> Stream:
             "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
         )
     return stream
+
+
+def _layer(device: torch.device, places: list[_Place]) -> _Layer:
+    """A layer whose weights are on the meta device now, and go to these places."""
+    absent = [getattr(place.module, place.attribute) for place in places]
+    return _Layer(device, places, sum(weight.nbytes for weight in absent), absent)
 
 
 def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.device) -> None:

@@ -6,19 +6,23 @@ What stays is kept bit for bit, except that gains are folded into the columns of
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..models.architectures import describe
+from ..models.identity import model_device
 from ..models.runtime import require_one_device
 from ..models.stored import is_readable
+from ..models.streaming import stream_of
 from ..models.units import units_like
 from ..solver.selection import Selection
 from .equivalence import Reference
 from .manifest import Origin, manifest_of
 from .on_disk import prune_to_folder
+from .saving import load_pruned
 from .slicing import cut_model
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ def prune(
     model: PreTrainedModel,
     selection: Selection,
     *,
+    verify: CalibrationSet | None = None,
     out: str | os.PathLike[str],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Path: ...
@@ -57,7 +62,8 @@ def prune(
         selection: the plan; its gains are folded into the kept columns of W_down.
         inplace: change `model` itself, for a model that does not fit into memory twice. Otherwise a
             new model is built by slicing, and what is cut is never copied.
-        verify: text whose first two rows the result is checked on.
+        verify: text whose first two rows the result is checked on; with `out`, what was written
+            is, before it becomes the folder.
         out: a new folder. The pruned model is written there as `save_pruned` would, one weight
             after the other, and never in memory as a whole. `model` may be a streamed one, or one
             whose weights are all on disk.
@@ -72,28 +78,40 @@ def prune(
         InputError: the plan is not a Selection, or the weights are spread over devices or
             offloaded; with `out`, as `save_pruned`, or the disk has too little space.
         MismatchError: the model's units are not the selection's. Nothing was changed.
-        EquivalenceError: the pruned model does not compute what the masked model computes.
+        EquivalenceError: the pruned model does not compute what the masked model computes. With
+            `out`, nothing is left of it.
         FileFormatError: with `out`: the model's weights are on disk, and damaged.
     """
     require_prunable(model, selection, on_disk=out is not None)
     if out is not None:
-        if inplace or verify is not None:
+        if inplace:
             raise InputError(
-                "out= is given with inplace= or verify=, which need the pruned model in memory. "
-                "Leave them out; to verify, load_pruned(out) and use check_equivalence."
+                "out= is given with inplace=True, which changes the model in memory. Leave one out."
             )
-        return prune_to_folder(model, selection, out, tokenizer=tokenizer)
+        check = None if verify is None else _check_of_files(model, selection, verify)
+        return prune_to_folder(model, selection, out, tokenizer=tokenizer, check=check)
     origin = Origin.of(model)
     # recorded before the cut, because inplace leaves no dense model to compare with
-    reference = None
-    if verify is not None:
-        reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
+    reference = None if verify is None else _reference(model, selection, verify)
     pruned = cut_model(model, selection, inplace=inplace)
     manifest = manifest_of(describe(pruned), selection, origin)
     pruned.cocurve_manifest = manifest  # type: ignore[assignment]
     if reference is not None:
         reference.require_equal(pruned)
     return pruned
+
+
+def _reference(model: PreTrainedModel, selection: Selection, text: CalibrationSet) -> Reference:
+    return Reference.record(model, selection, text.rows(0, min(2, len(text))))
+
+
+def _check_of_files(
+    model: PreTrainedModel, selection: Selection, text: CalibrationSet
+) -> Callable[[Path], object]:
+    """A check of a folder that was written; of a streamed model, its layers are streamed too."""
+    reference = _reference(model, selection, text)
+    device, stream = model_device(model), stream_of(model) is not None
+    return lambda folder: reference.require_equal(load_pruned(folder, device=device, stream=stream))
 
 
 def require_prunable(

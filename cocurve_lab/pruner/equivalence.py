@@ -19,9 +19,11 @@ from ..estimator.replay import LayerCall, capture_calls, first_output, widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, fingerprint_tensor, model_device
 from ..models.masking import ablate
-from ..models.runtime import measuring, require_measurable, require_one_device
+from ..models.runtime import measuring, require_measurable
+from ..models.stored import reader_of
+from ..models.streaming import held
 from ..solver.selection import Selection
-from .slicing import fold_gains, kept_columns, sliced_modules
+from .slicing import cut_model, fold_gains, kept_columns, tensor_cuts, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,7 +138,6 @@ class Reference:
                 logits = list(_logits(model, text))
             if dtype not in (torch.float16, torch.bfloat16):
                 return cls(text, dtype, logits, [], {})
-            require_one_device(model)  # its layers are run in float32, too
             architecture = describe(model)
             layers = [_masked_layers(architecture, selection, row) for row in text.input_ids]
             return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
@@ -169,7 +170,8 @@ class Reference:
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
         """Raise EquivalenceError unless every parameter equals, bit for bit, its expected slice."""
-        found = {name: fingerprint_tensor(weight) for name, weight in pruned.named_parameters()}
+        read = reader_of(pruned)
+        found = {name: fingerprint_tensor(read(name)) for name, _ in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
             if self.weights.get(name) != found.get(name):
                 raise EquivalenceError(
@@ -182,7 +184,7 @@ class Reference:
         worst = 0.0
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
-                with float32_layer(architecture.layers[layer]) as module:
+                with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
                     hidden = call.hidden.to(next(module.parameters()).device)
                     found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
                 scale = max(1.0, float(expected.abs().max()))
@@ -218,7 +220,7 @@ def _masked_layers(
     for layer, call in enumerate(calls):
         wide = upcast(call)
         _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
-        with float32_layer(architecture.layers[layer]) as module:
+        with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
@@ -236,20 +238,12 @@ def _gains_alone(selection: Selection) -> Selection:
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
     """Fingerprints, by name, of all parameters that the pruned model must have."""
-    names = {id(module): name for name, module in architecture.model.named_modules()}
-    sliced = {
-        f"{names[id(parent)]}.{attribute}": module
-        for parent, attribute, module in sliced_modules(architecture, selection)
+    model, cuts = architecture.model, tensor_cuts(architecture, selection)
+    pruned, read = cut_model(without_weights(model), selection, inplace=True), reader_of(model)
+    return {
+        name: fingerprint_tensor(cuts[name](read(name)) if name in cuts else read(name))
+        for name, _ in pruned.named_parameters()
     }
-    weights = {
-        name: fingerprint_tensor(weight)
-        for name, weight in architecture.model.named_parameters()
-        if not any(name.startswith(f"{cut}.") for cut in sliced)  # not of a replaced module
-    }
-    for prefix, module in sliced.items():
-        for name, weight in module.named_parameters():
-            weights[f"{prefix}.{name}"] = fingerprint_tensor(weight)
-    return weights
 
 
 @contextmanager

@@ -6,7 +6,6 @@ is the one that `save_pruned` would write.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .manifest import Origin, manifest_of
 from .saving import new_folder, write_beside
-from .slicing import cut_model, tensor_cuts
+from .slicing import cut_model, tensor_cuts, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,6 +73,7 @@ def prune_to_folder(
     overwrite: bool = False,
     progress: Progress = False,
     refit: Refit | None = None,
+    check: Callable[[Path], object] | None = None,
 ) -> Path:
     """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
 
@@ -86,6 +86,8 @@ def prune_to_folder(
         folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
         progress: whether to show how many weights are written, and how.
         refit: changes some of the weights before they are written; None leaves all as cut.
+        check: called with what was written before it becomes the folder; it raises if that must
+            not be.
 
     Returns:
         The folder.
@@ -97,7 +99,7 @@ def prune_to_folder(
     """
     folder = as_path(folder, "folder")
     cuts = tensor_cuts(describe(model), selection)
-    pruned = cut_model(_without_weights(model), selection, inplace=True)
+    pruned = cut_model(without_weights(model), selection, inplace=True)
     kept = dict(pruned.state_dict())
     for name in tied_names(pruned):
         del kept[name]
@@ -121,18 +123,9 @@ def prune_to_folder(
             shutil.rmtree(apart)
             manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
         write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+        if check is not None:
+            check(temporary)
     return folder
-
-
-def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model on the meta device."""
-    memo: dict[int, Any] = {
-        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-        for weight in model.parameters()
-    }
-    twin = copy.deepcopy(model, memo)
-    vars(twin).pop("hf_device_map", None)  # nothing of it is on a device
-    return twin
 
 
 @contextmanager

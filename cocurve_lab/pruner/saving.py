@@ -20,6 +20,7 @@ from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import bars_that_go
 from ..models.stored import StoredWeights, weight_files, with_stored
+from ..models.streaming import leave_in_files
 from ..numeric import as_path
 from .blocks import settle_heads
 from .card import CardFacts, model_card
@@ -137,6 +138,7 @@ def load_pruned(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
+    stream: bool = False,
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote. No memory is allocated for weights that were cut.
 
@@ -146,6 +148,7 @@ def load_pruned(
         folder: the folder.
         device: by default CUDA if torch can use it, else the CPU.
         dtype: by default as saved.
+        stream: leave the layers in the files, as in `load_model`.
 
     Returns:
         The model, in eval mode and without gradients, with its `cocurve_manifest`.
@@ -153,21 +156,34 @@ def load_pruned(
     Raises:
         FileFormatError: the folder has no manifest or one of another version, or a weight is
             missing or has a wrong shape (named).
-        InputError: the device or dtype cannot be used.
+        InputError: the device or dtype cannot be used, or `stream` without accelerate.
     """
-    folder, wanted = as_path(folder, "folder"), None if dtype is None else read_dtype(dtype)
-    model: Any = open_pruned(folder, mapped=True)
-    stored = vars(model).pop("cocurve_stored")
-    weights = {name: stored.read(name) for name in model.state_dict() if name not in stored.tied}
+    folder, target = as_path(folder, "folder"), pick_device(device)
+    wanted = None if dtype is None else read_dtype(dtype)
+    model: Any = open_pruned(folder, mapped=not stream)
+    stored, left = vars(model).pop("cocurve_stored"), []
     if wanted is not None:  # only the weights; rotary frequencies stay in float32
-        weights = {name: weight.to(wanted) for name, weight in weights.items()}
+        for weight in model.parameters():
+            weight.data = weight.data.to(wanted)
         model.config.dtype = wanted
+    dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
+
+    def read(name: str) -> torch.Tensor:
+        weight: torch.Tensor = stored.read(name).to(dtypes[name])
+        return weight
+
+    if stream:
+        left = leave_in_files(model, read, target)
+    # only these are moved, because a layer that is not there cannot be
+    weights = {name: read(name).to(target) for name in dtypes if name not in {*stored.tied, *left}}
     # not strict, because a tied head is not in the files; all others are
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     keep_score_cap(model)
     _rebuild_buffers(model)
-    model.to(device=pick_device(device))
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(target))
     return model.eval().requires_grad_(False)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.models.stored import open_model
 from cocurve_lab.pruner import on_disk
@@ -88,6 +90,73 @@ def streamed(folder: Path, dtype: str = "float32") -> PreTrainedModel:
     pytest.importorskip("accelerate")
     word_tokenizer().save_pretrained(folder)
     return cl.load_model(folder, stream=True, device="cpu", dtype=dtype)[0]
+
+
+PRUNED = ["llama", "phi3", "gemma2", "gpt2", "opt_350m", "gpt_neox"]
+
+
+@pytest.mark.parametrize("family", PRUNED)
+def test_a_pruned_folder_is_streamed(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    changes = {"tie_word_embeddings": True} if family == "llama" else {}
+    model = dense(tmp_path / "model", family, "mha", **changes)
+    found, ids = cl.prune(model, ragged(model), out=tmp_path / "small"), tiny_text().input_ids
+    for dtype in (None, "bfloat16"):
+        whole = cl.load_pruned(found, device="cpu", dtype=dtype)
+        own = cl.load_pruned(found, device="cpu", dtype=dtype, stream=True)
+        for _ in range(2):
+            assert torch.equal(own(ids).logits, whole(ids).logits)
+        assert all(weight.is_meta for weight in describe(own).layers[1].parameters())
+        assert own.get_input_embeddings().weight.dtype == whole.dtype
+    plan = cl.Selection.from_pruned(cl.enumerate_units(own, GROUPS), [0])
+    tables = [cl.measure_plans(m, [plan], tiny_text(), progress=False) for m in (own, whole)]
+    assert np.array_equal(tables[0].kl, tables[1].kl)
+
+
+def test_a_pruned_folder_that_vanishes_and_accelerate_that_lacks_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    model = dense(tmp_path / "model")
+    found = cl.prune(model, ragged(model), out=tmp_path / "small")
+    own = cl.load_pruned(found, device="cpu", stream=True)
+    with (found / "model.safetensors").open("r+b") as handle:
+        handle.truncate(2000)
+    with pytest.raises(cl.InputError, match="weights of layer 0 cannot be read"):
+        own(tiny_text().input_ids)
+    monkeypatch.setattr("cocurve_lab.models.streaming.find_spec", lambda _: None)
+    found = cl.prune(model, ragged(model), out=tmp_path / "again")
+    with pytest.raises(cl.InputError, match=r"accelerate.*pip install 'cocurve-lab\[stream\]'"):
+        cl.load_pruned(found, device="cpu", stream=True)
+    assert cl.load_pruned(found, device="cpu").dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", PRUNED)
+def test_what_was_written_is_verified_before_it_is_there(
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense(tmp_path / "model", family, "mha", dtype=dtype)
+    own = streamed(tmp_path / "model", str(dtype).removeprefix("torch."))
+    plan, text = ragged(model), tiny_text()
+    expected = cl.save_pruned(cl.prune(model, plan), tmp_path / "memory")
+    for source, name in ((own, "disk"), (model, "resident")):
+        found = cl.prune(source, plan, out=tmp_path / name, verify=text)
+        assert differing(found, expected) == []
+    small = cl.load_pruned(found, device="cpu", stream=True)
+    assert cl.check_equivalence(own, small, plan, text) == cl.check_equivalence(
+        model, cl.prune(model, plan), plan, text
+    )
+    original = on_disk._Weights.kept
+
+    def spoiled(self: Any, name: str) -> Any:
+        kept = original(self, name)
+        return kept * 2 if name.endswith(("mlp.down_proj.weight", "fc2.weight")) else kept * 1.1
+
+    monkeypatch.setattr(on_disk._Weights, "kept", spoiled)
+    with pytest.raises(cl.EquivalenceError):
+        cl.prune(own, plan, out=tmp_path / "spoiled", verify=text)
+    assert not (tmp_path / "spoiled").exists()
 
 
 REFITS = [(family, "stream") for family in ("llama", "phi3", "gemma2", "gpt2", "opt", "gpt_neox")]
@@ -292,9 +361,10 @@ def test_other_files_are_not_replaced(tmp_path: Path) -> None:
 def test_what_needs_the_model_in_memory_is_refused(tmp_path: Path) -> None:
     model = dense(tmp_path / "model")
     plan, call = ragged(model), cl.prune
-    for option in ({"inplace": True}, {"verify": tiny_text()}):
-        with pytest.raises(cl.InputError, match=r"need the pruned model in memory. Leave them out"):
-            call(model, plan, out=tmp_path / "small", **option)  # type: ignore[call-overload]
+    with pytest.raises(cl.InputError, match=r"inplace=True, which changes the model in memory"):
+        call(model, plan, out=tmp_path / "small", inplace=True)  # type: ignore[call-overload]
+    with pytest.raises(cl.InputError, match=r"never loaded.*stream=True"):
+        call(open_model(tmp_path / "model"), plan, out=tmp_path / "small", verify=tiny_text())
     with pytest.raises(cl.InputError, match="meta"):
         cl.prune(shapes_only(str(tmp_path / "model")), plan, out=tmp_path / "small")
     with pytest.raises(cl.MismatchError):
