@@ -78,7 +78,7 @@ def add_model(
 ) -> None:
     """Add the model, the device and dtype (described as `dtype`) it is loaded with, and --stream.
 
-    --stream is for verbs that only measure the model: all others need it in memory.
+    --stream is for verbs that can do with one layer at a time: all others need the whole model.
     """
     parser.add_argument(name, metavar=name.upper(), help='"demo", a folder, or a hub id')
     add_device(parser, dtype=dtype)

@@ -17,6 +17,7 @@ from .common import (
     calibration_rows,
     held_out_rows,
     progress,
+    read_model,
     read_plan,
     read_tokenizer,
     require_new,
@@ -34,12 +35,12 @@ PRUNE = """\
 Remove the units of a plan from a model. The smaller model is saved as a folder with its tokenizer;
 its weights are the model's own, bit for bit, apart from gains. They are read, cut and written one
 after the other, in the dtype of the model's files, so no GPU is needed, and memory for the largest
-of them is enough. --refit and --verify load the model; so does one without safetensors files.
---refit fits the output projections again by least squares on calibration text, which needs memory
-for both models; the folder's manifest and card tell of it. --verify checks on two rows of text
-that it computes what the masked model computes. This is done before anything is saved, or, if the
-folder holds this result already, with the model in the folder. With --refit it is done before the
-refit."""
+of them is enough. --refit and --verify load the model, unless --stream lets them read one layer
+at a time; a model without safetensors files is loaded, too. --refit fits the output projections
+again by least squares on calibration text, which needs memory for both models without --stream;
+the folder's manifest and card tell of it. --verify checks on two rows of text that it computes
+what the masked model computes. This is done before anything is saved, or, if the folder holds this
+result already, with the model in the folder. With --refit it is done before the refit."""
 PRUNE_EXAMPLE = """\
   cocurve prune demo plan.json --out smaller --verify
   cocurve prune MODEL plan.json --out smaller --verify --text held_out.jsonl --dtype bfloat16
@@ -60,6 +61,7 @@ def add_to(verbs: Any) -> None:
         parser,
         dtype="dtype of the weights; default: as stored (the demo model and, on the CPU, --refit: "
         "float32)",
+        stream=True,
     )
     parser.add_argument(
         "plan",
@@ -107,6 +109,13 @@ def prune(options: argparse.Namespace) -> int:
     """Run `cocurve prune`."""
     if options.calibration is not None and not options.refit:
         raise InputError("--calibration is text to refit on. Add --refit, or leave it out.")
+    if options.stream and options.refit == options.verify:
+        why = (
+            "not both: a refitted model computes something else than the masked one. Leave one out."
+            if options.refit
+            else "which run the model. Without them it stays on disk anyway: leave --stream out."
+        )
+        raise InputError(f"--stream is for --refit or --verify, {why}")
     selection = read_plan(options.plan)
     there = _manifest_there(options.out, selection)
     if there is None:
@@ -124,7 +133,7 @@ def prune(options: argparse.Namespace) -> int:
         return _prune_on_disk(options, stored, selection, there)
     if stored is not None and refit is None and options.dtype is None:
         options.dtype = model_dtype(stored)
-    return _prune_in_memory(options, selection, there, refit)
+    return _prune_running(options, selection, there, refit)
 
 
 def _opened(options: argparse.Namespace) -> PreTrainedModel | None:
@@ -160,13 +169,13 @@ def _prune_on_disk(
     return 0
 
 
-def _prune_in_memory(
+def _prune_running(
     options: argparse.Namespace,
     selection: Selection,
     there: dict[str, Any] | None,
     refit: argparse.Namespace | None,
 ) -> int:
-    """Prune a model that is loaded, because it is also run, or because it cannot be read in parts.
+    """Prune a model that is also run, or that cannot be read in parts.
 
     Args:
         options: the command line.
@@ -174,11 +183,10 @@ def _prune_in_memory(
         there: the manifest of its result, if that is there already.
         refit: the options of the rows to refit on, if that is asked for.
     """
-    from ..models.loading import load_model
     from ..pruner import cutting, repair
     from ..pruner.saving import save_pruned
 
-    model, tokenizer = load_model(options.model, device=options.device, dtype=options.dtype)
+    model, tokenizer = read_model(options)
     before = model.num_parameters()
     text = held_out_rows(options, options.model, tokenizer) if options.verify else None
     rows = None if refit is None else calibration_rows(refit, tokenizer)
@@ -188,16 +196,22 @@ def _prune_in_memory(
         print(f"{options.out} already holds this plan's model{checked} (nothing was written).")
         return 0
     checked = "; computes what the masked model computes" if options.verify else ""
-    if rows is None:
-        # in place, because two models may not fit, and the dense one can be loaded again
-        pruned = cutting.prune(model, selection, inplace=True, verify=text)
-    else:
-        pruned = cutting.prune(model, selection, verify=text)
-        settings = repair.RepairOptions(progress=progress())
-        repair.refit(model, pruned, selection, rows, options=settings)
+    settings = repair.RepairOptions(progress=progress())
+    if rows is not None:
         checked += f"{' before the refit' * options.verify}; refitted on {len(rows)} rows"
-    save_pruned(pruned, options.out, tokenizer=tokenizer)
-    _say_done(options.out, selection, before, pruned.num_parameters(), checked)
+    if options.stream:
+        place: Any = {"out": options.out, "tokenizer": tokenizer}
+        if rows is None:
+            cutting.prune(model, selection, verify=text, **place)
+        else:
+            repair.repair(model, selection, rows, options=settings, **place)
+    else:
+        # in place, because two models may not fit, and the dense one can be loaded again
+        pruned = cutting.prune(model, selection, inplace=rows is None, verify=text)
+        if rows is not None:
+            repair.refit(model, pruned, selection, rows, options=settings)
+        save_pruned(pruned, options.out, tokenizer=tokenizer)
+    _say_done(options.out, selection, before, before - selection.pruned_cost, checked)
     return 0
 
 
@@ -263,7 +277,7 @@ def _verified(
 
     if options.refit:
         return ", refitted, and so not compared with the masked model"
-    pruned = load_pruned(options.out, device=options.device)
+    pruned = load_pruned(options.out, device=options.device, stream=options.stream)
     check_equivalence(model, pruned, selection, text)
     return ", and it computes what the masked model computes"
 

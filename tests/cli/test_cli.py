@@ -686,7 +686,7 @@ def test_pruning_keeps_the_dtype_of_the_files_and_loads_nothing(
     prune = ["prune", str(model), str(plan), "--out"]
     text = ["--text", str(place / "held_out.jsonl"), "--length", "20", "--device", "cpu"]
     assert main([*prune, str(tmp_path / "verified"), "--verify", *text]) == DONE
-    monkeypatch.setattr("cocurve_lab.models.loading.load_model", None)
+    monkeypatch.setattr("cocurve_lab.cli.common.load_model", None)
     assert main([*prune, str(tmp_path / "smaller")]) == DONE
     assert contents(tmp_path / "smaller") == contents(tmp_path / "verified")
     manifest = json.loads((tmp_path / "smaller" / "cocurve_manifest.json").read_text())
@@ -779,6 +779,35 @@ def test_prune_refits_on_text(
     assert "already holds this plan" in capsys.readouterr().out
     assert main(own) == FAILED
     assert "holds this plan refitted on 3 rows" in capsys.readouterr().err
+
+
+def test_prune_leaves_a_model_on_disk_to_verify_or_refit_it(
+    place: Path, pruned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    text = ["--text", str(place / "held_out.jsonl"), "--length", "20"]
+    refit = ["--refit", "--calibration", text[1], "--calibration-sequences", "3"]
+    capsys.readouterr()
+
+    def command(name: str, *more: str) -> list[str]:
+        own = [str(tmp_path / name) if part.endswith("smaller") else part for part in pruned]
+        return [*own, *text, *more]
+
+    for options, message in (
+        ([], "which run the model. Without them it stays on disk anyway"),
+        ([*refit, "--verify"], "not both: a refitted model computes something else"),
+    ):
+        assert main(command("wrong", "--stream", *options)) == FAILED
+        assert message in capsys.readouterr().err
+    for verb, said in ((["--verify"], "masked model computes"), (refit, "refitted on 3 rows")):
+        kinds = ("loaded" + verb[0], []), ("streamed" + verb[0], ["--stream"])
+        for name, more in kinds:
+            assert main(command(name, *verb, *more)) == DONE
+            assert said in capsys.readouterr().out
+        assert contents(tmp_path / kinds[0][0]) == contents(tmp_path / kinds[1][0])
+        assert main(command(kinds[1][0], *verb, "--stream")) == DONE
+        assert "already holds this plan" in capsys.readouterr().out
+    assert not (tmp_path / "wrong").exists()
 
 
 REMOTE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
