@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +25,9 @@ from ..models.runtime import is_out_of_memory
 from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
 from .replay import GATHER_BYTES, TRACE_BYTES, Batched, trace_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SMALLER = "Use shorter rows, fewer positions, bfloat16 weights, or a larger device."
 Tick = Callable[[int], object]  # told the number of ablations that are done
@@ -86,14 +91,23 @@ class Batches:
             self._fitted = False  # halved later: while this error lives, so do its tensors
 
     def _halve(self) -> None:
-        if self.size == self.block == 1:
-            raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
-        self.size, self.block = max(1, self.size // 2), max(1, self.block // 2)
+        self.size, self.block = halved(self.size, self.block)
         self._fitted = True
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.notes.append(f"out of memory, {self.size} units per batch from here on")
+
+
+def halved(size: int, block: int) -> tuple[int, int]:
+    """Half of the ablations per batch and per block, at least 1.
+
+    Raises:
+        InputError: both are 1 already.
+    """
+    if size == block == 1:
+        raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
+    return max(1, size // 2), max(1, block // 2)
 
 
 def by_layer(units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
@@ -139,24 +153,58 @@ def sweeps(units: Sequence[Unit], size: int, block: int, removed: bool = False) 
     return found
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a build may take on its device. Plain numbers, so that it can also be decided on paper.
+
+    Attributes:
+        free: bytes that can still be taken.
+        coming: the most bytes of weights that come from elsewhere and are in memory at a time; 0 if
+            all are present.
+        device: type of the device, such as "cuda".
+    """
+
+    free: float
+    coming: int = 0
+    device: str = "cuda"
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Room:
+        """The room beside a model where it is."""
+        device, stream = model_device(model), stream_of(model)
+        coming = 0 if stream is None else stream.bytes_present
+        return cls(free_memory(device), coming, device.type)
+
+    @property
+    def bytes(self) -> float:
+        """Half of the free memory, and in full the weights that come."""
+        return (self.free + self.coming) / 2
+
+
 def choose_batch(
     architecture: Architecture,
     units: UnitSet,
     calibration: CalibrationSet,
     top_r: int,
     full_vocabulary: bool = False,
+    room: Room | None = None,
 ) -> int:
-    """Ablations per batch: as many of a layer's units as half of the free memory holds."""
+    """Ablations per batch: as many of a layer's units as half of the free memory holds.
+
+    Args:
+        architecture, units, calibration, top_r, full_vocabulary: as for `memory_needed`.
+        room: what can be taken; None: where the model is.
+    """
+    room = room or Room.of(architecture.model)
     largest = max(len(layer_units) for _, layer_units in by_layer(units))
-    needed = partial(memory_needed, architecture, units, calibration, top_r)
+    needed = partial(memory_needed, architecture, units, calibration, top_r, coming=room.coming)
     fixed = needed(0, full_vocabulary)
     per_row = needed(1, full_vocabulary) - fixed
-    device = model_device(architecture.model)
-    if device.type != "cuda":
+    if room.device == "cpu":
         largest = min(largest, _LARGEST_CPU_BATCH)
     # where weights come from elsewhere, half of the room is for the states of a block
-    share = 1 if stream_of(architecture.model) is None else 2
-    return int(max(1, min(largest, (_room(architecture) - fixed) / share // per_row)))
+    share = 2 if room.coming else 1
+    return int(max(1, min(largest, (room.bytes - fixed) / share // per_row)))
 
 
 def choose_block(
@@ -166,24 +214,21 @@ def choose_block(
     top_r: int,
     units_per_batch: int,
     full_vocabulary: bool = False,
+    room: Room | None = None,
 ) -> int:
     """Ablations that advance together: 1 where all weights are present, which is a single batch.
 
     Otherwise as many as half of the free memory holds, since each block reads the weights anew.
+    Arguments are those of `choose_batch` and its result.
     """
-    if stream_of(architecture.model) is None:
+    room = room or Room.of(architecture.model)
+    if not room.coming:
         return 1
-    needed = partial(memory_needed, architecture, units, calibration, top_r, units_per_batch)
-    fixed = needed(full_vocabulary)
-    per_unit = needed(full_vocabulary, 1) - fixed
-    return int(max(1, min(len(units), (_room(architecture) - fixed) // per_unit)))
-
-
-def _room(architecture: Architecture) -> float:
-    """Bytes that a build may take: half of the free memory, and in full the weights that come."""
-    stream = stream_of(architecture.model)
-    weights = 0 if stream is None else stream.bytes_present
-    return (free_memory(model_device(architecture.model)) + weights) / 2
+    build = (architecture, units, calibration, top_r, units_per_batch, full_vocabulary)
+    needed = partial(memory_needed, *build, coming=room.coming)
+    fixed = needed()
+    per_unit = needed(block=1) - fixed
+    return int(max(1, min(len(units), (room.bytes - fixed) // per_unit)))
 
 
 def free_memory(device: torch.device) -> float:
@@ -211,6 +256,7 @@ def memory_needed(
     units_per_batch: int,
     full_vocabulary: bool = False,
     block: int = 0,
+    coming: int | None = None,
 ) -> float:
     """Bytes a build takes, roughly: features, activations, group Grams, and weights that come.
 
@@ -222,6 +268,7 @@ def memory_needed(
         units_per_batch: ablations per forward pass.
         full_vocabulary: whether risks are measured over the full vocabulary.
         block: ablations whose states wait for each other (`choose_block`).
+        coming: bytes of weights that come, as in `Room`; None: those of the model.
     """
     config, length = architecture.model.config, calibration.seq_len
     size = embedding_weight(architecture.model).element_size()
@@ -245,6 +292,7 @@ def memory_needed(
     if full_vocabulary:  # the head in float32; logits of a few positions, and what KL makes of them
         head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
     states = block * length * hidden * size
-    stream = stream_of(architecture.model)
-    weights = 0 if stream is None else stream.bytes_present
-    return features + teacher + traces + head + grams + units_per_batch * row + states + weights
+    if coming is None:
+        stream = stream_of(architecture.model)
+        coming = 0 if stream is None else stream.bytes_present
+    return features + teacher + traces + head + grams + units_per_batch * row + states + coming

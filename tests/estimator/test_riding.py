@@ -232,6 +232,41 @@ def test_the_block_follows_from_the_free_memory(
     assert batches.memory_needed(describe(own), *chosen, block=7) == needed + 7 * state
 
 
+def test_batch_and_block_follow_from_numbers_alone() -> None:
+    architecture, units = describe(tiny_model()), cl.enumerate_units(tiny_model(), GROUPS)
+    chosen = (units, TEXT, 16)
+
+    def found(free: float, coming: int = 0, device: str = "cuda") -> tuple[int, int]:
+        room = batches.Room(free, coming, device)
+        batch = batches.choose_batch(architecture, *chosen, room=room)
+        return batch, batches.choose_block(architecture, *chosen, batch, room=room)
+
+    fixed = batches.memory_needed(architecture, *chosen, 0)
+    row = batches.memory_needed(architecture, *chosen, 1) - fixed
+    assert found(1e12) == found(1e12, device="mps") == (6, 1)  # a layer has 2 + 4 units
+    assert found(0) == found(0, 100) == (1, 1)
+    assert found(2 * (fixed + 3.5 * row)) == (3, 1)  # half of the free memory
+    # the weights that come are there in full; half of what is left is for batches
+    assert found(2 * (fixed + 100 + 6.5 * row) - 100, 100)[0] == 3
+    assert found(1e12, 100) == (6, len(units))
+    state = 20 * 32 * 4
+    room = batches.Room(2 * (fixed + 100 + 2 * row + 7.5 * state) - 100, 100)
+    assert batches.choose_block(architecture, *chosen, 2, room=room) == 7
+    many = cl.enumerate_units(tiny_model(), 32)
+    room = batches.Room(1e12, device="cpu")
+    assert batches.choose_batch(architecture, many, TEXT, 16, room=room) == 24  # of 34
+
+
+def test_a_batch_and_its_block_are_halved_down_to_one() -> None:
+    steps = [(24, 1000)]
+    while steps[-1] != (1, 1):
+        steps.append(batches.halved(*steps[-1]))
+    assert steps[:3] == [(24, 1000), (12, 500), (6, 250)]
+    assert steps[-2] == (1, 3)
+    with pytest.raises(cl.InputError, match="memory runs out with one ablation per batch"):
+        batches.halved(1, 1)
+
+
 @pytest.mark.parametrize("method", ["probe", "exact"])
 def test_derivatives_of_a_streamed_model_are_refused(tmp_path: Path, method: Any) -> None:
     model = streamed(tmp_path, tiny_model())
