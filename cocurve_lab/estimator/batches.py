@@ -175,10 +175,13 @@ class Room:
         coming = 0 if stream is None else stream.bytes_present
         return cls(free_memory(device), coming, device.type)
 
-    @property
-    def bytes(self) -> float:
-        """Half of the free memory, and in full the weights that come."""
-        return (self.free + self.coming) / 2
+    def beside(self, fixed: float) -> float:
+        """Bytes for ablations where `fixed` bytes are needed anyway, weights that come included."""
+        # half of what is left: with half of all, a large model on a small GPU would have none for
+        # its block, and read all weights for every unit
+        if self.coming:
+            return (self.free - fixed) / 2
+        return self.free / 2 - fixed  # as ever, since the batch decides the last bits of H
 
 
 def choose_batch(
@@ -189,7 +192,7 @@ def choose_batch(
     full_vocabulary: bool = False,
     room: Room | None = None,
 ) -> int:
-    """Ablations per batch: as many of a layer's units as half of the free memory holds.
+    """Ablations per batch: as many of a layer's units as fit into about half of the free memory.
 
     Args:
         architecture, units, calibration, top_r, full_vocabulary: as for `memory_needed`.
@@ -204,7 +207,7 @@ def choose_batch(
         largest = min(largest, _LARGEST_CPU_BATCH)
     # where weights come from elsewhere, half of the room is for the states of a block
     share = 2 if room.coming else 1
-    return int(max(1, min(largest, (room.bytes - fixed) / share // per_row)))
+    return int(max(1, min(largest, room.beside(fixed) / share // per_row)))
 
 
 def choose_block(
@@ -218,7 +221,8 @@ def choose_block(
 ) -> int:
     """Ablations that advance together: 1 where all weights are present, which is a single batch.
 
-    Otherwise as many as half of the free memory holds, since each block reads the weights anew.
+    Otherwise as many as half of what is left beside a batch holds, since each block reads the
+    weights anew.
     Arguments are those of `choose_batch` and its result.
     """
     room = room or Room.of(architecture.model)
@@ -228,7 +232,7 @@ def choose_block(
     needed = partial(memory_needed, *build, coming=room.coming)
     fixed = needed()
     per_unit = needed(block=1) - fixed
-    return int(max(1, min(len(units), (room.bytes - fixed) // per_unit)))
+    return int(max(1, min(len(units), room.beside(fixed) // per_unit)))
 
 
 def free_memory(device: torch.device) -> float:

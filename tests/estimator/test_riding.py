@@ -224,8 +224,8 @@ def test_the_block_follows_from_the_free_memory(
     assert stream is not None
     assert needed == batches.memory_needed(describe(model), *chosen) + stream.bytes_present
     state = 20 * 32 * 4  # T x d float32
-    room = needed - stream.bytes_present + 10 * state  # half of what is free beside the weights
-    cases = ((2 * room + stream.bytes_present + 1, 10), (0, 1), (1e12, len(units)))
+    # half of what is left beside the batch
+    cases = ((needed + 2 * 10 * state, 10), (0, 1), (1e12, len(units)))
     for free, block in cases:
         monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
         assert batches.choose_block(describe(own), *chosen) == block
@@ -246,11 +246,12 @@ def test_batch_and_block_follow_from_numbers_alone() -> None:
     assert found(1e12) == found(1e12, device="mps") == (6, 1)  # a layer has 2 + 4 units
     assert found(0) == found(0, 100) == (1, 1)
     assert found(2 * (fixed + 3.5 * row)) == (3, 1)  # half of the free memory
-    # the weights that come are there in full; half of what is left is for batches
-    assert found(2 * (fixed + 100 + 6.5 * row) - 100, 100)[0] == 3
+    # the weights that come are there in full; half of what is left is for ablations, and half of
+    # that for batches
+    assert found(fixed + 100 + 4 * 3.5 * row, 100)[0] == 3
     assert found(1e12, 100) == (6, len(units))
     state = 20 * 32 * 4
-    room = batches.Room(2 * (fixed + 100 + 2 * row + 7.5 * state) - 100, 100)
+    room = batches.Room(fixed + 100 + 2 * row + 2 * 7.5 * state, 100)
     assert batches.choose_block(architecture, *chosen, 2, room=room) == 7
     many = cl.enumerate_units(tiny_model(), 32)
     room = batches.Room(1e12, device="cpu")
