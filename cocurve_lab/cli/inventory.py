@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import InputError
 from ..models.families import KINDS
 from ..models.units import UnitSet, enumerate_units
+from . import on_paper
 from .common import add_verb, as_path
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ DESCRIPTION = """\
 List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
 channels, with the number of parameters of each. Only the configuration is read; no weights are
 downloaded or loaded. It takes seconds to see whether a model is supported, and how large H (M x M)
-becomes."""
+becomes. --build tells what a build of H takes on GPUs of four sizes, before you rent one."""
 EXAMPLE = """\
   cocurve inventory demo
   cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
   cocurve inventory --paper
+  cocurve inventory --paper --build --host-memory 256 --disk 6
   cocurve inventory --config some/folder/config.json --ffn-groups 32"""
 
 
@@ -41,14 +43,19 @@ def add_to(verbs: Any) -> None:
     )
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    on_paper.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve inventory`."""
+    on_paper.settled(options)
     if options.paper:
-        print(_paper(options.ffn_groups))
+        print(on_paper.plans(paper_models(), options) if options.build else _paper(options))
         return 0
     model = _without_weights(options)
+    if options.build:
+        print(on_paper.plans([(str(options.model or options.config), model)], options))
+        return 0
     units = enumerate_units(model, options.ffn_groups)
     facts = _facts(model, units)
     print(json.dumps(facts, indent=1) if options.json else _table(facts))
@@ -94,11 +101,11 @@ def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
         yield name, shapes_only(CONFIG_MAPPING[kind](**values | {"pad_token_id": None}))
 
 
-def _paper(ffn_groups: int) -> str:
+def _paper(options: argparse.Namespace) -> str:
     """The paper's models as a Markdown table."""
     lines = ["| model | class | M | removable parameters | share of all |", "|---|---|---|---|---|"]
     for name, model in paper_models():
-        units = enumerate_units(model, ffn_groups)
+        units = enumerate_units(model, options.ffn_groups)
         facts = _facts(model, units)
         lines.append(
             f"| {name} | {facts['class']} | {facts['units']:,} | "

@@ -13,6 +13,7 @@ In reading order:
     vocabulary.py  the KL of ablations over the full vocabulary, where it is asked for
     sketch.py    the shifts of a sequence that are kept for other surrogates
     sums.py      the sum over sequences, by group
+    on_paper.py  what a build takes on a machine that is not here
     worker.py    measures sequences; the interface for running workers elsewhere
     build.py     the loop over sequences, with checkpoints
     estimate.py  `estimate_curvature`, and H kept in a folder

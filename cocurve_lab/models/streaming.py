@@ -9,7 +9,7 @@ whole layer comes at once, stays while it is held, and the next one is fetched m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -74,6 +74,17 @@ class Stream:
         self._coming: dict[int, Future[list[nn.Parameter]]] = {}
         self._thread = ThreadPoolExecutor(1, "cocurve-weights")
         self._side: dict[torch.device, Any] = {}  # a CUDA stream for copies, by device
+
+    @classmethod
+    def of_shapes(cls, architecture: Architecture) -> Stream:
+        """The stream that a model of these shapes would have. It counts bytes, and reads nothing.
+
+        Args:
+            architecture: the model, which may be on the meta device; its dtype counts.
+        """
+        meta = torch.device("meta")
+        layers = enumerate(architecture.layers)
+        return cls({at: _Layer(meta, [], bytes_of(m.parameters()), []) for at, m in layers}, {})
 
     def bytes_from(self, first: int) -> int:
         """Bytes of weights that a pass from layer `first` to the end reads."""
@@ -217,6 +228,11 @@ def leave_in_files(
     return list(readers)
 
 
+def bytes_of(weights: Iterable[Tensor]) -> int:
+    """The size of weights in bytes."""
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
 def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
     """Keep the weights of a layer present inside the block, wherever they come from."""
     stream = stream_of(architecture.model)
@@ -302,7 +318,7 @@ def _taken_over(architecture: Architecture) -> Stream:
 def _layer(device: torch.device, places: list[_Place]) -> _Layer:
     """A layer whose weights are on the meta device now, and go to these places."""
     absent = [getattr(place.module, place.attribute) for place in places]
-    return _Layer(device, places, sum(weight.nbytes for weight in absent), absent)
+    return _Layer(device, places, bytes_of(absent), absent)
 
 
 def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.device) -> None:

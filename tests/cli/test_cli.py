@@ -538,6 +538,10 @@ def test_what_exists_is_never_overwritten(
             "--confinement weak is for programs",
         ),
         (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
+        (["inventory", "--paper", "--disk", "3"], FAILED, "--disk 3 is for --build. Add --build"),
+        (["inventory", "--paper", "--build", "--disk", "0"], FAILED, "Give a number above 0."),
+        (["inventory", "demo", "--build", "--share", "nan"], FAILED, "--share is nan. Give"),
+        (["inventory", "demo", "--build", "--share", "2"], FAILED, "above 0, at most 1."),
     ],
     ids=lambda value: " ".join(value).replace("/", "|") if isinstance(value, list) else "",
 )
@@ -1211,6 +1215,41 @@ def test_every_model_of_the_paper_has_its_totals(capsys: pytest.CaptureFixture[s
     assert len(printed) == 2 + len(PAPER)
     readme = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     assert all(line in readme for line in printed)
+
+
+def test_builds_of_large_models_are_told_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads((cl.demo_folder().parent / "paper_models.json").read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values["Llama-3.1-70B-Instruct"]))
+    command = ["inventory", "--config", str(file), "--build"]
+    assert main([*command, "--host-memory", "100", "--disk", "2", "--json"]) == DONE
+    paper, few = json.loads(capsys.readouterr().out)
+    assert (paper["rows"], paper["positions"]) == (128, 64)
+    assert (few["rows"], few["positions"]) == (12, "all")
+    for table in (paper, few):
+        builds = table["builds"]
+        assert [build["gpu"].split(", ")[1] for build in builds] == [
+            *("24 GB", "48 GB", "80 GB", "141 GB")
+        ]
+        assert all(build["streamed"] for build in builds)
+        sweeps = [build["sweeps_per_row"] for build in builds]
+        assert sweeps == sorted(sweeps, reverse=True)
+        assert sweeps[0] < 100  # even the smallest one lets many ablations advance together
+        for build in builds:
+            assert build["weight_bytes"] == 2 * 70_553_706_496
+            size = int(build["gpu"].split(", ")[1].removesuffix(" GB")) * 1e9
+            assert build["memory_bytes"] < size - 2 * 2 * 128256 * 8192  # beside both embeddings
+            read = table["rows"] * build["bytes_read_per_row"]  # more than 100 GB: every time
+            assert build["hours_reading"] == pytest.approx(read / 2e9 / 3600)
+    assert main([*command, "--host-memory", "150"]) == DONE
+    said = capsys.readouterr().out
+    assert "150 GB of host memory; files that fit there are read once" in said
+    assert said.count("| 0.013 |") == 8  # 141 GB at 3 GB/s, on four GPUs in two settings
+    one = ["inventory", "demo", "--build"]
+    assert main(one) == DONE
+    assert capsys.readouterr().out.count("| loaded | - | - |") == 8
 
 
 def test_removable_parameters_follow_from_the_configuration() -> None:
