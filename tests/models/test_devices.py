@@ -1,0 +1,138 @@
+"""Models on another device, and spread over two: the same numbers, with pretended devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cocurve_lab as cl
+from cocurve_lab.models.identity import model_device
+from cocurve_lab.models.streaming import stream_of
+from helpers.devices import FIRST, SECOND, pretended_devices
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+
+TEXT = tiny_text(2, 20, 6)
+
+
+@pytest.fixture(autouse=True)
+def pretended() -> Iterator[None]:
+    with pretended_devices():
+        yield
+
+
+# The double itself ------------------------------------------------------------------------------
+
+
+def test_tensors_say_where_they_are_and_refuse_to_be_mixed() -> None:
+    here, there = torch.ones(3, 2, device=FIRST), torch.arange(6.0).view(3, 2).to(SECOND)
+    assert (here.device, there.device) == (FIRST, SECOND)
+    assert (here + here.sum()).T.device == FIRST
+    assert torch.cat([there, there * 2])[0].device == SECOND
+    for mixed in (
+        lambda: here + there,
+        lambda: here @ torch.ones(2),
+        lambda: torch.cat([there, here]),
+    ):
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            mixed()
+    assert here[torch.tensor([0, 2])].device == FIRST  # indices may come from the CPU
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3)[torch.tensor([0], device=FIRST)]
+    here[:2] = there[:2]
+    assert here.cpu().tolist() == [[0, 1], [2, 3], [1, 1]]
+    assert type(here.cpu()) is torch.Tensor
+    with pytest.raises(TypeError, match="can't convert lazy:0"):
+        here.numpy()
+    assert here.new_zeros(2).device == FIRST
+    assert torch.zeros_like(here, device="cpu").device.type == "cpu"
+
+
+def test_modules_move() -> None:
+    layer, values = nn.Linear(2, 3), torch.ones(4, 2)
+    expected = layer(values)
+    layer.to(FIRST)
+    assert {weight.device for weight in layer.parameters()} == {FIRST}
+    assert isinstance(layer.weight, nn.Parameter)
+    with pytest.raises(RuntimeError, match="cpu and lazy:0"):
+        layer(values)
+    assert torch.equal(layer(values.to(FIRST)).cpu(), expected)
+    assert layer.cpu()(values).device.type == "cpu"
+
+
+# The lab on it ----------------------------------------------------------------------------------
+
+
+def build(model: Any) -> cl.Curvature:
+    return cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), TEXT, 16, progress=False)
+
+
+def same(model: Any, whole: Any) -> None:
+    """H, the KL of plans and text are those of a model on the CPU."""
+    expected = build(whole)
+    found = build(model)
+    assert np.array_equal(found.matrix, expected.matrix)
+    assert found.matrix.trace() > 0
+    plans = [cl.Selection.from_pruned(expected.units, chosen) for chosen in ([0], [1, 5], [3, 9])]
+    tables = [cl.measure_plans(each, plans, TEXT, progress=False) for each in (model, whole)]
+    assert np.array_equal(tables[0].kl, tables[1].kl)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3", "gemma2"])
+def test_a_model_on_another_device_gives_the_same_numbers(family: str) -> None:
+    model = tiny_model(family, "gqa").to(FIRST)
+    assert model_device(model) == FIRST
+    same(model, tiny_model(family, "gqa"))
+
+
+def saved(folder: Path, family: str = "llama") -> Path:
+    tiny_model(family, "gqa").save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_model_spread_over_two_devices_gives_the_same_numbers(family: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    places = {"model.embed_tokens": FIRST, "model.rotary_emb": FIRST, "model.layers.0": FIRST}
+    places |= {"model.layers.1": SECOND, "model.layers.2": SECOND, "model.norm": SECOND}
+    # the head of gemma2 is its embedding
+    places |= {"lm_head": FIRST if family == "gemma2" else SECOND}
+    model = accelerate.dispatch_model(tiny_model(family, "gqa"), places, main_device=FIRST)
+    assert {str(weight.device) for weight in model.parameters()} == {"lazy:0", "lazy:1"}
+    same(model, tiny_model(family, "gqa"))
+
+
+@pytest.mark.parametrize("rest", [[], ["cpu"], ["disk"], ["cpu", "disk"]])
+def test_a_device_map_of_load_model_gives_the_same_numbers(tmp_path: Path, rest: list[str]) -> None:
+    pytest.importorskip("accelerate")
+    folder = saved(tmp_path)
+    layers = [FIRST, SECOND, SECOND][: 3 - len(rest)] + rest
+    places = {f"model.layers.{at}": place for at, place in enumerate(layers)}
+    places |= dict.fromkeys(("model.embed_tokens", "model.rotary_emb"), FIRST)
+    places |= {"model.norm": SECOND, "lm_head": SECOND}
+    model, _ = cl.load_model(folder, dtype="float32", device_map=places)
+    whole, _ = cl.load_model(folder, device="cpu")
+    same(model, whole)
+    stream = stream_of(model)
+    assert (0 if stream is None else len(stream.layers)) == len(rest)
+
+
+def test_a_model_streamed_to_another_device_gives_the_same_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    folder = saved(tmp_path)
+    model, tokenizer = cl.load_model(folder, device=FIRST, dtype="float32", stream=True)
+    stream = stream_of(model)
+    assert stream is not None
+    assert {layer.device for layer in stream.layers.values()} == {FIRST}
+    whole, _ = cl.load_model(folder, device="cpu")
+    same(model, whole)
+    texts = [
+        cl.continue_text(each, tokenizer, "w3 w9", max_new_tokens=4) for each in (model, whole)
+    ]
+    assert texts[0] == texts[1]
