@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # trust_remote_code=True; "cocurve_lab": load_pruned only
 Loader = Literal["stock", "own code", "cocurve_lab"]
 MODELLING_FILE = "modeling_cocurve.py"
+_HEADS = ("attention_columns", "key_value_heads")
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
 
@@ -127,8 +128,14 @@ def _layered_configuration(
     # that raises an error which a default of getattr does not catch. With it they read the dense
     # counts, an upper bound for every layer.
     layered.allow_global_per_layer_attribute_access = True
+    # A layer without heads gets the counts of the narrowest layer. Only vLLM reads them: it keeps
+    # a KV cache for every layer, otherwise one of the dense width.
+    heads = [{name: w[name] for name in _HEADS} for w in layers if w["key_value_heads"]]
+    narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
     layered.per_layer_config = {
-        index: _skipped(widths) | _counts(config, widths) for index, widths in enumerate(layers)
+        index: _skipped(widths)
+        | _counts(config, widths if widths["key_value_heads"] else widths | narrowest)
+        for index, widths in enumerate(layers)
     }
     module, base = MODELLING_FILE.removesuffix(".py"), pruned.base_model
     layered.auto_map = {

@@ -31,6 +31,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3Model,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 STOCK = (
     *(GemmaModel, GemmaForCausalLM, Gemma2Model, Gemma2ForCausalLM),
@@ -51,6 +52,7 @@ class NoHeads(nn.Module):
         self.config, self.layer_idx = attention.config, attention.layer_idx
         self.head_dim = attention.head_dim
         self.num_key_value_groups = attention.num_key_value_groups
+        self.heads = 0
         stock = attention.o_proj
         self.o_proj = nn.Linear(0, stock.out_features, bias=stock.bias is not None)
         for name, module in attention.named_children():
@@ -60,12 +62,40 @@ class NoHeads(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, past_key_values: Any = None, **_: Any
     ) -> tuple[torch.Tensor, None]:
+        if self.heads:
+            # never called; vLLM takes a layer only if the source of its attention has this call
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+            attend(self, hidden_states, hidden_states, hidden_states, None)
         if past_key_values is not None:
             # transformers reads the length of the past from a layer's cache, which may be this one
             rows, length, _hidden = hidden_states.shape
             note = hidden_states.new_zeros(rows, 1, length, 1)
             past_key_values.update(note, note, self.layer_idx)
         return self.o_proj(hidden_states[..., :0]), None
+
+
+class NoChannels(nn.Module):
+    """Replaces an FFN block that lost every channel. It returns the output bias, if any."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        for name, module in mlp.named_children():
+            if isinstance(module, nn.Linear):
+                self.add_module(name, module)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(hidden_states[..., :0])
+
+
+class Empty(nn.Module):
+    """A projection from or to nothing. vLLM would replace a Linear, and divides by both widths."""
+
+    def __init__(self, stock: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = stock.weight, stock.bias
+
+    def forward(self, columns: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(columns, self.weight, self.bias)
 
 
 def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
@@ -77,6 +107,13 @@ def own_layer(stock: nn.Module, config: Any, index: int) -> nn.Module:
         layer: Any = type(stock)(config, index)
         if "attention" in config.skip:
             layer.self_attn = NoHeads(layer.self_attn)
+        if "mlp" in config.skip:
+            layer.mlp = NoChannels(layer.mlp)
+    if config._attn_implementation == "vllm":  # elsewhere they stay Linear, as adapters expect
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear) and not child.weight.numel():
+                    setattr(block, name, Empty(child))
     return layer
 
 

@@ -143,6 +143,7 @@ def test_its_configuration_says_what_is_in_each_layer(seen: dict[str, Any], name
         assert not {"auto_map", "per_layer_config"} & set(config)
         return
     per_layer = {int(layer): own for layer, own in config["per_layer_config"].items()}
+    kept = {w["key_value_heads"] for w in manifest["layers"]} - {0}
     for layer, widths in enumerate(manifest["layers"]):
         counts = config | per_layer.get(layer, {})
         gone = counts.get("skip", [])
@@ -152,6 +153,8 @@ def test_its_configuration_says_what_is_in_each_layer(seen: dict[str, Any], name
             heads = counts["num_attention_heads"]
             assert heads * config["head_dim"] == widths["attention_columns"]
             assert counts["num_key_value_heads"] == widths["key_value_heads"]
+        else:  # vLLM keeps a cache of so many heads for it
+            assert counts["num_key_value_heads"] == min(kept)
         if "mlp" not in gone:
             assert counts["intermediate_size"] == widths["ffn_columns"]
 
@@ -176,7 +179,7 @@ def test_our_loader_reads_the_same_folder(seen: dict[str, Any], name: str) -> No
 def test_the_modelling_file_imports_only_what_every_user_has() -> None:
     code = ast.parse(Path(modeling_cocurve.__file__).read_text(encoding="utf-8"))
     imported = {
-        name
+        name.partition(".")[0]
         for node in ast.walk(code)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in (
