@@ -20,6 +20,7 @@ from ..models.stored import numbers_of
 from ..tables import Folded
 from .tensors import (
     BLOCK,
+    FAMILIES,
     FileTensor,
     GGUFDtype,
     channels,
@@ -77,8 +78,8 @@ def export_gguf(
     whole or not at all, one tensor after the other. Space on the disk is checked first.
 
     Args:
-        pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2 or Phi3. Its weights
-            may be on disk (`pruner.saving.open_pruned`).
+        pruned: what `prune` returned, or a dense model: Llama, Mistral, Qwen2, Phi3, or Qwen3
+            with tied embeddings. Its weights may be on disk (`pruner.saving.open_pruned`).
         tokenizer: the dense model's; None writes a file that takes token ids only.
         path: the file to write.
         dtype: of the weight matrices. "q8_0" takes 8.5 bits per weight; a matrix stays in float16
@@ -179,8 +180,8 @@ def _write(
     """Write the file: its keys, the list of its tensors, then one tensor after the other."""
     from gguf import GGUFWriter
 
-    # deci (Nvidia's pruned Llamas) is the only llama.cpp architecture with widths per layer
-    writer = GGUFWriter(path, "deci")
+    # the architectures of Nvidia's pruned Llamas and Apple's OpenELM: those with widths per layer
+    writer = GGUFWriter(path, FAMILIES[architecture.model.config.model_type])
     try:
         _describe(writer, architecture, dtype)
         _describe_origin(writer, architecture.model, vocabulary, notes)

@@ -1,7 +1,9 @@
 """The tensors of a GGUF file, and whether llama.cpp can compute the model.
 
-llama.cpp's only architecture with widths per layer is "deci": a plain Llama block whose layers may
-differ in heads and channels, and may have no attention.
+Two of llama.cpp's architectures read the heads and channels of each layer. "deci" is a plain Llama
+block, whose layers may have no attention. "openelm" also norms the queries and keys of each head,
+as Qwen3 does, stacks query, key and value rows in one tensor, and always uses the embedding as the
+head.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 GGUFDtype = Literal["f32", "f16", "q8_0"]
-FAMILIES = ("llama", "mistral", "qwen2", "phi3")  # those whose block is a plain Llama block
+Place = Literal["deci", "openelm"]
+FAMILIES: dict[str, Place] = {
+    "llama": "deci",
+    "mistral": "deci",
+    "qwen2": "deci",
+    "phi3": "deci",
+    "qwen3": "openelm",
+}
 _AT_ONCE = 2**20  # numbers that are held in float32
 BLOCK = 32  # weights that share one scale in q8_0
 # the largest number of each type; in q8_0 a weight is a byte, up to 127, times a float16 scale
 _LARGEST = {"F32": float(np.finfo(np.float32).max), "F16": 65504.0, "Q8_0": 127 * 65504.0}
 _REASONS = {
-    "qwen3": "norms on queries and keys",
     "gemma": "scaled embeddings and a GELU",
     "gemma2": "norms after its blocks and capped logits",
     "gemma3_text": "norms after its blocks and on queries and keys",
@@ -44,24 +52,24 @@ _REASONS = {
 
 
 def require_expressible(architecture: Architecture) -> None:
-    """Raise ArchitectureError, with the reason, unless `deci` computes what this model computes."""
+    """Raise ArchitectureError, with the reason, unless llama.cpp can compute the model."""
     kind = architecture.model.config.model_type
     if kind not in FAMILIES:
         reason = _REASONS.get(kind, "a block of another form")
         raise ArchitectureError(
-            f"{kind} has {reason}; llama.cpp's only architecture with widths per layer is a plain "
-            f"Llama block ({', '.join(FAMILIES)}). Use save_pruned for this model."
+            f"{kind} has {reason}; llama.cpp's architectures with widths per layer fit "
+            f"{', '.join(FAMILIES)}. Use save_pruned for this model."
         )
     architecture.require_unpacked()
     for fact in _obstacles(architecture):
         raise ArchitectureError(
-            f"{fact}; llama.cpp's architecture deci cannot compute that. Use save_pruned for this "
-            "model."
+            f"{fact}; llama.cpp's architecture {FAMILIES[kind]} cannot compute that. Use "
+            "save_pruned for this model."
         )
 
 
 def _obstacles(architecture: Architecture) -> Iterator[str]:
-    """Properties that a model of a supported family may have and a plain Llama block lacks."""
+    """Properties that a model of a supported family may have and llama.cpp's block lacks."""
     model, config = architecture.model, architecture.model.config
     rope, head_dim = config.rope_parameters, architecture.head_dim(0)
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
@@ -76,8 +84,30 @@ def _obstacles(architecture: Architecture) -> Iterator[str]:
         scale = getattr(architecture.block(layer, "attention"), "scaling", head_dim**-0.5)
         if abs(scale * head_dim**0.5 - 1) > 1e-6:
             yield f"layer {layer} scales attention by {scale}, not by 1 / sqrt({head_dim})"
+    if is_openelm(architecture):
+        yield from _openelm_obstacles(architecture)
     if not is_readable(model):
         yield "some of its weights are not in memory (meta device)"
+
+
+def _openelm_obstacles(architecture: Architecture) -> Iterator[str]:
+    """Properties that Qwen3 may have, and `deci` would compute, but `openelm` does not."""
+    if not _is_tied(architecture):
+        yield "its output embedding is not its input embedding (tie_word_embeddings is false)"
+    if rope_factors(architecture) is not None:
+        yield "its rotary frequencies are scaled"
+    for projection in architecture.all_projections:
+        if projection.bias is not None:
+            yield "its projections have biases"
+
+
+def is_openelm(architecture: Architecture) -> bool:
+    """Whether the file is of llama.cpp's architecture openelm; otherwise it is deci."""
+    return FAMILIES[architecture.model.config.model_type] == "openelm"
+
+
+def _is_tied(architecture: Architecture) -> bool:
+    return architecture.head.weight is architecture.model.get_input_embeddings().weight
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -91,11 +121,13 @@ class FileTensor:
         name: its name in the file.
         weight: a view of the model's weight, which may be on the meta device.
         heads: heads whose rows are interleaved when it is written (`interleave`); 0 for none.
+        below: views whose rows follow those of `weight`.
     """
 
     name: str
     weight: Tensor
     heads: int = 0
+    below: tuple[Tensor, ...] = ()
 
     def kind(self, dtype: GGUFDtype) -> GGMLQuantizationType:
         """The type it is stored in."""
@@ -111,7 +143,8 @@ class FileTensor:
         """Shape and dtype of the array it is stored as; blocks of q8_0 are bytes."""
         from gguf import quant_shape_to_byte_shape
 
-        kind, shape = self.kind(dtype), tuple(self.weight.shape)
+        rows = sum(len(part) for part in (self.weight, *self.below))
+        kind, shape = self.kind(dtype), (rows, *self.weight.shape[1:])
         if kind.name == "Q8_0":
             return tuple(quant_shape_to_byte_shape(shape, kind)), np.dtype(np.uint8)
         return shape, np.dtype({"F32": np.float32, "F16": np.float16}[kind.name])
@@ -131,6 +164,8 @@ class FileTensor:
         from gguf.quants import quantize
 
         kind, weight = self.kind(dtype), numbers(self.weight).cpu()
+        if self.below:
+            weight = torch.cat([weight, *(numbers(part).cpu() for part in self.below)])
         if self.heads:
             weight = interleave(weight, self.heads)
         shape, unit = self.stored(dtype)
@@ -154,7 +189,7 @@ def file_tensors(architecture: Architecture) -> Iterator[FileTensor]:
     embedding = architecture.model.get_input_embeddings().weight
     yield FileTensor("token_embd.weight", embedding)
     yield FileTensor("output_norm.weight", architecture.decoder.norm.weight)
-    if architecture.head.weight is not embedding:  # llama.cpp uses the embedding for a tied head
+    if not _is_tied(architecture):  # llama.cpp uses the embedding for a tied head
         yield FileTensor("output.weight", architecture.head.weight)
     factors = rope_factors(architecture)
     if factors is not None:
@@ -173,17 +208,25 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     yield FileTensor(f"{prefix}_norm.weight", norm)
     if architecture.width(layer, "attention") == 0:  # see heads_of
         zeros = torch.zeros(architecture.head_dim(layer), norm.numel())
-        for name in "qkv":
-            yield FileTensor(f"{prefix}_{name}.weight", zeros)
-        yield FileTensor(f"{prefix}_output.weight", zeros.T)
+        parts: list[tuple[Tensor, Tensor | None]] = [(zeros, None)] * 3
+        output = zeros.T
     else:
-        parts = _rows(architecture, layer, "attention")
+        parts = list(_rows(architecture, layer, "attention"))
+        output = architecture.output_weight(layer, "attention")
+    if is_openelm(architecture):  # it rotates as transformers does
+        (query, _), *others = parts
+        below = tuple(weight for weight, _ in others)
+        yield FileTensor(f"{prefix}_qkv.weight", query, below=below)
+        for name in "qk":
+            norm = getattr(architecture.block(layer, "attention"), f"{name}_norm").weight
+            yield FileTensor(f"{prefix}_{name}_norm.weight", norm)
+    else:
         # values are not rotated, so their rows keep their order
         for name, count, (weight, bias) in zip("qkv", (heads, groups, 0), parts, strict=True):
             yield FileTensor(f"{prefix}_{name}.weight", weight, count)
             if bias is not None:
                 yield FileTensor(f"{prefix}_{name}.bias", bias, count)
-        yield FileTensor(f"{prefix}_output.weight", architecture.output_weight(layer, "attention"))
+    yield FileTensor(f"{prefix}_output.weight", output)
     bias = architecture.output_projection(layer, "attention").bias
     if bias is not None:
         yield FileTensor(f"{prefix}_output.bias", bias)
@@ -236,15 +279,15 @@ def interleave(rows: Tensor, heads: int) -> Tensor:
 def heads_of(architecture: Architecture, layer: int) -> tuple[int, int]:
     """(query heads, key/value heads) of a layer in the file.
 
-    A layer without heads gets one head of zeros in two cases, because of llama.cpp: without heads
-    in layer 0 it takes the head dimension to be 0, and it reads the output bias of a layer only if
-    that layer has attention.
+    A layer without heads gets one head of zeros in three cases, because of llama.cpp: without heads
+    in layer 0 it takes the head dimension to be 0, it reads the output bias of a layer only if that
+    layer has attention, and every layer of openelm has attention.
     """
     groups = architecture.num_groups(layer)
     if groups > 0:
         return groups * architecture.queries_per_group(layer), groups
     bias = architecture.output_projection(layer, "attention").bias
-    return (1, 1) if layer == 0 or bias is not None else (0, 0)
+    return (1, 1) if layer == 0 or bias is not None or is_openelm(architecture) else (0, 0)
 
 
 def channels(architecture: Architecture, layer: int) -> int:

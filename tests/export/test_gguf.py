@@ -26,6 +26,7 @@ from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_mo
 GGUFReader = pytest.importorskip("gguf").GGUFReader
 
 HEAD_DIM = {"mistral": 12}  # others 8
+TIED = {"tie_word_embeddings": True}
 
 
 def pruned_tiny(
@@ -140,6 +141,30 @@ def test_the_name_says_phi3_exactly_if_the_tokenizer_is_like_it(tmp_path: Path) 
         assert fields["general.name"] == expected
 
 
+def test_qwen3_becomes_openelm(tmp_path: Path) -> None:
+    model = pruned_tiny("qwen3", gone={(1, "attention", i) for i in range(2)}, **TIED)
+    fields, tensors = written(model, tmp_path / "m.gguf", dtype="f32")
+    queries = []
+    for layer, block in enumerate(model.model.layers):
+        attention = block.self_attn
+        queries.append(attention.o_proj.weight.shape[1] // 12)
+        if queries[-1]:
+            rows = [getattr(attention, f"{name}_proj").weight for name in "qkv"]
+            expected = np.concatenate(rows)
+        else:  # one head of zeros
+            expected = np.zeros((3 * 12, 32), np.float32)
+        np.testing.assert_array_equal(tensors[f"blk.{layer}.attn_qkv.weight"].data, expected)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            norm = getattr(attention, name.removeprefix("attn_")).weight
+            np.testing.assert_array_equal(tensors[f"blk.{layer}.{name}.weight"].data, norm)
+    assert queries == [4, 0, 2]
+    assert fields["general.architecture"] == "openelm"
+    assert fields["openelm.attention.head_count"] == [4, 1, 2]
+    assert fields["openelm.attention.head_count_kv"] == [2, 1, 1]
+    assert "output.weight" not in tensors
+    assert not any(".attn_q." in name for name in tensors)
+
+
 def test_tied_embeddings_are_written_once(tmp_path: Path) -> None:
     _, tensors = written(pruned_tiny(tie_word_embeddings=True), tmp_path / "m.gguf")
     assert "output.weight" not in tensors
@@ -211,7 +236,7 @@ def test_types_of_storage(tmp_path: Path) -> None:
 
 
 REASONS = {
-    "qwen3": "queries and keys",
+    "qwen3": "not its input embedding",
     "gemma": "GELU",
     "gemma2": "capped",
     "gemma3_text": "after its blocks",
@@ -268,8 +293,11 @@ LONGROPE = {
             "4 of 8 dimensions are rotated",
         ),
         ("llama", {"hidden_act": "gelu"}, "'gelu'"),
+        ("qwen3", TIED | {"attention_bias": True}, "biases; llama.cpp's architecture openelm"),
+        ("qwen3", TIED | {"rope_parameters": LLAMA_3}, "frequencies are scaled"),
+        ("qwen3", TIED | {"rope_parameters": YARN}, "'yarn'"),
     ],
-    ids=["yarn", "longrope", "partial rotary", "gelu"],
+    ids=["yarn", "longrope", "partial rotary", "gelu", "bias", "llama3", "yarn of qwen3"],
 )
 def test_what_the_block_cannot_do_is_refused(
     family: str, changes: dict[str, Any], match: str, tmp_path: Path
@@ -347,12 +375,12 @@ def test_an_interrupted_write_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize(("family", "heads"), EVERY)
+@pytest.mark.parametrize(("family", "heads"), [*EVERY, ("qwen3", "gqa")])
 def test_a_folder_is_exported_without_loading_it(
     family: str, heads: str, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {(1, "attention", 0), (1, "attention", 1), *((2, "ffn", i) for i in range(4))}
-    wide = {"hidden_size": 64, "intermediate_size": 128}
+    wide = {"hidden_size": 64, "intermediate_size": 128} | (TIED if family == "qwen3" else {})
     folder = cl.save_pruned(
         pruned_tiny(family, heads, gone, dtype=torch.bfloat16, **wide), tmp_path / "small"
     )

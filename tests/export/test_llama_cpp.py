@@ -34,6 +34,8 @@ THIRD_PARTY = ROOT.parent / "shared" / "assets" / "tinystories_260k"
 STORIES = THIRD_PARTY.parent / "text" / "tinystories.txt"
 GREEDY = 32
 BIASES = {"attention_bias": True, "mlp_bias": True}
+TIED = {"tie_word_embeddings": True}
+BASE = {"rope_type": "default", "rope_theta": 1e6}
 TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, GQA": ("llama", "gqa", {}),
     "llama, tied": ("llama", "gqa", {"tie_word_embeddings": True}),
@@ -48,6 +50,9 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral, window as long as context": ("mistral", "mqa", {"sliding_window": 64}),
     "qwen2": ("qwen2", "gqa", {}),
     "phi3": ("phi3", "gqa", {}),
+    "qwen3, own head_dim": ("qwen3", "gqa", TIED),
+    "qwen3, no groups": ("qwen3", "mha", TIED | {"rope_parameters": BASE}),
+    "qwen3, one group": ("qwen3", "mqa", TIED),
 }
 # (layer, kind) that lose every unit, and the settings
 EMPTY: dict[str, tuple[list[tuple[int, str]], dict[str, Any]]] = {
@@ -120,10 +125,17 @@ def test_families(name: str, tmp_path: Path) -> None:
     assert_same(pruned, tmp_path / "tiny.gguf", random_prompts(97), 64)
 
 
-@pytest.mark.parametrize("name", EMPTY)
-def test_layers_that_lost_a_block(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *(("llama", name) for name in EMPTY),
+        *(("qwen3", name) for name, (_, changes) in EMPTY.items() if not changes),
+    ],
+)
+def test_layers_that_lost_a_block(family: str, name: str, tmp_path: Path) -> None:
     empty, changes = EMPTY[name]
-    pruned = pruned_unevenly(tiny_model("llama", **changes), empty)
+    changes = changes if family == "llama" else TIED
+    pruned = pruned_unevenly(tiny_model(family, **changes), empty)
     export_gguf(pruned, None, tmp_path / "tiny.gguf", dtype="f32")
     assert_same(pruned, tmp_path / "tiny.gguf", random_prompts(97), 64)
 
