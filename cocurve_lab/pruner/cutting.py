@@ -83,16 +83,17 @@ def prune(
         FileFormatError: with `out`: the model's weights are on disk, and damaged.
     """
     require_prunable(model, selection, on_disk=out is not None)
+    text = None if verify is None else verify.rows(0, min(2, len(verify)))
     if out is not None:
         if inplace:
             raise InputError(
                 "out= is given with inplace=True, which changes the model in memory. Leave one out."
             )
-        check = None if verify is None else _check_of_files(model, selection, verify)
+        check = None if text is None else _check_of_files(model, selection, text)
         return prune_to_folder(model, selection, out, tokenizer=tokenizer, check=check)
     origin = Origin.of(model)
     # recorded before the cut, because inplace leaves no dense model to compare with
-    reference = None if verify is None else _reference(model, selection, verify)
+    reference = None if text is None else Reference.record(model, selection, text)
     pruned = cut_model(model, selection, inplace=inplace)
     manifest = manifest_of(describe(pruned), selection, origin)
     pruned.cocurve_manifest = manifest  # type: ignore[assignment]
@@ -101,15 +102,11 @@ def prune(
     return pruned
 
 
-def _reference(model: PreTrainedModel, selection: Selection, text: CalibrationSet) -> Reference:
-    return Reference.record(model, selection, text.rows(0, min(2, len(text))))
-
-
 def _check_of_files(
     model: PreTrainedModel, selection: Selection, text: CalibrationSet
 ) -> Callable[[Path], object]:
     """A check of a folder that was written; of a streamed model, its layers are streamed too."""
-    reference = _reference(model, selection, text)
+    reference = Reference.record(model, selection, text)
     device, stream = model_device(model), stream_of(model) is not None
     return lambda folder: reference.require_equal(load_pruned(folder, device=device, stream=stream))
 

@@ -134,7 +134,7 @@ def _layered_configuration(
     narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
     layered.per_layer_config = {
         index: _skipped(widths)
-        | _counts(config, widths if widths["key_value_heads"] else widths | narrowest)
+        | _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
         for index, widths in enumerate(layers)
     }
     module, base = MODELLING_FILE.removesuffix(".py"), pruned.base_model

@@ -64,7 +64,10 @@ class NoHeads(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         if self.heads:
             # never called; vLLM takes a layer only if the source of its attention has this call
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+            attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
+                self.config._attn_implementation,
+                None,  # type: ignore[arg-type]
+            )
             attend(self, hidden_states, hidden_states, hidden_states, None)
         if past_key_values is not None:
             # transformers reads the length of the past from a layer's cache, which may be this one
@@ -84,7 +87,8 @@ class NoChannels(nn.Module):
                 self.add_module(name, module)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(hidden_states[..., :0])
+        down: Any = self.down_proj
+        return down(hidden_states[..., :0])
 
 
 class Empty(nn.Module):

@@ -18,7 +18,7 @@ from transformers import T5Config
 
 import cocurve_lab as cl
 from cocurve_lab import progress
-from cocurve_lab.models import loading
+from cocurve_lab.models import loading, runtime
 from cocurve_lab.models.hub import explain
 from cocurve_lab.models.identity import fingerprint_model
 from helpers.bpe import SIZE, byte_level
@@ -56,7 +56,7 @@ def test_bars_of_loading_are_ours_and_nothing_stays_changed(
             made.append(settings["desc"])
             super().__init__(*args, **settings)
 
-    monkeypatch.setattr(progress, "Bar", Noted)
+    monkeypatch.setattr(runtime, "Bar", Noted)
     mine = logging.set_tqdm_hook(None)
     try:
         cl.load_model(folder, device="cpu")
