@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FileFormatError, InputError, one_line
 from .architectures import describe
@@ -156,6 +157,17 @@ def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
     """Let a model on the meta device know where its weights are."""
     model.cocurve_stored = weights
     return model.eval().requires_grad_(False)
+
+
+def without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model on the meta device."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        for weight in model.parameters()
+    }
+    twin = copy.deepcopy(model, memo)
+    vars(twin).pop("hf_device_map", None)  # nothing of it is on a device
+    return twin
 
 
 def is_readable(model: Any) -> bool:

@@ -20,10 +20,10 @@ from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, fingerprint_tensor, model_device
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable
-from ..models.stored import reader_of
+from ..models.stored import reader_of, without_weights
 from ..models.streaming import held
 from ..solver.selection import Selection
-from .slicing import cut_model, fold_gains, kept_columns, tensor_cuts, without_weights
+from .slicing import cut_model, fold_gains, kept_columns, tensor_cuts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

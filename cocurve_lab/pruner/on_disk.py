@@ -22,14 +22,14 @@ from ..atomic import room_for
 from ..errors import FileFormatError
 from ..models.architectures import describe
 from ..models.identity import fingerprint_tensor
-from ..models.stored import reader_of, saved_name, tied_names
+from ..models.stored import reader_of, saved_name, tied_names, without_weights
 from ..models.streaming import held
 from ..numeric import as_path
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .manifest import Origin, manifest_of
 from .saving import new_folder, write_beside
-from .slicing import cut_model, tensor_cuts, without_weights
+from .slicing import cut_model, tensor_cuts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -58,17 +58,6 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
     return model
 
 
-def without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model on the meta device."""
-    memo: dict[int, Any] = {
-        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
-        for weight in model.parameters()
-    }
-    twin = copy.deepcopy(model, memo)
-    vars(twin).pop("hf_device_map", None)  # nothing of it is on a device
-    return twin
-
-
 def block_modules(
     architecture: Architecture,
     layer: int,
