@@ -11,6 +11,7 @@ In reading order:
     runtime.py        the state a model is measured in: lock, precision, interrupts
     hub.py            why a model cannot be loaded, and the next step
     configuration.py  checks of a model's JSON files before they are followed
+    files.py          the weight files of a model, and whether their headers fit it
     loading.py        loading a model and its tokenizer
     stored.py         a model whose weights stay on disk, to be read one by one
 

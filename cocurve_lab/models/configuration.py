@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..errors import InputError, one_line, shown
+from ..errors import InputError, shown
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000
@@ -77,49 +77,6 @@ def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
                 raise InputError(
                     f"{path} takes weights from {shown(name)}, outside its folder. Nothing was "
                     "read from there. Do not trust this model, or put the file beside the index."
-                )
-
-
-def require_sound_files(place: str | os.PathLike[str], shapes: Mapping[str, Any]) -> None:
-    """Check the headers of a folder's safetensors files; their weights are not read.
-
-    Args:
-        place: a folder; anything else is left to whoever downloads it.
-        shapes: the shape of each weight by name, as the configuration makes it. A file may name a
-            weight otherwise, and is then not compared.
-
-    Raises:
-        InputError: a file is missing, cut short or damaged, or holds a weight in another shape.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    folder = Path(place)
-    index = folder / _INDEXES[0]
-    whole = folder / "model.safetensors"
-    # transformers takes the one file if both are there
-    names = {whole.name} if whole.exists() else _files_named(index) if index.exists() else set()
-    for name in sorted(names):
-        file = folder / name
-        if not file.exists():
-            raise InputError(
-                f"{index} takes weights from {shown(name)}, which is not in {folder}. Get that "
-                "file too: download or copy the model again."
-            )
-        try:
-            with safe_open(file, framework="pt", backend="pread") as weights:
-                stored = {
-                    key: tuple(weights.get_slice(key).get_shape()) for key in weights.offset_keys()
-                }
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{str(place)!r} cannot be loaded ({name}, {file.stat().st_size:,} bytes, is cut "
-                f"short or damaged: {one_line(error)}). Download or copy that file again."
-            ) from error
-        for key in sorted(stored.keys() & shapes.keys()):
-            if stored[key] != tuple(shapes[key]):
-                raise InputError(
-                    f"{file} holds {key} of shape {stored[key]}, but config.json makes it "
-                    f"{tuple(shapes[key])}. They belong to different models: get both from one."
                 )
 
 

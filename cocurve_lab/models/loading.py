@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ArchitectureError, CocurveError, InputError, shown
+from ..errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from .architectures import describe
-from .configuration import require_own_files, require_sound_files, require_usable
+from .configuration import require_own_files, require_usable
+from .files import require_sound_files
 from .hub import explain, require_place
 from .identity import MANIFEST
 from .runtime import bars_that_go
@@ -177,8 +178,8 @@ def load_model(
     Raises:
         ArchitectureError: the family is not supported.
         InputError: the model is gated, missing, misspelt, unreachable or already pruned, its files
-            are damaged or reach beyond its folder, the disk filled up, or the device or dtype
-            cannot be used. Each message gives the next step.
+            are damaged, lack weights or reach beyond its folder, the disk filled up, or the device
+            or dtype cannot be used. Each message gives the next step.
     """
     from transformers import AutoModelForCausalLM
 
@@ -200,7 +201,11 @@ def load_model(
     shapes = shapes_only(source, **_picked(options, (*_HUB_OPTIONS, "attn_implementation")))
     tokenizer = load_tokenizer(model_id, **options)
     require_own_files(source, **_picked(options, _PLACE_OPTIONS))
-    require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
+    if Path(source).is_dir():  # of a hub model, the files come with the load
+        try:
+            require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
+        except FileFormatError as error:
+            raise InputError(str(error)) from error
     if stream:
         if "device_map" in options:
             raise InputError(
@@ -211,9 +216,18 @@ def load_model(
         options |= {"device_map": places, "use_safetensors": True}
     try:
         with bars_that_go(hidden=is_demo(source)):  # its 13 MB load before a bar can be drawn
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=wanted or default, **options)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source, dtype=wanted or default, output_loading_info=True, **options
+            )
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
+    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(
+            f"the files of {str(model_id)!r} hold no {', '.join(missing[:3])}{more}, for which "
+            "transformers would draw random numbers. Get the whole model, and load it again."
+        )
     describe(model)
     keep_score_cap(model)
     if "device_map" not in options:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -14,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import FileFormatError, InputError, one_line
+from ..errors import FileFormatError, InputError
 from .architectures import describe
-from .configuration import require_own_files
-from .hub import explain, require_place
+from .files import INDEX, WHOLE, damaged, open_weights, require_shape, weight_files
+from .hub import require_place
 from .identity import MANIFEST
 from .loading import DEMO, is_demo, place_of, read_dtype, shapes_only
 from .streaming import stream_of
@@ -25,7 +24,6 @@ from .streaming import stream_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -66,17 +64,18 @@ class StoredWeights:
         files, own = list(files), _own_names(model, wanted)
         if not files:
             raise PickledError(
-                f"{model.config._name_or_path} holds neither {_INDEX} nor {_WHOLE}. Pickled "
+                f"{model.config._name_or_path} holds neither {INDEX} nor {WHOLE}. Pickled "
                 "weights cannot be read one by one: load the model with cl.load_model, save it "
                 "with model.save_pretrained(folder), and give that folder."
             )
         for file in files:
-            handle = _open(file, mapped)
+            handle = open_weights(file, mapped=mapped)
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
                 name = own(stored)
                 if name is not None:
                     self._places[name] = handle, stored, file
-                    _require_fit(handle.get_slice(stored), name, tuple(wanted[name].shape), file)
+                    _require_unquantised(handle.get_slice(stored), name, file)
+                    require_shape(handle.get_slice(stored), name, wanted[name].shape, file)
         missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
         if missing is not None:
             raise FileFormatError(
@@ -98,7 +97,7 @@ class StoredWeights:
         try:
             tensor: Tensor = handle.get_tensor(stored)
         except (SafetensorError, OSError) as error:
-            raise _damaged(file, error) from None
+            raise damaged(file, error) from None
         return tensor
 
     def __deepcopy__(self, _: Any) -> StoredWeights:
@@ -212,51 +211,6 @@ def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
     return numbers
 
 
-def weight_files(place: str, **options: Any) -> list[Path]:
-    """The safetensors files of a folder or hub model; none if its weights are pickled.
-
-    Files of the hub are downloaded if they are not here.
-
-    Args:
-        place: the folder or hub id.
-        **options: as for `open_model`.
-
-    Raises:
-        FileFormatError: a file that the index names is missing.
-        InputError: the index is none or leads out of its folder, the hub cannot be reached, or the
-            disk is full.
-    """
-    require_own_files(place, **options)
-    whole = _find(place, _WHOLE, options)
-    if whole is not None:  # transformers takes it too, whatever an index says
-        return [whole]
-    index, files = _find(place, _INDEX, options), []
-    if index is None:
-        return []
-    content = json.loads(index.read_text(encoding="utf-8"))
-    for name in sorted(set(content["weight_map"].values())):
-        file = _find(place, name, options)
-        if file is None:
-            raise FileFormatError(
-                f"{index} names {name}, which is not there. The folder is incomplete: copy or "
-                "download the missing file."
-            )
-        files.append(file)
-    return files
-
-
-def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
-    """A file of a folder or hub model, or None."""
-    from transformers.utils import cached_file
-
-    try:
-        return Path(str(cached_file(place, name, **options)))
-    except OSError as error:
-        if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
-            return None
-        raise explain(place, error, cache=options.get("cache_dir")) from error
-
-
 def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:
     """A function from a weight's name in a file to that in the model; None for one to ignore."""
     architecture = describe(model)
@@ -283,40 +237,18 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]
     return own
 
 
+def _require_unquantised(stored: Any, name: str, file: Path) -> None:
+    """Raise FileFormatError unless a tensor in a file is floating point."""
+    if stored.get_dtype() not in _DTYPES:
+        raise FileFormatError(
+            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantised. Give "
+            "an unquantised one, for example in bfloat16."
+        )
+
+
 def saved_name(model: Any, name: str) -> str:
     """The name under which transformers saves a weight."""
     for saved, prefix in describe(model).family.saved_prefixes:
         if name.startswith(prefix):
             return saved + name.removeprefix(prefix)
     return name
-
-
-def _require_fit(stored: Any, name: str, shape: tuple[int, ...], file: Path) -> None:
-    """Raise FileFormatError unless a tensor in a file is floating point and of this shape."""
-    if stored.get_dtype() not in _DTYPES:
-        raise FileFormatError(
-            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantised. Give "
-            "an unquantised one, for example in bfloat16."
-        )
-    if tuple(stored.get_shape()) != shape:
-        raise FileFormatError(
-            f"{name} in {file} has shape {tuple(stored.get_shape())}, but the configuration beside "
-            f"it says {shape}. The folder mixes two models: download or save the model again."
-        )
-
-
-def _open(file: Path, mapped: bool) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        # safetensors maps for writing, which the system may refuse for a file larger than memory
-        return safe_open(file, framework="pt", backend="mmap" if mapped else "pread")
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from None
-
-
-def _damaged(file: Path, error: Exception) -> FileFormatError:
-    return FileFormatError(
-        f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
-        "it again."
-    )

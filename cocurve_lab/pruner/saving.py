@@ -16,10 +16,11 @@ from ..atomic import replacing_folder
 from ..errors import FileFormatError, InputError, one_line
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
+from ..models.files import weight_files
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import bars_that_go
-from ..models.stored import StoredWeights, weight_files, with_stored
+from ..models.stored import StoredWeights, with_stored
 from ..models.streaming import leave_in_files
 from ..numeric import as_path
 from .blocks import settle_heads

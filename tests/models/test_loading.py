@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
 import cocurve_lab as cl
@@ -90,7 +90,18 @@ def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> Non
     ):
         cl.load_model(tmp_path / "other", device="cpu")
     (folder / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(cl.InputError, match=r"tiny' cannot be loaded .*eader"):
+    with pytest.raises(cl.InputError, match=r"model.safetensors cannot be read .*eader"):
+        cl.load_model(folder, device="cpu")
+
+
+def test_weights_that_are_in_no_file_are_not_made_up(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    kept = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
+    more = len(weights) - len(kept) - 3
+    save_file(kept, file, {"format": "pt"})
+    named = r"hold no (model\.layers\.1\.[\w.]+, ){2}model\.layers\.1\.[\w.]+"
+    with pytest.raises(cl.InputError, match=rf"{named} and {more} more, for which .* random"):
         cl.load_model(folder, device="cpu")
 
 

@@ -185,10 +185,10 @@ def test_damaged_files_are_named(tmp_path: Path, stream: bool) -> None:
     shard = folder / named["model.layers.1.mlp.up_proj.weight"]
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
-    with pytest.raises(cl.InputError, match=f"{shard.name}, .* cut short or damaged"):
+    with pytest.raises(cl.InputError, match=f"{shard.name} cannot be read .* truncated or damaged"):
         cl.load_model(folder, device="cpu", stream=stream)
     shard.unlink()
-    with pytest.raises(cl.InputError, match=f"weights from '{shard.name}', which is not in"):
+    with pytest.raises(cl.InputError, match=f"names {shard.name}, which is not there"):
         cl.load_model(folder, device="cpu", stream=stream)
 
 
@@ -198,7 +198,8 @@ def test_weights_that_contradict_the_configuration_are_named(tmp_path: Path, str
     file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     weights = load_file(file)
     save_file(weights | {name: torch.zeros(40, 32)}, file, {"format": "pt"})
-    with pytest.raises(cl.InputError, match=rf"{name} of shape \(40, 32\), but .* \(42, 32\)"):
+    said = rf"{name} in .* has shape \(40, 32\), but .* \(42, 32\)"
+    with pytest.raises(cl.InputError, match=said):
         cl.load_model(folder, device="cpu", stream=stream)
 
 
@@ -209,8 +210,9 @@ def test_a_weight_that_is_nowhere_or_vanishes_is_named(tmp_path: Path) -> None:
     streamed, _ = cl.load_model(folder, device="cpu", stream=True)
     del weights[name]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(cl.InputError, match=f"hold no {name}"):
-        cl.load_model(folder, device="cpu", stream=True)
+    for stream in (True, False):
+        with pytest.raises(cl.InputError, match=f"hold no {name}, for which .* random numbers"):
+            cl.load_model(folder, device="cpu", stream=stream)
     file.unlink()
     with pytest.raises(cl.InputError, match="weights of layer 0 cannot be read"):
         logits(streamed)
