@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -190,7 +191,7 @@ def stream_of(model: PreTrainedModel) -> Stream | None:
         InputError: a weight is nowhere, or buffers are offloaded.
     """
     if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
-        _STREAMS[model] = _taken_over(describe(model))
+        _register(model, _taken_over(describe(model)))
     return _STREAMS.get(model)
 
 
@@ -222,7 +223,8 @@ def leave_in_files(
             readers[name] = partial(read, name)
             places.append(_Place(owner, attribute, readers[name]))
         layers[number] = _layer(device, places)
-    _STREAMS[model] = stream = Stream(layers, readers)
+    stream = Stream(layers, readers)
+    _register(model, stream)
     for number, layer in enumerate(architecture.layers):
         _let_stream(layer, stream, number, device)
     return list(readers)
@@ -313,6 +315,23 @@ def _taken_over(architecture: Architecture) -> Stream:
             "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
         )
     return stream
+
+
+def _register(model: PreTrainedModel, stream: Stream) -> None:
+    """Let a model be known as a streamed one."""
+    _STREAMS[model] = stream
+    vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
+
+
+def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained` of a streamed model, which has no weights of layers to write."""
+    if kwargs.get("state_dict") is None:
+        raise InputError(
+            "save_pretrained needs all weights in memory, but the layers of this model stay where "
+            "they were loaded from. Copy these files; or write a smaller model: prune(model, "
+            "selection, out=folder)."
+        )
+    type(model).save_pretrained(model, *args, **kwargs)
 
 
 def _layer(device: torch.device, places: list[_Place]) -> _Layer:

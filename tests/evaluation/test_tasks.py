@@ -163,6 +163,17 @@ def test_pruned_models_go_through(harness: Any) -> None:
     assert report["knowledge"]["exact_match"] < 1  # the dense model knows them all
 
 
+def test_streamed_models_go_through(harness: Any) -> None:
+    pytest.importorskip("accelerate")
+    options = TaskOptions(tasks=("knowledge", "knowledge_choice"), progress=False)
+    found = []
+    for stream in (False, True):
+        model, tokenizer = cl.load_model("demo", device="cpu", stream=stream)
+        found.append(evaluate_tasks(model, tokenizer, limit=4, options=options).values)
+    assert found[0] == found[1]
+    assert found[0].keys() == {"knowledge", "knowledge_choice"}
+
+
 def test_long_prompts_are_counted(harness: Any, tmp_path: Path) -> None:
     rows = [{"prompt": " ".join(["w1"] * n), "answer": "w2"} for n in (5, 60, 63)]
     file = LocalTask(write(tmp_path / "long.jsonl", rows), max_new_tokens=3)

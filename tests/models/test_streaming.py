@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,23 @@ def test_what_needs_all_weights_says_so(tmp_path: Path) -> None:
     for call in calls:
         with pytest.raises(cl.InputError, match="all of them on one device"):
             call()
+
+
+def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:
+    whole, streamed = pair(saved(tmp_path / "model"))
+    plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 7])
+    small = cl.load_pruned(cl.prune(streamed, plan, out=tmp_path / "small"), stream=True)
+    saves = streamed.save_pretrained, small.save_pretrained, partial(cl.save_pruned, small)
+    for save in saves:
+        with pytest.raises(cl.InputError, match=r"Copy these files; or .* prune\("):
+            save(tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small"]
+    # whoever has the weights may give them
+    word_tokenizer().save_pretrained(tmp_path / "given")
+    with pytest.warns(UserWarning, match="offloaded modules"):
+        streamed.save_pretrained(tmp_path / "given", state_dict=whole.state_dict())
+    again, _ = cl.load_model(tmp_path / "given", device="cpu")
+    assert fingerprint_model(again) == fingerprint_model(whole)
 
 
 # What is wrong with the files -------------------------------------------------------------------
