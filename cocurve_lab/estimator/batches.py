@@ -94,8 +94,8 @@ class Batches:
         self.size, self.block = halved(self.size, self.block)
         self._fitted = True
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
         self.notes.append(f"out of memory, {self.size} units per batch from here on")
 
 
@@ -237,11 +237,12 @@ def choose_block(
 
 def free_memory(device: torch.device) -> float:
     """Bytes that can still be taken on a device; on the CPU, under the limits of this process."""
-    if device.type == "cuda":
+    if device.type in ("cuda", "xpu"):
+        on = torch.cuda if device.type == "cuda" else torch.xpu
         # what torch holds back from earlier work is free to us as well
-        reserved = float(torch.cuda.mem_get_info(device)[0])
-        return reserved + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    import psutil
+        reserved = float(on.mem_get_info(device)[0])
+        return reserved + on.memory_reserved(device) - on.memory_allocated(device)
+    import psutil  # mps has the memory of the CPU
 
     free, process = float(psutil.virtual_memory().available), psutil.Process()
     if hasattr(process, "rlimit"):  # on Linux

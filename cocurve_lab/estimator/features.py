@@ -20,6 +20,7 @@ from ..calibration import CalibrationSet
 from ..errors import NumericalError
 from ..models.architectures import Architecture
 from ..models.families import Kind
+from ..models.runtime import in_double, sums_on
 from ..models.units import Unit
 from .batches import Batches
 from .fisher import center, centered_kl
@@ -89,9 +90,9 @@ def sequence_gram(
                     sketch.take(rows, shift)
                 kl = full_kl(replay.scored_hidden, hidden) if full_kl else centered_kl(p_0, shift)
                 first = start.first_order(shift)  # [B, P]; 0 at the teacher, which is a minimum
-                kl = kl.double() + first
+                kl = in_double(kl) + first
                 slope[rows], risk[rows] = first.sum(dim=-1).cpu(), kl.sum(dim=-1).cpu()
-                sure_risk[rows] = (kl * teacher.sure).sum(dim=-1).cpu()
+                sure_risk[rows] = (kl * teacher.sure.to(kl.device)).sum(dim=-1).cpu()
                 torch.mul(shift, p_0.sqrt(), out=D[rows].view(shift.shape))  # eq. (huv)
     _require_finite(risk, units, number)
     gram = gram_matrix(D) + 2 * np.diag(slope)
@@ -109,7 +110,8 @@ def _require_finite(risk: Tensor, units: Sequence[Unit], number: int) -> None:
 
 def gram_matrix(features: Tensor) -> np.ndarray:
     """Features times their transpose [M, M] float64: float32 products, float64 between chunks."""
-    gram = torch.zeros(len(features), len(features), dtype=torch.float64, device=features.device)
+    place = sums_on(features.device)
+    gram = torch.zeros(len(features), len(features), dtype=torch.float64, device=place)
     for chunk in features.split(_GRAM_COLUMNS, dim=1):
-        gram += chunk @ chunk.T
+        gram += (chunk @ chunk.T).to(place)
     return gram.cpu().numpy()

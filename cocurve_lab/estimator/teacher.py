@@ -26,6 +26,7 @@ from ..models.architectures import Architecture
 from ..models.families import Kind
 from ..models.identity import model_device
 from ..models.masking import column_scales, scaled
+from ..models.runtime import in_double, sums_on
 from ..models.units import Unit
 from .replay import Batched, Replay, SupportHead, top_support
 
@@ -103,8 +104,9 @@ class Start:
         It is also KL(p_0 || p_u) - KL(p_0 || p_S) less KL(p_S || p_u), to all orders.
         """
         if self.is_teacher:
-            return shift.new_zeros(shift.shape[:-1], dtype=torch.float64)
-        return ((self.probabilities - self.teacher.probabilities) * shift).sum(dim=-1).double()
+            place = sums_on(shift.device)
+            return torch.zeros(shift.shape[:-1], dtype=torch.float64, device=place)
+        return in_double(((self.probabilities - self.teacher.probabilities) * shift).sum(dim=-1))
 
 
 @contextmanager

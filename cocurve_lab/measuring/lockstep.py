@@ -23,7 +23,7 @@ from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, model_device
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import measuring, require_measurable
+from ..models.runtime import in_double, measuring, require_measurable
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
 from .generation import GrowingText
@@ -276,7 +276,7 @@ def next_token_probabilities(
             rows = ids.expand(len(masks), -1)
             hidden = architecture.last_hidden(rows)
         logits = widen(architecture.logits(hidden[:, -1]))
-        found = torch.softmax(logits.double(), dim=-1).cpu().numpy()
+        found = torch.softmax(in_double(logits), dim=-1).cpu().numpy()
     if not np.isfinite(found).all():
         raise NumericalError(
             "the prompt gives NaN or infinite logits, in the dense model or under a plan. Half "
@@ -291,7 +291,8 @@ def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
     parts = []
     for start in range(0, hidden.shape[1], step):
         logits, masked = widen(architecture.logits(hidden[:, start : start + step]))
-        parts.append(kl_divergence(torch.softmax(logits, dim=-1), masked - logits).double())
+        kl = kl_divergence(torch.softmax(logits, dim=-1), masked - logits)
+        parts.append(in_double(kl))
     return torch.cat(parts).cpu().numpy()
 
 
@@ -336,7 +337,8 @@ def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
         )
     if temperature == 0:
         return logits.argmax(dim=-1).tolist()
-    below = logits.double() - logits.amax(dim=-1, keepdim=True)  # <= 0: no overflow at any T
+    wide = in_double(logits)
+    below = wide - wide.amax(dim=-1, keepdim=True)  # <= 0: no overflow at any T
     shares = torch.softmax(below / temperature, dim=-1)
     # in order of falling probability, so that similar distributions mostly give the same token
     ordered, ids = shares.sort(dim=-1, descending=True, stable=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..calibration import require_tokenizable
 from ..errors import InputError, MismatchError, NumericalError
 from ..models.identity import embedding_weight, model_device
-from ..models.runtime import is_out_of_memory, measuring
+from ..models.runtime import in_double, is_out_of_memory, measuring
 from ..numeric import as_int, as_list
 from ..progress import Progress, open_bar
 
@@ -265,7 +265,7 @@ def _try_batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float] | 
         logits = output.logits[:, :-1].float()
         wanted = logits.gather(-1, rows[:, -scored:, None])[..., 0]
         nats = torch.logsumexp(logits, dim=-1) - wanted
-        return [float(total) for total in nats.double().sum(dim=-1)]
+        return [float(total) for total in in_double(nats).sum(dim=-1)]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -25,7 +25,13 @@ from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import is_out_of_memory, measuring, require_measurable
+from ..models.runtime import (
+    in_double,
+    is_out_of_memory,
+    measuring,
+    require_measurable,
+    sums_on,
+)
 from ..models.units import Unit, UnitSet
 from ..numeric import as_list, require_type
 from ..progress import Progress, open_bar
@@ -421,7 +427,7 @@ class _Engine:
         labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
-        values = torch.empty(len(plans), 2, dtype=torch.float64, device=ids.device)
+        values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
         if len(changed) < len(plans):
             values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
         done: list[Tensor] = []
@@ -459,7 +465,7 @@ class _Engine:
         measured, hidden, labels = self._student(number, student)
         nll = same = 0.0
         for part, logits, other in _pieces((self.architecture, student), hidden):
-            nll += float(_nll(logits, labels[part]).double().sum())
+            nll += float(in_double(_nll(logits, labels[part])).sum())
             same += float((logits.argmax(dim=-1) == other.argmax(dim=-1)).sum())
         return float(measured[0]), float(measured[1]), nll / len(labels), same / len(labels)
 
@@ -528,14 +534,14 @@ def _mean_kl_and_nll(
         labels: the actual next tokens [P].
     """
     rows, positions, _ = hidden[1].shape
-    total = torch.zeros(rows, 2, dtype=torch.float64, device=labels.device)
+    total = torch.zeros(rows, 2, dtype=torch.float64, device=sums_on(labels.device))
     for part, logits, student in _pieces(pair, hidden):
         nll = _nll(student, labels[part])
         # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
         wide = torch.promote_types(logits.dtype, student.dtype)
         logits, shift = logits.to(wide), student.to(wide).sub_(logits)
         kl = kl_divergence(torch.softmax(logits, dim=-1), shift)
-        total += torch.stack([kl.double().sum(dim=-1), nll.double().sum(dim=-1)], dim=1)
+        total += torch.stack([in_double(each).sum(dim=-1) for each in (kl, nll)], dim=1)
     return total / positions
 
 

@@ -7,7 +7,7 @@ import shutil
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -17,7 +17,7 @@ from .configuration import require_own_files, require_usable
 from .files import require_sound_files
 from .hub import explain, require_place
 from .identity import MANIFEST
-from .runtime import bars_that_go
+from .runtime import bars_that_go, device_name, sums_on
 from .streaming import layers_on_disk, require_accelerate, stream_of
 
 if TYPE_CHECKING:
@@ -100,6 +100,27 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     return found
 
 
+def pick_dtype(
+    device: torch.device, dtype: torch.dtype | str | None, demo: bool
+) -> torch.dtype | Literal["auto"]:
+    """Choose the dtype of a model: the given one, else float32 or "auto", the checkpoint's own.
+
+    Args:
+        device: where the model will be.
+        dtype: what is asked for.
+        demo: whether it is the embedded model, which is small enough for float32 anywhere.
+
+    Raises:
+        InputError: it is not a dtype that models run in, or the device does not have it.
+    """
+    if dtype is None:
+        return torch.float32 if demo or device.type == "cpu" else "auto"
+    found = read_dtype(dtype)
+    if found == torch.float64 and sums_on(device) != device:
+        raise InputError(f"device {str(device)!r} has no float64. Use float32, or device 'cpu'.")
+    return found
+
+
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """Turn a name such as "bfloat16" into a dtype; a dtype is returned as it is.
 
@@ -130,12 +151,15 @@ def report_device(
     import psutil
 
     target = pick_device(device)
+    name, chosen = device_name(target), pick_dtype(target, dtype, demo=False)
+    used = str(chosen).removeprefix("torch.")
+    if chosen == "auto":
+        used = "float32 for the demo model, else the checkpoint's dtype"
+    free = psutil.virtual_memory().available
     if target.type == "cuda":
-        name, free = torch.cuda.get_device_name(target), torch.cuda.mem_get_info(target)[0]
-        default = "float32 for the demo model, else the checkpoint's dtype"
-    else:
-        name, free = f"CPU, {torch.get_num_threads()} threads", psutil.virtual_memory().available
-        default = "float32"
+        free = torch.cuda.mem_get_info(target)[0]
+    elif target.type == "cpu":
+        name = f"CPU, {torch.get_num_threads()} threads"
         if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
             warnings.warn(
                 f"THIS MACHINE HAS AN NVIDIA DRIVER, BUT TORCH {torch.__version__} CANNOT USE A "
@@ -143,7 +167,6 @@ def report_device(
                 RuntimeWarning,
                 stacklevel=2,
             )
-    used = default if dtype is None else str(read_dtype(dtype)).removeprefix("torch.")
     return f"{name}; {used}; {free / 1e9:.1f} GB free; torch {torch.__version__}"
 
 
@@ -162,7 +185,7 @@ def load_model(
 
     Args:
         model_id: "demo" for the embedded model, a hub id, or a folder.
-        device: by default CUDA if torch can use it, else the CPU.
+        device: by default CUDA if torch can use it, else the CPU. "mps" and "xpu" are untested.
         dtype: by default float32 on the CPU and for the embedded model, else the checkpoint's own.
         stream: load only what stands around the layers (embedding, final norm, head). A layer is
             read from its safetensors file when it runs, and at most two layers are in memory. For
@@ -185,7 +208,7 @@ def load_model(
 
     target, place = pick_device(device), place_of(model_id)
     source = str(place)
-    wanted = None if dtype is None else read_dtype(dtype)
+    chosen = pick_dtype(target, dtype, is_demo(source))
     if (Path(source) / MANIFEST).exists():
         raise InputError(
             f"{source} holds a pruned model, whose layers differ in width. Load it with "
@@ -194,7 +217,6 @@ def load_model(
         )
     if stream or "device_map" in options:
         require_accelerate("stream=True" if stream else "a device_map")
-    default = torch.float32 if target.type == "cpu" or is_demo(source) else "auto"
     require_place(place)
     options = {"trust_remote_code": False} | options  # if unset, transformers asks on stdin
     # an unsupported family is rejected before gigabytes are downloaded
@@ -217,7 +239,7 @@ def load_model(
     try:
         with bars_that_go(hidden=is_demo(source)):  # its 13 MB load before a bar can be drawn
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=wanted or default, output_loading_info=True, **options
+                source, dtype=chosen, output_loading_info=True, **options
             )
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error

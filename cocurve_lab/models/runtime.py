@@ -198,13 +198,35 @@ def require_one_device(model: PreTrainedModel) -> None:
         )
 
 
+# Devices ------------------------------------------------------------------------------------------
+
+
+def sums_on(device: torch.device) -> torch.device:
+    """Where float64 sums are kept: on the device, or on the CPU for one without float64 (mps)."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def in_double(values: Tensor) -> Tensor:
+    """The values in float64, on `sums_on` of their device."""
+    return values.to(sums_on(values.device)).double()
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the type of another device, such as "cpu"."""
+    name = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return device.type if name is None else str(name(device))
+
+
 # Interruptions and provenance ---------------------------------------------------------------------
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether an error means that memory ran out, on the GPU or the CPU."""
     # the CPU allocator and cuBLAS report it as a plain RuntimeError
-    signs = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+    signs = (
+        *("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"),
+        "MPS backend out of memory",
+    )
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
@@ -225,11 +247,6 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, old)
     if came:
         raise KeyboardInterrupt
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's name, or the type of another device, such as "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def software_versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 # a device type that torch can name and no build of it has; libraries treat it like no other
 PRETENDED = "lazy"
 FIRST, SECOND = torch.device(PRETENDED, 0), torch.device(PRETENDED, 1)
+WITHOUT_DOUBLE = torch.device("mps", 0)  # pretended too
 CPU = torch.device("cpu")
 _FACTORIES = (
     *("zeros", "ones", "empty", "full", "arange", "tensor", "as_tensor", "eye", "rand", "randn"),
@@ -39,6 +40,8 @@ class Placed(Tensor):
     def __new__(cls, values: Tensor, place: torch.device | None = None, **_: Any) -> Placed:
         found: Placed = _plain(values).detach().as_subclass(cls)
         found.place = place or place_of(values)
+        if found.place.type == WITHOUT_DOUBLE.type and found.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
         return found
 
     @classmethod

@@ -13,8 +13,9 @@ from torch import nn
 
 import cocurve_lab as cl
 from cocurve_lab.models.identity import model_device
+from cocurve_lab.models.loading import pick_device, pick_dtype
 from cocurve_lab.models.streaming import stream_of
-from helpers.devices import FIRST, SECOND, pretended_devices
+from helpers.devices import FIRST, SECOND, WITHOUT_DOUBLE, pretended_devices
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXT = tiny_text(2, 20, 6)
@@ -88,6 +89,54 @@ def test_a_model_on_another_device_gives_the_same_numbers(family: str) -> None:
     model = tiny_model(family, "gqa").to(FIRST)
     assert model_device(model) == FIRST
     same(model, tiny_model(family, "gqa"))
+
+
+def test_a_device_without_float64_leaves_sums_to_the_cpu() -> None:
+    with pytest.raises(TypeError, match="float64"):
+        torch.ones(2, device=WITHOUT_DOUBLE).double()
+    model = tiny_model().to(WITHOUT_DOUBLE)
+    same(model, tiny_model())
+    units = cl.enumerate_units(model, GROUPS)
+    options = cl.BuildOptions(removed=(0, 7), full_vocabulary=False)
+    found = [
+        cl.estimate_curvature(each, units, TEXT, 16, progress=False, options=options)
+        for each in (model, tiny_model())
+    ]
+    assert np.array_equal(found[0].matrix, found[1].matrix)
+    tokenizer, text = word_tokenizer(), " ".join(f"w{at % 90}" for at in range(80))
+    values = [
+        cl.perplexity(m, tokenizer, text, context=16, stride=8) for m in (model, tiny_model())
+    ]
+    assert values[0] == values[1]
+    with pytest.raises(cl.InputError, match="device 'mps' has no float64"):
+        cl.load_model("demo", device="mps", dtype="float64")
+    assert cl.report_device("mps").startswith("mps; float32 for the demo model, else")
+
+
+@pytest.mark.parametrize(
+    ("device", "demo", "asked", "chosen"),
+    [
+        ("cpu", False, None, torch.float32),
+        ("cuda:1", False, None, "auto"),
+        ("xpu", False, None, "auto"),
+        ("cuda", True, None, torch.float32),
+        ("cpu", False, "bfloat16", torch.bfloat16),
+        ("cuda", True, torch.float64, torch.float64),
+        ("mps", False, "float16", torch.float16),
+    ],
+)
+def test_the_dtype_follows_from_device_and_wish(
+    device: str, demo: bool, asked: Any, chosen: Any
+) -> None:
+    assert pick_dtype(torch.device(device), asked, demo) == chosen
+
+
+def test_the_device_is_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for usable, best in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda usable=usable: usable)
+        assert pick_device() == torch.device(best)
+        assert pick_device("lazy:1") == SECOND
+        assert pick_device("cpu").type == "cpu"
 
 
 def saved(folder: Path, family: str = "llama") -> Path:
