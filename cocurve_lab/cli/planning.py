@@ -27,6 +27,7 @@ EXAMPLE = """\
   cocurve solve H --ratio 0.2 --out plan.json
   cocurve solve H/H_demo_0123456789.pkl --ratio 0.3 --gate --out plan.json
   cocurve solve H --parameters 6B --uniform --out plan.json
+  cocurve solve H --ratio 0.3 --tensor-parallel 2 --align 64 --out plan.json
   cocurve solve H --size "12 GB" --dtype bfloat16 --protect-first 1 --out plan.json
   cocurve solve H --kv-cache "64 KiB" --dtype bfloat16 --out plan.json"""
 
@@ -64,6 +65,19 @@ def add_to(verbs: Any) -> None:
         "--protect-last", type=int, default=0, help="number of last layers kept whole (0)"
     )
     parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="DEVICES",
+        help="KV heads and FFN channels left in a layer are multiples of it (1)",
+    )
+    parser.add_argument(
+        "--align", type=int, default=1, help="FFN channels left are a multiple of it, such as 64"
+    )
+    parser.add_argument(
+        "--depth", choices=("block", "layer"), help="remove only whole blocks, or whole layers"
+    )
+    parser.add_argument(
         "--out", metavar="FILE", type=as_path, required=True, help="file for the plan"
     )
 
@@ -79,6 +93,9 @@ def run(options: argparse.Namespace) -> int:
         layer_cap=options.layer_cap,
         protect_first=options.protect_first,
         protect_last=options.protect_last,
+        tensor_parallel=options.tensor_parallel,
+        align=options.align,
+        depth=options.depth,
     )
     selection = solve_on(curvature, options.surrogate, budget, strength, guards, options.uniform)
     price = "" if curvature.shifts is None else _price(curvature, selection, options.surrogate)

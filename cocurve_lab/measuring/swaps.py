@@ -67,12 +67,12 @@ class Neighbors:
             budget = target.budget(units)
         assert budget is not None
         forced = start.pruned[: start.forced]
-        self.rules = Rules(units, start.guards, budget, forced, tuple(exclude))
+        self.rules = Rules(units, start.guards, budget, forced, tuple(exclude), portions=True)
         self.costs, self.layers = budget.costs, units.layers
         self.forced = frozenset(forced)
         self._edges = None if surrogate is None else self._weighted(surrogate, strength)
         widths = [unit.stop - unit.start for unit in units]
-        # units that may stand in for each other in a uniform plan
+        # units that may stand in for each other in a plan that fixes the counts of its blocks
         self._slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
         self._require_feasible()
 
@@ -88,7 +88,7 @@ class Neighbors:
         """
         guided = self._edges is not None and rng.random() >= self.random_share
         chosen, gone = set(pruned) | self.forced, set[int]()
-        if self.start.uniform:
+        if self.start.uniform or self.rules.portions is not None:
             return self._swap_slots(chosen, rng, guided)
         for _ in range(int(rng.integers(least, self.most + 1))):
             unit = self._leaving(chosen, chosen - self.forced, rng, guided)
@@ -156,7 +156,7 @@ class Neighbors:
         return {u for u in small if budget.reached(chosen - {u})}  # the rule itself decides
 
     def _swap_slots(self, chosen: set[int], rng: np.random.Generator, guided: bool) -> Units | None:
-        """Swap units for others of the same layer, kind and width, which keeps a plan uniform."""
+        """Swap units for others of the same layer, kind and width, which keeps all counts."""
         before = frozenset(chosen)
         for _ in range(int(rng.integers(1, self.most + 1))):
             out = self._leaving(chosen, (chosen - self.forced) & before, rng, guided)

@@ -183,7 +183,7 @@ def manifest_of(
         "earlier_rounds": [] if earlier is None else _rounds(earlier),
         "layers": widths_of(architecture),
         "ffn_groups": selection.units.ffn_groups,
-        "guards": dataclasses.asdict(selection.guards),
+        "guards": selection.guards.to_plain(),
         "removed_parameters": selection.pruned_cost,
         "requested_ratio": selection.requested_ratio,
         "target": None if selection.target is None else str(selection.target),

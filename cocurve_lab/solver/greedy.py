@@ -39,11 +39,12 @@ class Greedy:
         exclude: UnitsLike = (),
         *,
         keep_history: bool = False,
+        portions: bool = False,
     ) -> None:
         require_type(curvature, Curvature, "curvature")
         units = curvature.units
         self.curvature, self.guards = curvature, guards
-        self.rules = Rules(units, guards, ratio, include, exclude)
+        self.rules = Rules(units, guards, ratio, include, exclude, portions=portions)
         self.budget = self.rules.budget
         self.target = self.budget.needed
         self.half = curvature.saliency / 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
 from ..numeric import as_float, as_int, as_list, require_type
+from .portions import Depth, Portions
 from .targets import Budget, ratio_budget
 
 UnitsLike = Iterable[Unit | str | int]
@@ -34,6 +36,10 @@ class Guards:
             prefixes of larger ones.
         protect_first, protect_last: number of layers at either end that stay whole.
         kinds: the unit kinds that may be pruned.
+        tensor_parallel: a number of devices that share each layer: the KV heads and the FFN
+            channels left are multiples of it, or none are left.
+        align: FFN channels left are a multiple of it, such as 64 or 128, or none are left.
+        depth: "block" removes attention and FFN blocks only as a whole, "layer" only whole layers.
 
     Raises:
         InputError: both caps given, or a value out of range.
@@ -44,6 +50,9 @@ class Guards:
     protect_first: int = 0
     protect_last: int = 0
     kinds: tuple[Kind, ...] = KINDS
+    tensor_parallel: int = 1
+    align: int = 1
+    depth: Depth | None = None
 
     def __post_init__(self) -> None:
         self._convert()
@@ -66,6 +75,24 @@ class Guards:
         if not kinds or any(kind not in KINDS for kind in kinds):
             raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
         object.__setattr__(self, "kinds", kinds)
+        if self.depth not in (None, *get_args(Depth)):
+            raise InputError(
+                f"depth is {self.depth!r}. Choose from {get_args(Depth)}, or None for single units."
+            )
+
+    @property
+    def machine(self) -> str:
+        """The guards of the machine (see portions.py) as arguments; empty where there are none."""
+        given = {"tensor_parallel": self.tensor_parallel, "align": self.align, "depth": self.depth}
+        return ", ".join(f"{k}={v!r}" for k, v in given.items() if v not in (1, None))
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields for JSON; those of the machine only where they are set."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("tensor_parallel", "align", "depth"):
+            if fields[name] in (1, None):
+                del fields[name]
+        return fields
 
     def _convert(self) -> None:
         """Take numbers of any type: a half-precision cap would round the room of every layer."""
@@ -74,6 +101,8 @@ class Guards:
                 object.__setattr__(self, name, as_float(getattr(self, name), name))
         for name in ("protect_first", "protect_last"):
             object.__setattr__(self, name, as_int(getattr(self, name), name))
+        for name in ("tensor_parallel", "align"):
+            object.__setattr__(self, name, as_int(getattr(self, name), name, 1))
 
     def cap_at(self, ratio: float) -> float:
         """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""
@@ -86,7 +115,8 @@ class Guards:
         cap = "none" if self.layer_cap is None else f"{self.layer_cap:g}"
         if self.layer_cap_factor is not None:
             cap = f"{self.layer_cap_factor:g}x"
-        return f"cap {cap} protect {self.protect_first}/{self.protect_last}"
+        machine = f" {self.machine}" if self.machine else ""
+        return f"cap {cap} protect {self.protect_first}/{self.protect_last}{machine}"
 
 
 FREE = Guards()  # the default of every verb; frozen, so one instance serves all
@@ -119,7 +149,8 @@ def reachable_ratio(
     Raises:
         InputError: as for `solve_greedy`.
     """
-    return Rules(units, guards, ratio, include, exclude).reachable()[0] / units.total_cost
+    rules = Rules(units, guards, ratio, include, exclude, portions=True)
+    return rules.reachable()[0] / units.total_cost
 
 
 class Rules:
@@ -131,6 +162,11 @@ class Rules:
         room: [layers] the cost that each layer may lose (kappa x the cost of all its units); whole
             where costs are whole.
         budget: the unit costs, and the cost to remove.
+        portions: how many units each block may lose; None where any number may go.
+
+    Args:
+        portions: whether the caller takes units in portions only. Without it, guards of the machine
+            are refused, because single units would break them.
 
     Raises:
         InputError: the ratio is out of range, a unit is unknown, or an included unit breaks a rule.
@@ -143,11 +179,22 @@ class Rules:
         ratio: float | Budget,
         include: UnitsLike = (),
         exclude: UnitsLike = (),
+        *,
+        portions: bool = False,
     ) -> None:
         require_type(guards, Guards, "guards")
+        if guards.machine and not portions:
+            raise InputError(
+                f"the guards have {guards.machine}, but units are taken one by one here, which "
+                "would break that. Use solve_greedy, or leave it out of the guards."
+            )
         self.units, self.guards = units, guards
         self.budget = ratio if isinstance(ratio, Budget) else ratio_budget(units, ratio)
         costs = self.budget.costs
+        self.portions = None
+        if guards.machine:
+            machine = (guards.tensor_parallel, guards.align, guards.depth)
+            self.portions = Portions(units, *machine, costs)
         self.cap = guards.cap_at(self.budget.share)
         layer_costs = np.bincount(units.layers, costs, minlength=units.num_layers)
         # slightly more than the product, so that 0.29 x 100 = 28.999999999999996 stays 29
@@ -184,6 +231,8 @@ class Rules:
         reachable, exact = costs[list(self.forced)].sum().item(), True
         free = self.admissible.copy()
         free[list(self.forced)] = False
+        if self.portions is not None:
+            return self.portions.most(self.forced, free, self.room), True
         # more is always allowed (a plan may overshoot its target), so layers do not compete
         for layer, room in enumerate(self.room_after(self.forced)):
             largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
@@ -241,6 +290,7 @@ class Rules:
             else "",
             f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
             f"{excluded} units excluded" if excluded else "",
+            guards.machine,
         ]
         return "; ".join(part for part in parts if part) or "no guards"
 

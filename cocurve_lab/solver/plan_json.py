@@ -56,6 +56,9 @@ _GUARDS: Schema = optional(
         "layer_cap_factor": nullable(NUMBER),
         "protect_first": COUNT,
         "protect_last": COUNT,
+        "tensor_parallel": COUNT,
+        "align": COUNT,
+        "depth": Field("block or layer", lambda value: value in ("block", "layer")),
         "kinds": Field("a list of kinds", list_of(lambda kind: kind in KINDS)),
     }
 )

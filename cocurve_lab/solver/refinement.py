@@ -36,7 +36,8 @@ def refine(
     the best exchange of the first unit that has one. Ties go to the lowest indices, so the result
     is deterministic. It is a local optimum: no such exchange improves it. Like a greedy plan, it
     reaches `target_cost` and overshoots by less than the most expensive admissible unit
-    (Proposition "Overshoot bound").
+    (Proposition "Overshoot bound"). Under guards of the machine only units of one group
+    (portions.py) are swapped, one for one, so that all counts stay.
 
     Args:
         selection: a plan with an interaction strength. Its `forced` units stay. Its gains are
@@ -69,7 +70,7 @@ def refine(
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}, but it counts exchanges. Give 0 or more.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
-    selection.require_by_ratio("a refined plan")
+    selection.require_by_ratio("a refined plan", machine=True)
     search = _Search(selection, curvature, strength, exclude)
     if not search.run(max_rounds):
         log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)
@@ -122,7 +123,8 @@ class _Search:
     ) -> None:
         units, ratio = selection.units, selection.requested_ratio
         forced = list(selection.pruned[: selection.forced])
-        rules = Rules(units, selection.guards, ratio, forced, exclude)
+        rules = Rules(units, selection.guards, ratio, forced, exclude, portions=True)
+        self.portions = rules.portions
         self.costs, self.layers = units.costs, units.layers
         self.pruned = selection.indicator.copy()
         self.edges = strength * curvature.matrix
@@ -137,12 +139,16 @@ class _Search:
         largest = int(self.costs[rules.admissible].max(initial=0))
         # forced units may exceed the target by any amount, and the plan must still be admitted
         self.ceiling = max(self.target + largest, int(self.costs[forced].sum()) + 1)
+        if self.portions is not None:  # these overshoot by up to a portion
+            self.ceiling = max(self.ceiling, self.spent + 1)
         self._require_feasible(selection, rules)
 
     def _require_feasible(self, selection: Selection, rules: Rules) -> None:
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
-        if len(strangers):
+        if self.portions is not None and not self.portions.kept(selection.pruned):
+            why = f"breaks {selection.guards.machine}"
+        elif len(strangers):
             why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"
         elif len(full):
             why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
@@ -168,6 +174,9 @@ class _Search:
 
     def _best(self) -> _Exchange | None:
         """The exchange to make next; None at a local optimum."""
+        if self.portions is not None:
+            swap = self._swap()
+            return swap if swap.change < -self.win else None
         simple = min(self._single(), self._swap(), key=lambda exchange: exchange.change)
         if simple.change < -self.win:
             return simple
@@ -209,6 +218,8 @@ class _Search:
         # the edge is in the marginal of the unit that enters, but the other one is leaving
         change = self.marginal[enter] - self.marginal[leave] - self.edges[leave, enter]
         allowed = self._in_budget(self.spent - self.costs[leave] + self.costs[enter])
+        if self.portions is not None:
+            allowed &= self.portions.of[leave] == self.portions.of[enter]
         freed = self.costs[leave] * (self.layers[leave] == self.layers[enter])
         allowed &= self.costs[enter] <= self.room[self.layers[enter]] + freed
         return _lowest(change, allowed, leave, enter)

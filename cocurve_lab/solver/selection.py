@@ -287,7 +287,6 @@ class Selection(Folded):
 
     def to_json(self) -> str:
         """Write the plan as JSON text; `from_json` reads it back."""
-        guards = {name: getattr(self.guards, name) for name in Guards.__dataclass_fields__}
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -298,7 +297,7 @@ class Selection(Folded):
             "node_terms": None if self.node_terms is None else self.node_terms.tolist(),
             "edge_terms": None if self.edge_terms is None else self.edge_terms.tolist(),
             "interaction_strength": self.interaction_strength,
-            "guards": guards,
+            "guards": self.guards.to_plain(),
             "gains": {str(index): gain for index, gain in self.gains.items()},
             "curvature_fingerprint": self.curvature_fingerprint,
             "forced": self.forced,
@@ -346,17 +345,24 @@ class Selection(Folded):
 
     @property
     def by_ratio(self) -> bool:
-        """Whether ratio, guards and lambda alone made the plan: no other target, not uniform."""
-        return not self.uniform and (self.target is None or self.target.in_parameters)
+        """Whether ratio, guards and lambda alone made the plan: no other target, nothing uniform.
 
-    def require_by_ratio(self, what: str) -> None:
+        Guards of the machine do not count as guards here, because units then go in portions.
+        """
+        by_share = self.target is None or self.target.in_parameters
+        return by_share and not self.uniform and not self.guards.machine
+
+    def require_by_ratio(self, what: str, *, machine: bool = False) -> None:
         """Raise InputError if the plan keeps to more than a ratio.
 
         Args:
             what: the result wanted of the plan, which would not, such as "a refined plan".
+            machine: whether it would keep guards of the machine.
         """
-        if not self.by_ratio:
+        plan = replace(self, guards=Guards()) if machine else self
+        if not plan.by_ratio:
             kept = "equal counts in every layer" if self.uniform else f"a target, {self.target}"
+            kept = plan.guards.machine or kept
             raise InputError(f"this plan keeps to {kept}; {what} would not. Solve again instead.")
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from ..errors import InputError
 from ..numeric import require_type
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
+from .in_portions import solve_in_portions
 from .selection import Selection
 from .targets import Target, require_strength
 from .uniform import solve_uniform
@@ -41,6 +42,8 @@ def solve_greedy(
             realised value.
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
+            Under guards of the machine, units go in portions (see in_portions.py), and the ratio
+            may be exceeded by up to a portion.
         include: units pruned first, in this order, whatever they cost and even beyond the ratio.
         exclude: units never pruned.
         costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
@@ -70,9 +73,11 @@ def solve_greedy(
             raise InputError(f"costs and a Target ({ratio}): give the costs to the Target instead.")
         ratio = Target(ratio=ratio, costs=costs)
     goal = ratio.budget(curvature.units) if isinstance(ratio, Target) else ratio
-    greedy = Greedy(curvature, goal, guards, include, exclude)
+    greedy = Greedy(curvature, goal, guards, include, exclude, portions=True)
     if uniform:
         return solve_uniform(greedy, strength)
+    if guards.machine:
+        return solve_in_portions(greedy, strength)
     greedy.run(strength)
     if greedy.stalled:
         raise greedy.infeasible()

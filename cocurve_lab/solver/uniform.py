@@ -97,18 +97,19 @@ class _Slices:
         low, high = self.forced.max(axis=0), self.free.min(axis=0)
         room = min(self.greedy.rules.room)
         for counts in product(*(range(a, b + 1) for a, b in zip(low, high, strict=True))):
-            if self.removed(counts) <= room * self.layers and self._leaves_each_kind(counts):
+            fits = self.removed(counts) <= room * self.layers and self._leaves_each_kind(counts)
+            if fits and self._in_portions(counts):
                 yield counts
 
     def minimal(self) -> Iterator[Counts]:
-        """Yield the allowed counts that reach the budget and would not with one unit less."""
+        """Yield the allowed counts that reach the budget and would not with any one lowered."""
         # larger counts would remove more than was asked for
         needed, low = self.greedy.target, self.forced.max(axis=0)
         for counts in self.allowed():
             removed = self.removed(counts)
+            lower = (self._lowered(counts, place, least) for place, least in enumerate(low))
             if removed >= needed and not any(
-                count > least and removed - cost * self.layers >= needed
-                for count, least, cost in zip(counts, low, self.cost, strict=True)
+                fewer is not None and self.removed(fewer) >= needed for fewer in lower
             ):
                 yield counts
 
@@ -144,6 +145,25 @@ class _Slices:
                 if shape[0] == kind) > 0
             for kind in KINDS if any(shape[0] == kind for shape in self.shapes)
         )  # fmt: skip
+
+    def _lowered(self, counts: Counts, place: int, least: int) -> Counts | None:
+        """The counts with the next smaller one at `place` that portions allow; None if none."""
+        for n in range(counts[place] - 1, least - 1, -1):
+            fewer = (*counts[:place], n, *counts[place + 1 :])
+            if self._in_portions(fewer):
+                return fewer
+        return None
+
+    def _in_portions(self, counts: Counts) -> bool:
+        """Whether the guards of the machine allow these counts; all layers are alike."""
+        portions = self.greedy.rules.portions
+        if portions is None:
+            return True
+        for group in portions.of_layer(0):
+            shapes = set(self.of[group.ids].tolist())
+            if sum(counts[shape] for shape in shapes) not in group.stops:
+                return False
+        return True
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
         """Count the chosen units of each layer and shape [layers, shapes]."""

@@ -209,7 +209,7 @@ def test_budgets_of_solve_reach_the_solver(
     total = curvature.units.total_parameters
     assert total is not None
     wanted = int(0.8 * total)
-    out = [str(tmp_path / f"{n}.json") for n in range(4)]
+    out = [str(tmp_path / f"{n}.json") for n in range(5)]
     h = ["solve", str(next(built.glob("H_*.pkl")))]
     assert main([*h, "--parameters", str(wanted), "--out", out[0]]) == DONE
     left = total - cl.Selection.from_json(Path(out[0]).read_text()).pruned_cost
@@ -225,6 +225,10 @@ def test_budgets_of_solve_reach_the_solver(
     assert main([*h, "--ratio", "0.2", "--gate", "--out", out[3]]) == DONE
     gated = cl.Selection.from_json(Path(out[3]).read_text())
     assert gated.interaction_strength == cl.redundancy_gate(curvature).recommended
+    machine = ["--tensor-parallel", "2", "--align", "2", "--depth", "block"]
+    assert main([*h, "--ratio", "0.2", *machine, "--out", out[4]]) == DONE
+    guards = cl.Selection.from_json(Path(out[4]).read_text()).guards
+    assert guards == cl.Guards(tensor_parallel=2, align=2, depth="block")
     capsys.readouterr()
     assert main([*h, "--ratio", "1.5", "--out", str(tmp_path / "no")]) == FAILED
     assert "ratio is 1.5" in capsys.readouterr().err

@@ -452,7 +452,7 @@ class Bench:
             "held_out": judges.held_out.fingerprint,
             "test": judges.test.fingerprint,
             "questions": fingerprint([asdict(question) for question in judges.questions]),
-            "guards": [asdict(guards) for guards in self.options.guards],
+            "guards": [guards.to_plain() for guards in self.options.guards],
             "parts": list(parts),
         }
 

@@ -1,0 +1,161 @@
+"""Portions: how many units a block may lose, so that what is left runs fast where it runs.
+
+Tensor parallelism gives each device the same number of KV heads and FFN channels. Matrix kernels
+want widths in multiples of 64 or 128. And a block that is gone altogether costs no time at all.
+Under such a guard a block may lose some numbers of units and no others: its stops. Units then leave
+in portions, from one stop to the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InputError
+from ..models.families import Kind
+from ..models.units import UnitSet
+
+Depth = Literal["block", "layer"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that share their stops: those of a block, or of a layer that goes as a whole.
+
+    Attributes:
+        layer: the layer.
+        ids: indices of the units.
+        stops: the numbers of units that it may lose, ascending, from 0 to all of them.
+        costs: what it saves at each stop, in the budget's costs.
+    """
+
+    layer: int
+    ids: np.ndarray
+    stops: tuple[int, ...]
+    costs: tuple[float, ...]
+
+
+class Portions:
+    """The groups of a UnitSet.
+
+    Args:
+        units: the UnitSet.
+        tensor_parallel, align, depth: as in `Guards`.
+        costs: [M], of the budget.
+
+    Raises:
+        InputError: a block of the model itself does not divide, or its units differ in width or
+            cost, so that no number of them does.
+    """
+
+    def __init__(
+        self,
+        units: UnitSet,
+        tensor_parallel: int,
+        align: int,
+        depth: Depth | None,
+        costs: np.ndarray,
+    ) -> None:
+        self.units, self.unit_costs = units, costs
+        multiples: dict[Kind, int] = {
+            "attention": tensor_parallel,
+            "ffn": math.lcm(align, tensor_parallel),
+        }
+        self.groups: list[Group] = []
+        self.of = np.empty(len(units), dtype=np.int64)  # [M] number of each unit's group
+        for layer in range(units.num_layers):
+            here = np.flatnonzero(units.layers == layer)
+            kinds: list[Kind] = [k for k in multiples if (units.kinds[here] == k).any()]
+            blocks = [here[units.kinds[here] == kind] for kind in kinds]
+            found = [
+                self._stops(ids, kind, multiples[kind], whole=depth is not None)
+                for ids, kind in zip(blocks, kinds, strict=True)
+            ]
+            if depth == "layer" and len(here):
+                blocks, found = [here], [(0, len(here))]
+            for ids, stops in zip(blocks, found, strict=True):
+                self.of[ids] = len(self.groups)
+                self.groups.append(Group(layer, ids, stops, self._costs(ids, stops)))
+
+    def counts(self, chosen: Sequence[int]) -> list[int]:
+        """How many of the chosen units each group holds."""
+        return np.bincount(self.of[list(chosen)], minlength=len(self.groups)).tolist()
+
+    def kept(self, pruned: Sequence[int]) -> bool:
+        """Whether every group is at one of its stops."""
+        counts = self.counts(pruned)
+        return all(n in group.stops for n, group in zip(counts, self.groups, strict=True))
+
+    def most(self, forced: Sequence[int], free: np.ndarray, room: Sequence[float]) -> float:
+        """The most that can go, in the budget's costs; exact.
+
+        Args:
+            forced: units that must go.
+            free: [M] bool, further units that may go.
+            room: [layers], the cost that each layer may lose.
+
+        Raises:
+            InputError: no stop holds what is forced in a layer.
+        """
+        held, total = self.counts(forced), 0.0
+        for layer in range(self.units.num_layers):
+            options = []
+            for group, least in zip(self.groups, held, strict=True):
+                if group.layer == layer:
+                    up_to = least + int(free[group.ids].sum())
+                    pairs = zip(group.stops, group.costs, strict=True)
+                    options.append([cost for stop, cost in pairs if least <= stop <= up_to])
+            sums = [cost for cost in map(sum, product(*options)) if cost <= room[layer]]
+            if not sums:
+                raise InputError(
+                    f"include names units of layer {layer}, whose portions cannot be completed "
+                    "under the guards. Include all units of a portion, or loosen the guards."
+                )
+            total += max(sums)
+        return total
+
+    def of_layer(self, layer: int) -> Iterator[Group]:
+        """The groups of a layer."""
+        return (group for group in self.groups if group.layer == layer)
+
+    def _stops(self, ids: np.ndarray, kind: Kind, multiple: int, *, whole: bool) -> tuple[int, ...]:
+        """The numbers of units that a block may lose so that a multiple is left, or nothing."""
+        units, layer = self.units.units, int(self.units.layers[ids[0]])
+        if kind == "attention":
+            # one unit may be one KV head, of which engines keep a copy per device, or all heads
+            widths, noun = [1] * len(ids), "units of attention"
+            multiple = 1 if len(ids) == 1 else multiple
+        else:
+            widths, noun = [units[u].stop - units[u].start for u in ids], "FFN channels"
+        if sum(widths) % multiple:
+            raise InputError(
+                f"layer {layer} has {sum(widths)} {noun}, not a multiple of {multiple}, before "
+                "anything is removed. Lower tensor_parallel or align."
+            )
+        if whole:
+            return 0, len(ids)
+        if all(width % multiple == 0 for width in widths):
+            return tuple(range(len(ids) + 1))
+        if len(set(widths)) > 1:
+            raise InputError(
+                f"FFN units of layer {layer} have {min(widths)} to {max(widths)} channels, so no "
+                f"number of them makes multiples of {multiple}. Enumerate the units with another "
+                "ffn_groups, which divides the width."
+            )
+        step = multiple // math.gcd(multiple, widths[0])
+        return tuple(range(0, len(ids) + 1, step))
+
+    def _costs(self, ids: np.ndarray, stops: tuple[int, ...]) -> tuple[float, ...]:
+        mine = self.unit_costs[ids]
+        if len(stops) > 2 and (mine != mine[0]).any():
+            raise InputError(
+                f"costs of units like {self.units.units[ids[0]]} range from {mine.min():g} to "
+                f"{mine.max():g}; portions need one cost in each block. Give equal costs."
+            )
+        # of two stops the second is everything, so costs may differ there
+        return tuple(mine.sum().item() if n == len(ids) else n * mine[0].item() for n in stops)

@@ -1,0 +1,247 @@
+"""Guards of the machine: every plan keeps them, and small cases equal brute force."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cocurve_lab as cl
+from cocurve_lab.errors import InfeasibleError, InputError
+from cocurve_lab.measuring.swaps import Neighbors
+from cocurve_lab.methods.filling import take_in_order
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import Guards, reachable_ratio
+from cocurve_lab.solver.refinement import refine
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from helpers.problems import make_units, random_curvature
+
+SETTINGS = settings(max_examples=60, derandomize=True, deadline=None)
+SMALL = make_units(2, 4, 4, attention_cost=5, ffn_cost=8)  # per layer 4 heads, 4 x 8 channels
+MACHINES = [
+    {"tensor_parallel": 2},
+    {"tensor_parallel": 4},
+    {"align": 16},
+    {"align": 32},
+    {"tensor_parallel": 2, "align": 16},
+    {"depth": "block"},
+    {"depth": "layer"},
+    {"depth": "block", "tensor_parallel": 2},
+]
+
+
+def keeps(units: UnitSet, pruned: tuple[int, ...], guards: Guards) -> bool:
+    """The definition, from the columns that are left."""
+    for layer in range(units.num_layers):
+        left, whole = {}, {}
+        for kind in ("attention", "ffn"):
+            mine = [i for i, unit in enumerate(units) if (unit.layer, unit.kind) == (layer, kind)]
+            kept = [i for i in mine if i not in pruned]
+            whole[kind] = len(kept) in (0, len(mine))
+            size = len(kept) if kind == "attention" else sum(units.costs[kept].tolist())
+            left[kind] = size
+        if left["attention"] % guards.tensor_parallel or left["ffn"] % guards.tensor_parallel:
+            return False
+        if left["ffn"] % guards.align:
+            return False
+        if guards.depth is not None and not all(whole.values()):
+            return False
+        if guards.depth == "layer" and (left["attention"] > 0) != (left["ffn"] > 0):
+            return False
+    return True
+
+
+def subsets(units: UnitSet) -> list[tuple[int, ...]]:
+    every = range(len(units))
+    return list(chain.from_iterable(combinations(every, size) for size in range(len(units) + 1)))
+
+
+EVERY = subsets(make_units(1, 4, 4, attention_cost=5, ffn_cost=8))  # of one layer
+
+
+def admissible(units: UnitSet, layer: int, guards: Guards) -> list[tuple[int, ...]]:
+    """All sets of a layer's units that the guards allow, by going through all."""
+    low = layer * 8
+    sets = [tuple(low + u for u in chosen) for chosen in EVERY]
+    protected = layer < guards.protect_first
+    cap = guards.cap_at(0.0) * sum(unit.cost for unit in units if unit.layer == layer)
+    return [
+        chosen
+        for chosen in sets
+        if keeps(units, chosen, guards)
+        and sum(units[u].cost for u in chosen) <= cap * (1 + 1e-12)
+        and not (protected and chosen)
+    ]
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 10**6),
+    machine=st.sampled_from(MACHINES),
+    cap=st.sampled_from([None, 0.3, 0.5, 0.62, 0.8]),
+    first=st.integers(0, 1),
+    ratio=st.floats(0, 0.95),
+    strength=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_every_plan_keeps_them_and_what_can_go_is_exact(
+    seed: int, machine: dict, cap: float | None, first: int, ratio: float, strength: float
+) -> None:
+    guards = Guards(layer_cap=cap, protect_first=first, **machine)
+    curvature = random_curvature(SMALL, seed, shared=0.8)
+    most = sum(
+        max(sum(SMALL[u].cost for u in chosen) for chosen in admissible(SMALL, layer, guards))
+        for layer in range(2)
+    )
+    assert reachable_ratio(SMALL, guards, ratio) == most / SMALL.total_cost
+    if ratio > most / SMALL.total_cost * (1 + 1e-9):
+        with pytest.raises(InfeasibleError) as raised:
+            solve_greedy(curvature, ratio, strength, guards)
+        assert raised.value.stalled_ratio is None
+        return
+    try:
+        plan = solve_greedy(curvature, ratio, strength, guards)
+    except InfeasibleError:  # greedy stalls
+        assert cap is not None
+        return
+    for layer in range(2):
+        here = tuple(sorted(u for u in plan.pruned if SMALL[u].layer == layer))
+        assert here in admissible(SMALL, layer, guards)
+    assert plan.realized_ratio >= ratio * (1 - 1e-9)
+    again = Selection.from_pruned(
+        SMALL, plan.pruned, curvature, interaction_strength=strength, guards=guards
+    )
+    assert plan.predicted_risk == pytest.approx(again.predicted_risk)
+    better = refine(plan, curvature)
+    assert keeps(SMALL, better.pruned, guards)
+    assert better.objective <= plan.objective + 1e-15
+
+
+def by_hand(curvature: cl.Curvature, guards: Guards, ratio: float, strength: float) -> list[int]:
+    """The greedy of portions from the objective alone, over all sets one portion larger."""
+    H, units = curvature.matrix, curvature.units
+
+    def objective(chosen: list[int]) -> float:
+        block = H[np.ix_(chosen, chosen)]
+        return float(0.5 * (np.trace(block) + strength * (block.sum() - np.trace(block))))
+
+    def growth(now: list[int], u: int) -> float:
+        return (objective([*now, u]) - objective(now)) / units[u].cost
+
+    def fill(chosen: list[int], ids: list[int]) -> list[list[int]]:
+        """The sets that one block can come to, growing by the unit that costs least."""
+        sets, now = [], list(chosen)
+        while left := [u for u in ids if u not in now]:
+            now = [*now, min(left, key=lambda u: growth(now, u))]
+            sets.append(now)
+        return sets
+
+    order: list[int] = []
+    while sum(units[u].cost for u in order) < ratio * units.total_cost * (1 - 1e-12):
+        best: tuple[float, list[int]] | None = None
+        for layer in range(units.num_layers):
+            ids = [i for i, unit in enumerate(units) if unit.layer == layer]
+            blocks = [[i for i in ids if units[i].kind == kind] for kind in ("attention", "ffn")]
+            for block in [ids] if guards.depth == "layer" else blocks:
+                next_one = next(
+                    (now for now in fill(order, block) if keeps(units, tuple(now), guards)), None
+                )
+                if next_one is None:
+                    continue
+                cost = sum(units[u].cost for u in next_one[len(order) :])
+                score = (objective(next_one) - objective(order)) / cost
+                if best is None or score < best[0]:
+                    best = score, next_one
+        assert best is not None
+        order = best[1]
+    return order
+
+
+@pytest.mark.parametrize("strength", [0.0, 1.0])
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+def test_it_is_greedy_over_portions(machine: dict, strength: float) -> None:
+    units = make_units(3, 4, 4, attention_cost=5, ffn_cost=8)
+    guards = Guards(**machine)
+    for seed in range(8):
+        curvature = random_curvature(units, seed, shared=0.8)
+        plan = solve_greedy(curvature, 0.5, strength, guards)
+        assert list(plan.pruned) == by_hand(curvature, guards, 0.5, strength)
+
+
+def test_portions_of_one_unit_are_algorithm_2() -> None:
+    curvature = random_curvature(SMALL, 1)
+    free = solve_greedy(curvature, 0.4)
+    assert solve_greedy(curvature, 0.4, guards=Guards(align=8)).pruned == free.pruned
+
+
+def test_included_units_are_completed() -> None:
+    curvature, guards = random_curvature(SMALL, 2), Guards(tensor_parallel=2, align=16)
+    plan = solve_greedy(curvature, 0.0, 1.0, guards, include=["L0.attention[3]", "L1.ffn[0]"])
+    assert len(plan) == 4
+    assert keeps(SMALL, plan.pruned, guards)
+    others = [f"L0.attention[{i}]" for i in range(3)]
+    with pytest.raises(InputError, match="cannot be completed"):
+        solve_greedy(curvature, 0.0, 1.0, guards, include=["L0.attention[3]"], exclude=others)
+
+
+def test_uniform_plans_keep_them() -> None:
+    curvature, guards = random_curvature(SMALL, 3), Guards(tensor_parallel=2, align=16)
+    for ratio in (0.2, 0.4):
+        plan = solve_greedy(curvature, ratio, 1.0, guards, uniform=True)
+        assert plan.uniform
+        assert keeps(SMALL, plan.pruned, guards)
+
+
+def test_a_search_on_text_keeps_them() -> None:
+    curvature, guards = random_curvature(SMALL, 4), Guards(tensor_parallel=2)
+    plan = solve_greedy(curvature, 0.4, 1.0, guards)
+    draws, rng = Neighbors(plan, surrogate=curvature), np.random.default_rng(0)
+    found = {draws.draw(plan.pruned, rng) for _ in range(40)}
+    assert len(found) > 3
+    for pruned in found:
+        assert pruned is not None
+        assert keeps(SMALL, tuple(pruned), guards)
+
+
+def test_what_takes_single_units_refuses_them() -> None:
+    curvature, guards = random_curvature(SMALL), Guards(depth="layer")
+    plan = solve_greedy(curvature, 0.4, 1.0, guards)
+    for attempt in (
+        lambda: cl.lambda_path(curvature, 0.4, guards),
+        lambda: take_in_order(SMALL, range(len(SMALL)), 0.4, guards),
+        lambda: plan.prefix(0.2),
+    ):
+        with pytest.raises(InputError, match="depth='layer'"):
+            attempt()
+
+
+def test_units_that_do_not_divide_are_refused() -> None:
+    curvature = random_curvature(make_units(2, 3, 4, ffn_cost=8))
+    with pytest.raises(InputError, match=r"layer 0 has 3 units of attention, not a multiple of 2"):
+        solve_greedy(curvature, 0.2, guards=Guards(tensor_parallel=2))
+    with pytest.raises(InputError, match="layer 0 has 32 FFN channels, not a multiple of 64"):
+        solve_greedy(curvature, 0.2, guards=Guards(align=64))
+    with pytest.raises(InputError, match="depth is 'head'"):
+        Guards(depth="head")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="align"):
+        Guards(align=0)
+
+
+def test_uneven_groups_are_refused() -> None:
+    from helpers.tiny_models import tiny_model
+
+    units = cl.enumerate_units(tiny_model(intermediate_size=48), 5)  # groups of 10 and 9
+    with pytest.raises(InputError, match="9 to 10 channels"):
+        solve_greedy(random_curvature(units), 0.2, guards=Guards(align=16))
+
+
+def test_files_hold_them_only_where_they_are_set() -> None:
+    curvature = random_curvature(SMALL)
+    plan = solve_greedy(curvature, 0.4, 1.0, Guards(tensor_parallel=2, depth="block"))
+    assert Selection.from_json(plan.to_json()).guards == plan.guards
+    assert "tensor_parallel" not in json.loads(solve_greedy(curvature, 0.4).to_json())["guards"]
+    assert str(plan.guards).endswith("tensor_parallel=2, depth='block'")
