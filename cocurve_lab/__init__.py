@@ -189,6 +189,7 @@ _ALSO = {
     "Efficiency": "evaluation.efficiency",
     "EfficiencyOptions": "evaluation.efficiency",
     "GGUFFile": "export.gguf",
+    "quantize_gguf": "export.quantizing",
     "Matching": "studies.structure.matching",
     "causal_arms": "studies.structure.matching",
     "Comparison": "studies.bake_off.comparison",

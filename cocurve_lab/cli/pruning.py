@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,11 @@ PRUNE_EXAMPLE = """\
   cocurve prune MODEL plan.json --out smaller --refit --calibration c4.jsonl"""
 EXPORT = """\
 Write a pruned model as one GGUF file, which llama.cpp runs without this library. Its weights are
-read one after the other, so memory for the largest of them is enough."""
+read one after the other, so memory for the largest of them is enough. --quantize lets llama.cpp's
+own quantizer make the file smaller: the program llama-quantize, or the Python package cyllama."""
 EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --dtype f16
+  cocurve export smaller --gguf smaller.gguf --quantize Q4_K_M
   cocurve export smaller --gguf ids.gguf --no-tokenizer"""
 
 
@@ -89,6 +92,11 @@ def add_to(verbs: Any) -> None:
     parser.add_argument("--gguf", metavar="FILE", type=as_path, required=True, help="a new file")
     parser.add_argument(
         "--dtype", default="f16", choices=("f32", "f16", "q8_0"), help="dtype of the matrices (f16)"
+    )
+    parser.add_argument(
+        "--quantize",
+        metavar="KIND",
+        help="then quantise the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
     )
     parser.add_argument(
         "--pretokenizer",
@@ -285,10 +293,15 @@ def _verified(
 def export(options: argparse.Namespace) -> int:
     """Run `cocurve export`."""
     from ..export.gguf import export_gguf
+    from ..export.quantizing import quantize_gguf, require_kind
     from ..pruner.manifest import read_manifest
     from ..pruner.saving import open_pruned
 
     require_new(options.gguf)
+    if options.quantize is not None:
+        if options.dtype == "q8_0":
+            raise InputError("--quantize starts from f32 or f16. Leave --dtype q8_0 out.")
+        require_kind(options.quantize)
     read_manifest(options.folder)  # otherwise a mistyped folder would be taken for a hub id
     tokenizer = None
     if not options.no_tokenizer:
@@ -300,14 +313,16 @@ def export(options: argparse.Namespace) -> int:
                 "--no-tokenizer for a file that takes token ids only."
             )
     pruned = open_pruned(options.folder)
+    settings = {"dtype": options.dtype, "pretokenizer": options.pretokenizer}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the notes that are printed say the same
-        found = export_gguf(
-            pruned,
-            tokenizer,
-            options.gguf,
-            dtype=options.dtype,
-            pretokenizer=options.pretokenizer,
-        )
+        if options.quantize is None:
+            found = export_gguf(pruned, tokenizer, options.gguf, **settings)
+        else:
+            options.gguf.parent.mkdir(parents=True, exist_ok=True)
+            # beside the result, because the file may not fit where temporary files lie
+            with tempfile.TemporaryDirectory(dir=options.gguf.parent, prefix=".cocurve.") as place:
+                whole = export_gguf(pruned, tokenizer, Path(place, "whole.gguf"), **settings)
+                found = quantize_gguf(whole.path, options.gguf, options.quantize)
     print(found)
     return 0

@@ -43,7 +43,7 @@ class GGUFFile(Folded):
     Attributes:
         path: the file.
         bytes: its size.
-        dtype: the dtype that was requested.
+        dtype: the dtype that was requested, or llama.cpp's name of the quantisation.
         tensors: number of tensors by stored type; norms and biases are always F32.
         tokenizer: `tokenizer.ggml.model` and `tokenizer.ggml.pre`, as "model/pre".
         notes: sentences on how the file differs from the model; also in the file, under
@@ -52,7 +52,7 @@ class GGUFFile(Folded):
 
     path: Path
     bytes: int
-    dtype: GGUFDtype
+    dtype: str
     tensors: dict[str, int]
     tokenizer: str
     notes: tuple[str, ...]
@@ -101,7 +101,9 @@ def export_gguf(
     Warns:
         UserWarning: llama.cpp may split text into other tokens than the tokenizer does.
     """
-    target = _target(path, dtype, overwrite)
+    if dtype not in get_args(GGUFDtype):
+        raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
+    target = require_target(path, overwrite)
     architecture = describe(pruned)
     require_expressible(architecture)
     size = architecture.vocabulary
@@ -118,11 +120,9 @@ def export_gguf(
     return GGUFFile(target, target.stat().st_size, dtype, counts, named, notes)
 
 
-def _target(path: str | os.PathLike[str], dtype: str, overwrite: bool) -> Path:
+def require_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     """Check, before any work is done, that the file can be written; return its path."""
     target = Path(os.path.expanduser(path))
-    if dtype not in get_args(GGUFDtype):
-        raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
     if target.is_dir():
         raise InputError(f"{target} is a folder. Give a file, for example {target}/model.gguf.")
     if target.exists() and not overwrite:
