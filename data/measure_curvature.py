@@ -26,6 +26,7 @@ from cocurve_lab.measuring.answers import AnswerOptions
 STRENGTHS = (0.0, 0.25, 0.5, 1.0)
 RANDOM_PLANS = 10
 QUESTIONS = 20  # of each ability, asked of every plan on the page
+PAIRS = 40  # strongest edges |H_uv| whose pairs are measured for the page
 
 
 def measure(options: argparse.Namespace, model: Any, tokenizer: Any) -> tuple[dict, cl.Curvature]:
@@ -100,7 +101,8 @@ def export_page(
 ) -> None:
     """The explorers without a kernel, with the KL and right answers of every plan at the ratios.
 
-    A ratio has as many plans as lambda in [0, 1] gives, without guards.
+    A ratio has as many plans as lambda in [0, 1] gives, without guards. The strongest edges have
+    the KL of both units, alone and together.
     """
     from cocurve_widgets import Measured, Session, export_html
 
@@ -139,8 +141,39 @@ def export_page(
         session.add_measured(
             Measured(plan, kl, error, table.source, abilities=found, rows=len(held_out))
         )
+    session.add_measured(*measured_pairs(options, model, curvature, held_out))
     title = "Co-pruning curvature of the demo model"
     export_html(curvature, options.page, title=title, session=session)
+
+
+def measured_pairs(
+    options: argparse.Namespace, model: Any, curvature: cl.Curvature, held_out: cl.CalibrationSet
+) -> list[Any]:
+    """The pairs of the strongest edges, strongest first, each after its two units alone."""
+    from cocurve_widgets import Measured
+
+    us, vs = np.triu_indices(len(curvature.units), 1)
+    strongest = np.argsort(-np.abs(curvature.matrix[us, vs]), kind="stable")[:PAIRS]
+    parts = [[u] for u in np.unique([us[strongest], vs[strongest]]).tolist()]
+    parts += [[int(us[k]), int(vs[k])] for k in strongest]
+    table = cl.measure_plans(
+        model,
+        [cl.Selection.from_pruned(curvature.units, part, curvature) for part in parts],
+        held_out,
+        calibrated_on=curvature,
+        checkpoint=options.work / "plans.pkl",
+    )
+    kl = {tuple(part): values for part, values in zip(parts, table.kl, strict=True)}
+    found = []
+    for part, plan, risk, error in zip(
+        parts, table.selections, table.mean.tolist(), table.standard_error.tolist(), strict=True
+    ):
+        edge = None
+        if len(part) == 2:
+            by_row = kl[tuple(part)] - kl[part[0],] - kl[part[1],]
+            edge = float(by_row.mean()), float(by_row.std(ddof=1) / np.sqrt(len(by_row)))
+        found.append(Measured(plan, risk, error, table.source, rows=len(held_out), edge=edge))
+    return found
 
 
 def shown(values: np.ndarray, digits: int = 4) -> str:

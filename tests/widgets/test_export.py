@@ -60,6 +60,13 @@ def test_the_shipped_page_has_the_damage_of_every_plan_at_its_ratios() -> None:
             assert found["rows"] == 64
             assert found["risk"] > found["error"] > 0
             assert {asked for _, asked in found["abilities"].values()} == {20}
+    edges = [m["edge"] for m in known.values() if m["edge"] is not None]
+    assert len(edges) == 40
+    for edge in edges:
+        u, v = edge["units"]
+        one, two, both = (known[plan_mark(part)]["risk"] for part in ([u], [v], [u, v]))
+        assert edge["difference"] == pytest.approx(both - one - two)
+        assert edge["error"] > 0
     dense = known[plan_mark([])]
     assert dense["risk"] == 0
     assert len(dense["abilities"]) == 5
@@ -191,6 +198,9 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     for k, plan in enumerate(plans):
         right = {"sums": (20 - k, 20)}
         session.add_measured(Measured(plan, 0.1 * k, 0.01, "a text", abilities=right, rows=64))
+    for part, risk, edge in (([2], 0.1, None), ([9], 0.2, None), ([2, 9], 0.7, (0.4, 0.05))):
+        plan = cl.Selection.from_pruned(SMALL.units, part)
+        session.add_measured(Measured(plan, risk, 0.01, "a text", rows=64, edge=edge))
     file = export_html(SMALL, tmp_path / "page.html", session=session)
     page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
     errors: list[str] = []
@@ -232,7 +242,13 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     edge = root.locator(".cc-damage", has_text="Two units").locator("tbody tr").last.locator("td")
     shown = str(edge.nth(1).text_content()).replace("−", "-")
     assert float(shown) == pytest.approx(SMALL.matrix[0, 1], rel=5e-3)
-    expect(root.locator(".cc-damage", has_text="Two units")).to_contain_text("needs a kernel")
+    pair = root.locator(".cc-damage", has_text="Two units")
+    expect(pair).to_contain_text("needs a kernel")
+    names = " and ".join(SMALL.units[u].name for u in (2, 9))
+    pair.get_by_label("pairs measured before").select_option(names)
+    expect(edge.nth(2)).to_have_text("+0.4 ± 0.05")
+    expect(pair).to_contain_text("Together they cost more than alone")
+    assert "pair=2,9" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 800))")
     expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()
     assert not errors
     page.close()

@@ -339,6 +339,13 @@ def plain(record: MeasuredPlan) -> dict[str, Any]:
         "abilities": dict(record.abilities),
         "rows": record.rows,
         "at": record.measured_at,
+        "edge": None
+        if record.edge is None
+        else {
+            "units": list(record.selection.pruned),
+            "difference": record.edge[0],
+            "error": record.edge[1],
+        },
     }
 
 

@@ -113,7 +113,8 @@ def _about(curvature: cl.Curvature) -> str:
         f"{len(curvature.units)} units; {what}, the matrix of all pairs, estimated{text}. KL is "
         "how far the pruned model's predictions are from the whole model's, in nats per token. "
         "Plans are solved and predicted in your browser; what is called measured was measured "
-        "before. The address of the page holds what you set: copy it to show others the same."
+        "before. Only the notebooks measure plans that you make by clicks, other pairs, and next "
+        "tokens. The address of the page holds what you set: copy it to show others the same."
     )
 
 

@@ -145,6 +145,8 @@ class MeasuredPlan:
         abilities: right answers by ability, as (right, asked); empty where none were counted.
         rows: rows of the text that `risk` is the mean of; None where that was not kept.
         measured_at: when, in seconds since 1970; None where that was not kept.
+        edge: of a plan of two units, the KL beyond that of each alone, and its standard error over
+            the rows; None for other plans, and where the units alone were not measured.
     """
 
     selection: cl.Selection
@@ -154,6 +156,7 @@ class MeasuredPlan:
     abilities: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     rows: int | None = None
     measured_at: float | None = None
+    edge: tuple[float, float] | None = None
 
 
 Measured = MeasuredPlan  # the name that notebooks use

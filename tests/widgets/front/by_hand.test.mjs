@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { edgeText, ownPlan, pairRows, pairWith, toggled, tokenText,
+import { edgeText, measuredPairs, ownPlan, pairRows, pairWith, toggled, tokenText,
 } from "../../../widgets/cocurve_widgets/front/by_hand.js";
 import { markOf } from "../../../widgets/cocurve_widgets/front/compare.js";
 import { unpack } from "../../../widgets/cocurve_widgets/front/solver.js";
@@ -47,6 +47,16 @@ test("the account of a pair: predicted from H, measured where all three are", ()
   assert.deepEqual(pairRows(problem, [1, 2], known, {}).rows.map((r) => r.measured),
     [null, null, null, null, null]);
   assert.equal(pairRows({ ...problem, matrix: null, rows: new Map() }, [1, 2], known, live), null);
+});
+
+test("an edge measured before needs no kernel, and tells its pair", () => {
+  const of = (order, risk, edge) => ({ plan: markOf(order), text: "t", risk, rows: 4, edge });
+  const known = { measured: [of([1], 0.1, null), of([2], 0.2, null),
+    of([1, 2], 0.5, { units: [1, 2], difference: 0.2, error: 0.05 })] };
+  const last = pairRows(problem, [2, 1], known, {}).rows[4];
+  assert.deepEqual([last.measured, last.error], [0.2, 0.05]);
+  assert.deepEqual(measuredPairs(known), [[1, 2]]);
+  assert.deepEqual(measuredPairs({}), []);
 });
 
 test("an edge within its error says so", () => {

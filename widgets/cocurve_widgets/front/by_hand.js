@@ -37,7 +37,7 @@ export function pairRows(problem, [u, v], known, live) {
   if (!row) return null;
   const found = [[u], [v], [u, v]].map((order) => measurementOf(known, order, live.text));
   const here = found.every((m) => m && m.text === found[2].text && m.rows === found[2].rows);
-  const edge = live.edge?.plans[0] === markOf([u, v]) ? live.edge : null;
+  const edge = live.edge?.plans[0] === markOf([u, v]) ? live.edge : (here && found[2].edge) || null;
   const [one, two, both] = found.map((m) => (here ? m.risk : null));
   const [pu, pv] = [problem.half[u], problem.half[v]];
   const line = (name, predicted, measured, error) => ({ name, predicted, measured, error });
@@ -49,6 +49,10 @@ export function pairRows(problem, [u, v], known, live) {
     line("edge: together − sum", row[v], edge ? edge.difference : null, edge?.error),
   ] };
 }
+
+/** The pairs whose edge was measured before, strongest first as they are kept. */
+export const measuredPairs = (known) =>
+  (known.measured ?? []).filter((m) => m.edge).map((m) => m.edge.units);
 
 /** What a measured edge says, in a sentence. */
 export function edgeText({ measured, error }) {
@@ -84,6 +88,9 @@ export function handPanels(problem, { put, clear }) {
   const modes = h("div", { class: "cc-row cc-hand" },
     labelled("a click on a unit", mode), tools);
   const pair = h("div", { class: "cc-damage cc-pair" });
+  const ready = h("select", { onchange: () =>
+    put({ pair: ready.value.split(",").filter(Boolean).map(Number) }) });
+  const choice = labelled("pairs measured before", ready);
   const box = h("input", { type: "text", "aria-label": "prompt",
     onchange: () => put({ prompt: box.value }) });
   const table = h("div", {});
@@ -93,8 +100,16 @@ export function handPanels(problem, { put, clear }) {
   function drawPair(units, known, live) {
     pair.hidden = mode.value !== "pair" && units.length < 2;
     const title = h("h4", {}, "Two units and their edge");
+    const before = measuredPairs(known);
+    const names = (of) => of.map((u) => nameOf(problem, u)).join(" and ");
+    if (ready.length !== before.length + 1) {
+      ready.replaceChildren(h("option", { value: "" }, "choose one"),
+        ...before.map((of) => h("option", { value: String(of) }, names(of))));
+    }
+    ready.value = String(before.find((of) => of.every((u) => units.includes(u))) ?? "");
+    choice.hidden = !before.length;
     if (units.length < 2) {
-      pair.replaceChildren(title, h("p", { class: "cc-muted" }, units.length
+      pair.replaceChildren(title, choice, h("p", { class: "cc-muted" }, units.length
         ? `${nameOf(problem, units[0])}: click a second unit.` : "Click two units on the map."));
       return true;
     }
@@ -107,7 +122,7 @@ export function handPanels(problem, { put, clear }) {
       k < 4 ? withError({ risk: value, error })
         : signed(value, (x) => withError({ risk: x, error })), Math.abs(value) / scale, color(value, k)));
     const [p, m] = [most("predicted"), most("measured")];
-    pair.replaceChildren(title, h("table", {}, heading("nats per token", "predicted by H", "measured"),
+    pair.replaceChildren(title, choice, h("table", {}, heading("nats per token", "predicted by H", "measured"),
       h("tbody", {}, ...rows.map((r, k) => h("tr", {}, h("td", {}, r.name),
         cell(r.predicted, null, k, p), cell(r.measured, r.error, k, m))))),
     h("p", {}, edgeText(rows[4])),
