@@ -24,7 +24,7 @@ def test_a_link_reopens_what_was_shown(lab: Lab, tmp_path: Path) -> None:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(path.as_uri())
-    plan, bridges = page.locator(".cocurve").all()
+    plan, bridges, _ = page.locator(".cocurve").all()
 
     def address() -> str:
         return str(page.evaluate("location.hash"))

@@ -257,6 +257,45 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+def test_the_map_of_the_page_follows_the_plan_and_its_brush_is_seen_everywhere(
+    lab: Lab, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=10_000)
+    file = export_html(SMALL, tmp_path / "page.html")
+    assert "pairs" not in data_of(file)["map"]  # made from H, which is there
+    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    plan, bridges, heat = (page.locator(".cocurve").nth(k) for k in range(3))
+    page.get_by_label("ratio in percent, typed").fill("30")
+    page.get_by_label("ratio in percent, typed").press("Enter")
+    wanted = cl.solve_greedy(SMALL, 0.3, 1.0)
+    count = len(wanted)
+    expect(heat).to_contain_text(f"plan: {count} of {count} units removed")
+    steps = heat.locator(".cc-card table").first
+    risk = steps.locator("tr", has_text="predicted risk so far").locator("td").nth(1)
+    assert float(str(risk.text_content())) == pytest.approx(wanted.predicted_risk, rel=5e-3)
+    heat.get_by_role("button", name="◀ step").click()
+    expect(heat).to_contain_text(f"plan: {count - 1} of {count} units removed")
+
+    legend = plan.locator(".cc-legend", has_text="removed only by B").get_by_text("brushed")
+    expect(legend).to_be_hidden()
+    unit_map = plan.locator("canvas[role=img]").first
+    before = unit_map.evaluate("canvas => canvas.toDataURL()")
+    heat.get_by_role("button", name="Brush the plan").click()
+    expect(legend).to_be_visible()
+    expect(bridges).to_contain_text(f"{count - 1} units brushed")
+    assert unit_map.evaluate("canvas => canvas.toDataURL()") != before
+    assert not errors
+    page.close()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
 def test_the_first_screen_has_what_matters_and_nothing_scrolls_sideways(
     lab: Lab, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The lambda and bridge explorers in one HTML file, to mail to a class: no kernel, no network."""
+"""Explorers and the map of H in one HTML file, to mail to a class: no kernel, no network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any
 import cocurve_lab as cl
 
 from .bridge_explorer import BridgeExplorer
+from .curvature_map import CurvatureMap
 from .instrument import front, matrix_name, named_matrix
 from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
 
-MODULES = (*LAMBDA_MODULES, "bridge_parts.js", "bridge.js", "address.js", "page.js")
+MODULES = (
+    *(*LAMBDA_MODULES, "bridge_parts.js", "bridge.js"),
+    *("map_parts.js", "map_picture.js", "map_cards.js", "map.js", "address.js", "page.js"),
+)
 
 # The policy blocks every request, so the page can neither load nor send anything.
 _PAGE = """<!doctype html>
@@ -47,7 +51,7 @@ of both, or less. The first slider says how much such pairs count in the choice.
 <li>Watch the colors of A and B: parts that only one of the two plans removes.</li>
 <li>Compare “predicted KL” with “measured KL”, then drag “share to remove” to the right.</li></ol>
 <p><small>{about}</small></p></header>
-<main><div id="lambda"></div><div id="bridge"></div></main>
+<main><div id="lambda"></div><div id="bridge"></div><div id="map"></div></main>
 <script type="application/json" id="cocurve-data">{data}</script>
 <script type="module">
 {script}
@@ -64,7 +68,7 @@ def export_html(
     title: str | None = None,
     session: Session | None = None,
 ) -> Path:
-    """Write both explorers with H into one HTML file, which works offline and without a kernel.
+    """Write both explorers and the map of H into one HTML file, which works without a kernel.
 
     The greedy solver runs in the page. H is stored in float64 up to 512 units and in float32 above
     (about 2 MB at M = 768, growing with M squared).
@@ -84,11 +88,14 @@ def export_html(
     own = Session(curvature) if session is None else session
     plan = LambdaExplorer(curvature, session=own)
     bridge = BridgeExplorer(curvature, session=own)
+    heat = CurvatureMap(curvature, session=own)
     try:
-        states = {"lambda": plan.state(), "bridge": bridge.state()}
+        drawn = heat.state()
+        del drawn["pairs"]  # the page makes them from H
+        states = {"lambda": plan.state(), "bridge": bridge.state(), "map": drawn}
     finally:
-        plan.close()
-        bridge.close()
+        for instrument in (plan, bridge, heat):
+            instrument.close()
     name = curvature.provenance.get("model_name", "a model")
     kind = matrix_name(curvature).removesuffix(" of H")
     heading = title or f"Co-pruning curvature of {name}"

@@ -4,8 +4,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const parts = await import("../../../widgets/cocurve_widgets/front/map_parts.js");
-const { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf, placesOf,
-  runsOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } = parts;
+const { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pairsOf, pauseOf,
+  placesOf, runsOf, shadeCells, shadesOf, shading, showing, squarePairs, unitsOf, zoomed } = parts;
 const { boxOf, placeAt } = await import("../../../widgets/cocurve_widgets/front/map_picture.js");
 
 const FULL = 32767;
@@ -21,6 +21,14 @@ test("the triangle becomes a symmetric square, and its roots rho again", () => {
     }
   }
   assert.equal(correlationOf(square, 3, 2, 0, 0), 2); // a pair KL goes beyond 1
+});
+
+test("a page with H makes the triangle that a kernel would send", () => {
+  const roots = [1, 2, 3];
+  const h = RHO.flatMap((row, u) => row.map((rho, v) => rho * roots[u] * roots[v]));
+  assert.deepEqual(pairsOf(h, 3, roots, 1), triangle);
+  const doubled = h.map((value) => 2 * value); // a pair KL goes beyond 1: peak 2
+  assert.deepEqual(pairsOf(doubled, 3, roots, 2), triangle);
 });
 
 test("each order holds every unit once", () => {

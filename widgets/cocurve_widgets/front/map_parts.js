@@ -15,6 +15,20 @@ export function squarePairs(triangle, size) {
   return square;
 }
 
+/** The triangle of `squarePairs` from H [size x size]: where H is there, it need not be sent. */
+export function pairsOf(matrix, size, roots, peak) {
+  const triangle = new Int16Array((size * (size + 1)) / 2);
+  let k = 0;
+  for (let u = 0; u < size; u++) {
+    for (let v = u; v < size; v++, k++) {
+      const value = matrix[u * size + v];
+      const share = Math.abs(value) / (roots[u] * roots[v] * peak);
+      triangle[k] = Math.sign(value) * Math.round(FULL_ROOT * Math.sqrt(share));
+    }
+  }
+  return triangle;
+}
+
 /** H_uv / (root_u root_v), which is rho_uv, from the square of pairs. */
 export function correlationOf(square, size, peak, u, v) {
   const root = square[u * size + v] / FULL_ROOT;

@@ -3,6 +3,8 @@
 import { keepAddress } from "./address.js";
 import { renderBridge } from "./bridge.js";
 import { renderLambda } from "./lambda.js";
+import { renderMap } from "./map.js";
+import { pairsOf } from "./map_parts.js";
 import { unpack } from "./solver.js";
 
 /** The widget model that render() needs, over plain values; save_changes announces changes. */
@@ -51,13 +53,41 @@ export function revive(value) {
   return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revive(inner)]));
 }
 
+/** A plan as the map plays it: its steps and their terms of H, nats per token. */
+export function stepsOf(problem, order, strength) {
+  const { matrix, size, half, costs, total } = problem;
+  let cost = 0;
+  return { order, strength, ordered: true, node: order.map((u) => half[u]),
+    edge: order.map((u, k) => order.slice(0, k).reduce((sum, v) => sum + matrix[u * size + v], 0)),
+    gone: order.map((u) => (cost += costs[u]) / total) };
+}
+
+/** The map's model: its pairs are those of H, and it plays the plan of the other instruments. */
+function mapModel(state, problem, plan) {
+  const map = localModel({ ...state,
+    pairs: pairsOf(problem.matrix, problem.size, state.roots, state.peak) });
+  plan.on("change:plans", () => {
+    const order = plan.get("plans").present ?? [];
+    if (String(order) === String(map.get("plan").order)) return;
+    map.set("playing", false);
+    map.set("plan", stepsOf(problem, order, plan.get("interaction_strength")));
+    map.set("step", order.length);
+    map.save_changes();
+  });
+  return map;
+}
+
 function open() {
   const states = revive(JSON.parse(document.getElementById("cocurve-data").textContent));
   const [plan, bridges] = [localModel(states.lambda), localModel(states.bridge)];
-  link(plan, bridges, ["selected_unit", "plans"]);
-  keepAddress(plan, bridges, unpack(states.lambda._problem));
+  const problem = unpack(states.lambda._problem);
+  const map = mapModel(states.map, problem, plan);
+  link(plan, bridges, ["selected_unit", "brushed", "plans"]);
+  link(bridges, map, ["selected_unit", "brushed"]);
+  keepAddress(plan, bridges, problem);
   renderBridge({ model: bridges, el: document.getElementById("bridge") });
   renderLambda({ model: plan, el: document.getElementById("lambda") });
+  renderMap({ model: map, el: document.getElementById("map") });
   for (const root of document.querySelectorAll(".cocurve")) root.classList.add("cc-page");
 }
 
