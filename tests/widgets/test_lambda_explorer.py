@@ -259,6 +259,15 @@ def test_two_views_of_one_session_follow_each_other() -> None:
     two.close()
 
 
+def test_a_brush_of_another_view_is_marked_here_too(explorer: LambdaExplorer) -> None:
+    explorer.session.brushed = [3, 1]
+    assert explorer.brushed == [1, 3]
+    explorer.set_state({"brushed": [7, 7, 2]})  # as the page does
+    assert explorer.session.brushed == [2, 7]
+    with pytest.raises(TraitError, match="brushed holds 99"):
+        explorer.brushed = [99]
+
+
 def test_default_session_is_shared_by_the_curvature() -> None:
     one, two = LambdaExplorer(CURVATURE), LambdaExplorer(CURVATURE)
     assert one.session is two.session is Session.of(CURVATURE)

@@ -19,7 +19,7 @@ from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import KIT, Instrument, front, guarded
 from .packing import gray_image, pack_problem
-from .session import CancelToken, Mailbox, MeasuredPlan, Session, measured_on
+from .session import CancelToken, Mailbox, MeasuredPlan, Session, measured_on, require_units
 from .solving import EachStep, Solving, solving, surrogates_of
 from .tour import Tour
 
@@ -84,6 +84,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             the positions and priced on the other.
         pinned: plan A, which the present plan B is compared with (a Selection); None, as at first,
             compares with the diagonal plan (lambda 0) of the present ratio and guards.
+        brushed: indices of the units brushed in any view, which the map frames; shared.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
             as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
@@ -114,6 +115,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     surrogate = Unicode().tag(sync=True)
     axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
+    brushed: List[int] = List(Int()).tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
@@ -176,6 +178,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self.observe(self._mark, "surrogate")
         self.observe(self._watch, ("live", "pair", "prompt"))
         self.on_msg(self._heard)
+        self.share("brushed")
         self.follow(self._adopt, "selection")
         self.follow(self._mark, "measured")
         if not set(controls) & set(CONTROLS) and session.selection is not None:
@@ -209,6 +212,10 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if not proposal.value or set(proposal.value) - set(cl.KINDS):
             raise TraitError(f"kinds is {proposal.value!r}. Choose from {list(cl.KINDS)}.")
         return [kind for kind in cl.KINDS if kind in proposal.value]
+
+    @validate("brushed")
+    def _known_units(self, proposal: Any) -> list[int]:
+        return require_units(self.curvature, proposal.value, "brushed holds")
 
     @validate("surrogate")
     def _valid_surrogate(self, proposal: Any) -> str:
@@ -648,9 +655,10 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
-        names = (*CONTROLS, "axis", "mode", "pair", "selected_unit", "status", "error", "preview")
+        shown = ("axis", "mode", "pair", "selected_unit", "brushed", "status", "error", "preview")
+        names = (*CONTROLS, *shown, *MADE, "_marks", "_pin")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
-        return {name: getattr(self, name) for name in (*names, *MADE, "_marks", "_pin")} | {
+        return {name: getattr(self, name) for name in names} | {
             "_problem": problem,
             "surrogate": self.curvature.surrogate,  # a page without a kernel solves on the matrix
             "kernel": False,

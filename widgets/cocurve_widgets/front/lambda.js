@@ -86,8 +86,9 @@ export function renderLambda({ model, el }) {
   const both = [swatch(COLORS.attention, "attention"), swatch(COLORS.ffn, "FFN, removed by A and B")];
   const onlyB = swatch(COLORS.b, "removed only by B");
   const onlyA = swatch("var(--cc-kept)", "only by A", `box-shadow:inset 0 0 0 3px ${COLORS.a}`);
+  const brushMark = swatch("var(--cc-kept)", "brushed", "outline:2px solid var(--cc-accent)");
   const legend = h("div", { class: "cc-legend" }, ...both, onlyB, onlyA,
-    swatch("var(--cc-kept)", "kept"),
+    swatch("var(--cc-kept)", "kept"), brushMark,
     swatch("linear-gradient(225deg, var(--cc-text) 35%, var(--cc-kept) 35%)",
       "changes at the next or previous plan"));
   const lines = h("div", { class: "cc-legend" });
@@ -324,6 +325,7 @@ export function renderLambda({ model, el }) {
       ratio: now.ratio, strength: now.strength, cap: capAt(now, now.ratio),
       marks: model.get("_marks") || {} };
     paintMap(map, grid, { problem, colors, inA: a && new Set(a.order), inB: gone, turning, fading,
+      brushed: model.get("brushed") ?? [],
       marked: [model.get("selected_unit"), hovered, ...(model.get("pair") ?? [])] });
     paintBudget(budget, a?.hand ? { ...scene, gone: new Set(a.order) } : scene);
     whose.textContent = `Removed share of each layer, ${a?.hand ? "your plan (A)" : "plan B"}`;
@@ -392,6 +394,7 @@ export function renderLambda({ model, el }) {
     buttons.unpin.disabled = !model.get("_pin")?.order;
     legend.hidden = false;
     [onlyA, onlyB].forEach((entry) => { entry.hidden = !a || !b; });
+    brushMark.hidden = !model.get("brushed")?.length;
   }
 
   function paintCard(gone) {
@@ -466,7 +469,7 @@ export function renderLambda({ model, el }) {
   // Following the model ------------------------------------------------------------------------
 
   for (const name of CONTROLS) cleaner.on(model, `change:${name}`, refresh);
-  for (const name of ["selected_unit", "_marks", "axis", "_pin", "mode", "pair"]) cleaner.on(model, `change:${name}`, paint);
+  for (const name of ["selected_unit", "brushed", "_marks", "axis", "_pin", "mode", "pair"]) cleaner.on(model, `change:${name}`, paint);
   const again = () => view && [paintFacts(planA(), planB(), model.get("_marks") || {}), paintDamage()];
   for (const name of ["_damage", "live"]) cleaner.on(model, `change:${name}`, again);
   const aging = setInterval(() => view && paintDamage(), 10_000); // "just now" becomes "20 s ago"

@@ -78,12 +78,13 @@ export class Fading {
 /**
  * Draw the map: units that both plans remove in the colour of their kind, those of A or B alone in
  * the colour of that plan (A's with an empty middle: B keeps them), those about to change with a
- * corner, the marked ones framed.
+ * corner, the brushed ones in a colored frame, the marked ones in a dark one.
  */
-export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, fading }) {
+export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, brushed, fading }) {
   const { geometry, attention, ffn } = grid;
   const pen = fit(canvas, geometry.width, geometry.height);
   const now = performance.now();
+  const framed = new Set(brushed);
   for (let u = 0; u < problem.size; u++) {
     const [x, y, w, t] = grid.box(u);
     const state = stateOf(u, inA, inB);
@@ -107,8 +108,8 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
       pen.lineTo(x + w - 0.5, y + 0.5 + Math.min(w, t) * 0.6);
       pen.fill();
     }
-    if (marked.includes(u)) {
-      pen.strokeStyle = colors.text;
+    if (marked.includes(u) || framed.has(u)) {
+      pen.strokeStyle = marked.includes(u) ? colors.text : colors.accent;
       pen.lineWidth = 2;
       pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
     }
