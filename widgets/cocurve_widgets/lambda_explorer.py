@@ -87,7 +87,8 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         brushed: indices of the units brushed in any view, which the map frames; shared.
         mode, pair, prompt: clicking units, measuring pairs, next tokens (see by_hand.py).
         axis: scale of the lambda slider. "plans" gives each distinct plan the same width, as soon
-            as they are known (see `flips_stale`); "linear" and "logarithmic" suit a large model.
+            as they are known (see `flips_stale`); "lengths" gives it that of its stretch of
+            lambda, but no less than a smallest one. "linear" and "logarithmic" suit a large model.
         live: whether A and B are measured by themselves, where there is a model and text.
         damage: measures them (a Damage); `damage.of(plan)` is what is known of a plan. None without
             a model and text.
@@ -114,7 +115,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     protect_last = Int(0).tag(sync=True)
     kinds = List(default_value=list(cl.KINDS)).tag(sync=True)
     surrogate = Unicode().tag(sync=True)
-    axis = Enum(("plans", "linear", "logarithmic"), "plans").tag(sync=True)
+    axis = Enum(("plans", "lengths", "linear", "logarithmic"), "plans").tag(sync=True)
     brushed: List[int] = List(Int()).tag(sync=True)
     selection = Instance(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)

@@ -34,12 +34,25 @@ test("the ends of a cell belong to one plan, and the ends of the axis are 0 and 
   }
 });
 
+test("on the axis of lengths a plan is as wide as its lambdas, but never too narrow", () => {
+  const [first, second, third] = axisOf("lengths", [0.2, 0.2001]).cells.map(([from, to]) => to - from);
+  assert.ok(Math.abs(third / first - 0.7999 / 0.2) < 1e-9);
+  assert.ok(second > 0.029 && second < first / 5, `${second}`);
+  const many = Array.from({ length: 199 }, (_, k) => (k + 1) * 1e-4); // all near 0
+  const axis = axisOf("lengths", many);
+  assert.ok(axis.cells.every(([from, to]) => to - from > 0.5 / 200 / 1.5));
+  for (let step = 1; step < 1000; step++) {
+    const k = planAt(many, axis.strength(step / 1000));
+    assert.ok(axis.cells[k][0] <= step / 1000 + 1e-9 && axis.cells[k][1] >= step / 1000 - 1e-9);
+  }
+});
+
 test("every axis goes there and back", () => {
-  for (const kind of ["plans", "linear", "logarithmic"]) {
+  for (const kind of ["plans", "lengths", "linear", "logarithmic"]) {
     const axis = axisOf(kind, [1e-6, 0.3]);
     for (const strength of [0, 3e-6, 1e-5, 4.5e-5, 0.001, 0.2, 1]) {
       const back = axis.strength(axis.place(strength));
-      const off = kind === "plans" ? 0.02 * 0.7 : 1e-12 + 1e-9 * strength; // kept off the breaks
+      const off = ["plans", "lengths"].includes(kind) ? 0.02 * 0.7 : 1e-12 + 1e-9 * strength; // kept off the breaks
       assert.ok(Math.abs(back - strength) <= off, `${kind} ${strength} ${back}`);
     }
     assert.deepEqual([axis.place(0), axis.place(1)], [0, 1]);

@@ -39,7 +39,7 @@ function readers(units, layers) {
     layer_cap: orNone(between(1e-6, 1)), layer_cap_factor: orNone(between(1e-6, 100)),
     protect_first: whole(0, layers), protect_last: whole(0, layers),
     kinds: some(["attention", "ffn"], 1),
-    axis: oneOf("plans", "linear", "logarithmic"), selected_unit: orNone(unit),
+    axis: oneOf("plans", "lengths", "linear", "logarithmic"), selected_unit: orNone(unit),
     mode: oneOf("mark", "remove", "pair"), pair: atMost(2, different(unit)) };
   const bridge = { threshold: between(0, 1), edges_of: oneOf("bridges", "all"),
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,

@@ -1,10 +1,12 @@
 // The lambda axis: where a lambda stands on the slider. A plan changes only at a few lambdas, often
 // all of them close together, so on most scales most of the slider does nothing. On the axis of
-// plans every distinct plan has the same width.
+// plans every distinct plan has the same width; on that of lengths it is as wide as its stretch of
+// lambda, but never too narrow to be hit.
 
 // The logarithmic axis: 0 at the left end, linear to 1e-5, then logarithmic to 1.
 const SMALLEST = 1e-5;
 const LINEAR = 0.06; // share of the axis below SMALLEST
+const NARROWEST = 0.03; // share of the axis of a plan, however short its stretch; of many plans less
 
 function logPlace(strength) {
   if (strength <= SMALLEST) return (LINEAR * Math.max(0, strength)) / SMALLEST;
@@ -38,12 +40,15 @@ export function neighbour(breaks, strength, step) {
 
 const clamp = (x) => Math.min(1, Math.max(0, x));
 
+/** The axes that need all plans of [0, 1] to be known. */
+export const PATHS = ["plans", "lengths"];
+
 /**
  * An axis: {kind, place(strength), strength(place), cells}, where places lie in [0, 1]. `cells` are
- * the plans as [from, to] in places; an axis other than "plans" has them where its breaks are.
+ * the plans as [from, to] in places; "linear" and "logarithmic" have them where their breaks are.
  */
 export function axisOf(kind, breaks) {
-  if (kind === "plans") return plansAxis(breaks);
+  if (PATHS.includes(kind)) return plansAxis(kind, breaks);
   const [place, strength] = kind === "linear" ? [clamp, clamp] : [logPlace, logStrength];
   return { kind, place, strength, cells: cellsOf(breaks, place) };
 }
@@ -53,21 +58,28 @@ function cellsOf(breaks, place) {
   return ends.slice(1).map((end, k) => [ends[k], end]);
 }
 
-function plansAxis(breaks) {
+function plansAxis(kind, breaks) {
   const edges = edgesOf(breaks);
   const count = edges.length - 1;
+  const least = Math.min(NARROWEST, 0.5 / count);
+  const wide = Array.from({ length: count }, (_, k) =>
+    (kind === "plans" ? 1 : Math.max(least, edges[k + 1] - edges[k])));
+  const starts = [0];
+  for (const width of wide) starts.push(starts.at(-1) + width);
+  const all = starts[count];
   const place = (strength) => {
     const k = Math.min(count - 1, planAt(breaks, strength));
-    return clamp((k + clamp((strength - edges[k]) / (edges[k + 1] - edges[k] || 1))) / count);
+    const within = clamp((strength - edges[k]) / (edges[k + 1] - edges[k] || 1));
+    return clamp((starts[k] + within * wide[k]) / all);
   };
   const strength = (at) => {
     if (at <= 0 || at >= 1) return clamp(at);
-    const k = Math.floor(at * count);
+    const k = starts.findLastIndex((start, i) => i < count && start <= at * all + 1e-12);
     // off the ends of the cell: at a break itself rounding decides which of the two plans it is
-    const within = Math.min(0.98, Math.max(0.02, at * count - k));
+    const within = Math.min(0.98, Math.max(0.02, (at * all - starts[k]) / wide[k]));
     return edges[k] + within * (edges[k + 1] - edges[k]);
   };
-  return { kind: "plans", place, strength, cells: cellsOf(breaks, place) };
+  return { kind, place, strength, cells: cellsOf(breaks, place) };
 }
 
 /** Those of [place, text] whose texts do not touch, the ends first; width(text) in pixels. */

@@ -1,6 +1,6 @@
 // The lambda explorer: the layer x unit map of plan B against plan A, budgets, risk curves, the card.
 
-import { axisOf, neighbour, planAt } from "./axis.js";
+import { PATHS, axisOf, neighbour, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { placeColumns } from "./columns.js";
 import { difference, drawComparison, measurementOf } from "./compare.js";
@@ -75,7 +75,7 @@ export function renderLambda({ model, el }) {
       held = on;
       if (!on) paint();
     },
-    arrows: () => axis.kind === "plans" });
+    arrows: () => PATHS.includes(axis.kind) });
   ui.controls.classList.remove("cc-controls");
   ui.controls.append(bar.bar, bar.more);
 
@@ -210,9 +210,8 @@ export function renderLambda({ model, el }) {
       cleaner.add(() => clearTimeout(timer));
     }
     if (held) return;
-    if (wanted !== "plans") axis = axisOf(wanted, flip.breaks);
-    else if (!flip.stale) axis = axisOf("plans", flip.breaks);
-    else if (axis.kind !== "plans" || performance.now() >= late) axis = axisOf("linear", flip.breaks);
+    if (!PATHS.includes(wanted) || !flip.stale) axis = axisOf(wanted, flip.breaks);
+    else if (axis.kind !== wanted || performance.now() >= late) axis = axisOf("linear", flip.breaks);
   }
   function planText(strength) {
     return flip.stale ? "" : `, plan ${planAt(flip.breaks, strength) + 1} of ${flip.breaks.length + 1}`;

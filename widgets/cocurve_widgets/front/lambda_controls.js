@@ -29,7 +29,7 @@ export function lambdaControls(problem, strips, does) {
   const ratioBox = number({ min: 0, max: 60, step: 0.1, "aria-label": "ratio in percent, typed",
     onchange: () => take(ratioBox, (value) => put({ ratio: value / 100 })) });
   const axis = h("select", { onchange: () => put({ axis: axis.value }) }, ...options([
-    ["plans", "one width per plan"], ["linear", "linear"], ["logarithmic", "logarithmic"]]));
+    ["plans", "one width per plan"], ["lengths", "as wide as its lambdas"], ["linear", "linear"], ["logarithmic", "logarithmic"]]));
   const capMode = h("select", { "aria-label": "layer cap", onchange: setCap }, ...options([
     ["none", "none"], ["share", "share of a layer"], ["factor", "x ratio"]]));
   const capBox = number({ min: 0.01, step: 0.05, "aria-label": "size of the cap", onchange: setCap });

@@ -1,6 +1,6 @@
 // The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
-import { clearLabels } from "./axis.js";
+import { PATHS, clearLabels } from "./axis.js";
 import { COLORS, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST } from "./solver.js";
 
@@ -123,7 +123,7 @@ export function measuredAt(marks, ratio) {
 /** The lambdas written under an axis. */
 function labelsOf(axis, flip, trusted) {
   const marked = trusted === null ? [] : [trusted];
-  if (axis.kind === "plans") return [0, ...flip.breaks, 1];
+  if (PATHS.includes(axis.kind)) return [0, ...flip.breaks, 1];
   if (axis.kind === "linear") return [0, 0.25, 0.5, 0.75, ...marked, 1];
   return [0, 1e-5, 1e-4, 1e-3, 0.01, 0.1, ...marked, 1];
 }
