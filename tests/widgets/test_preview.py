@@ -305,7 +305,7 @@ def test_the_page_shows_note_hatching_and_no_gate(lab: Lab, tmp_path: Path) -> N
     page.close()
     assert not errors
     preview, real = found["preview"], found["real"]
-    assert preview["notes"] == [preview_note(hidden)] * 2
+    assert preview["notes"] == [preview_note(hidden)] * 3  # plans, map and bridges
     assert "above 0.5" in preview["legend"]
     assert "no gate mark" in preview["legend"]
     assert "gate (no mark)" in preview["strip"]
