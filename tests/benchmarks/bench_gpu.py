@@ -1,10 +1,11 @@
 """The estimator on a GPU, on random weights in the shapes of real models (nothing is downloaded).
 
-Prints two Markdown tables. The first is of builds: seconds per row, the fraction of this GPU's own
-measured matrix-product rate that they achieve, the speed-up over naive passes, memory, and the
+Prints three Markdown tables. The first is of builds: seconds per row, the fraction of this GPU's
+own measured matrix-product rate that they achieve, the speed-up over naive passes, memory, and the
 projected time of 128 rows (the paper reports 12.9 h on an A6000 for Llama-3.1-8B). The second is of
-what comes after a build: a solve, pruning, and the equivalence check. What fails is said in its
-row, and the next one goes on. Progress goes to the error stream.
+what comes after a build: a solve, pruning, and the equivalence check. The third is of the last
+build once more, on the model streamed from its files, with seconds per row beside those in memory.
+What fails is said in its row, and the next one goes on. Progress goes to the error stream.
 
     python tests/benchmarks/bench_gpu.py --shapes llama-3.2-3b llama-3.1-8b
     python tests/benchmarks/bench_gpu.py --shapes tiny --device cpu     # checks the script anywhere
@@ -15,20 +16,25 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from pathlib import Path
 from statistics import median
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import Job, LocalExecutor
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.runtime import measuring
+from cocurve_lab.models.runtime import measuring, require_known_head
+from cocurve_lab.models.streaming import stream_of
 
 BUILDS = (
     "shape",
@@ -42,6 +48,7 @@ BUILDS = (
     "128 rows",
 )
 AFTERWARDS = ("shape", "removed", "solve", "prune", "check_equivalence", "result")
+STREAMED = ("shape", "s per row", "in memory", "read per row", "peak GB", "largest difference of H")
 BEGUN = time.monotonic()
 
 SHAPES = {
@@ -90,25 +97,26 @@ def main() -> None:
     )
     table_row(*BUILDS)
     table_row(*("---" for _ in BUILDS))
-    afterwards = []
+    found = []
     for shape in options.shapes:
-        afterwards.append(of_shape(shape, device, rate, options))
+        found.append(of_shape(shape, device, rate, options))
         free_memory()
-    print()
-    table_row(*AFTERWARDS)
-    table_row(*("---" for _ in AFTERWARDS))
-    for cells in afterwards:
-        table_row(*cells)
+    for columns, rows in zip((AFTERWARDS, STREAMED), zip(*found, strict=True), strict=True):
+        print()
+        table_row(*columns)
+        table_row(*("---" for _ in columns))
+        for cells in rows:
+            table_row(*cells)
     tell("done")
 
 
-def of_shape(shape: str, device: torch.device, rate: float, options) -> list[str]:
-    """Print the builds of a shape; return the cells of what comes after."""
+def of_shape(shape: str, device: torch.device, rate: float, options) -> tuple[list[str], list[str]]:
+    """Print the builds of a shape; return the cells of what comes after, and when streamed."""
     tell(f"{shape}: making random weights")
     model, failed = attempt(lambda: random_model(shape, device, options.dtype), options)
     if model is None:
         table_row(shape, failed, *[""] * (len(BUILDS) - 2))
-        return [shape, failed, *[""] * (len(AFTERWARDS) - 2)]
+        return filled(shape, failed)
     units = cl.enumerate_units(model)
     length = min(options.tokens, model.config.max_position_embeddings)
     curvature = None
@@ -125,7 +133,7 @@ def of_shape(shape: str, device: torch.device, rate: float, options) -> list[str
             curvature = found[0]
             table_row(shape, len(units), scored, *found[1])
     if curvature is None:
-        return [shape, "no H", *[""] * (len(AFTERWARDS) - 2)]
+        return filled(shape, "no H")
     cells = [shape]
     steps = {"solving": solve, "pruning": prune, "checking": check}
     done = {"model": model, "curvature": curvature, "text": text}
@@ -136,7 +144,17 @@ def of_shape(shape: str, device: torch.device, rate: float, options) -> list[str
         tell(" | ".join(cells))
         if failed:
             break
-    return cells + [""] * (len(AFTERWARDS) - len(cells))
+    done.pop("pruned", None)
+    tell(f"{shape}: streaming")
+    found, failed = attempt(lambda: streamed(done, options), options)
+    both = filled(shape, failed)
+    return cells + both[0][len(cells) :], [shape, *found] if found else both[1]
+
+
+def filled(shape: str, why: str) -> tuple[list[str], list[str]]:
+    """Rows of both later tables for a shape of which there is nothing else to tell."""
+    one, other = ([shape, why, *[""] * (len(table) - 2)] for table in (AFTERWARDS, STREAMED))
+    return one, other
 
 
 # Measurements -------------------------------------------------------------------------------------
@@ -237,6 +255,43 @@ def check(done: dict, options) -> list[str]:
     result = cl.check_equivalence(done["model"], done["pruned"], done["plan"], done["text"])
     seconds = time.perf_counter() - begun
     return [f"{seconds:.1f} s", f"largest difference {result.max_abs_difference:.1e}"]
+
+
+def streamed(done: dict, options) -> list[str]:
+    """Build H again with the layers in files, and compare it with that of the model in memory."""
+    model, curvature, text = (done[name] for name in ("model", "curvature", "text"))
+    settings = curvature.provenance
+    rows = text.rows(0, len(settings["sequence_seconds"]))
+    with tempfile.TemporaryDirectory() as folder:
+        threads = torch.get_num_threads()
+        from helpers.tiny_models import word_tokenizer  # it sets the number of threads
+
+        torch.set_num_threads(threads)
+        model.save_pretrained(folder)
+        word_tokenizer().save_pretrained(folder)
+        own, _ = cl.load_model(folder, device=model.device, dtype=options.dtype, stream=True)
+        stream = stream_of(own)
+        require_known_head(own, rows.input_ids[:1, :8])
+        before, held = stream.bytes_read, 0
+        if model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            held = torch.cuda.memory_allocated()
+        knobs = cl.BuildOptions(units_per_batch=settings["runtime"]["units_per_batch"])
+        again = cl.estimate_curvature(
+            own, cl.enumerate_units(own), rows, options.top_r, progress=False, options=knobs
+        )
+        read = stream.bytes_read - before
+    peak = "-"
+    if model.device.type == "cuda":
+        peak = f"{(torch.cuda.max_memory_allocated() - held) / 1e9:.1f} beside what stays"
+    difference = abs(again.matrix - curvature.matrix).max() / abs(curvature.matrix).max()
+    return [
+        f"{median(again.provenance['sequence_seconds']):.2f}",
+        f"{median(settings['sequence_seconds']):.2f}",
+        f"{read / len(rows) / 1e9:.3f} GB",
+        peak,
+        f"{difference:.1e}",
+    ]
 
 
 def attempt(action: Callable[[], object], options) -> tuple[object, str]:
