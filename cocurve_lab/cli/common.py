@@ -64,8 +64,8 @@ def progress() -> Progress:
 
 _DTYPE = "dtype of the weights; default: float32 on the CPU, otherwise as stored"
 _STREAM = (
-    "read each layer of the dense model from its files when it runs, for models larger than the "
-    "device (needs pip install 'cocurve-lab[stream]')"
+    "read each layer of a model from its files when it runs, for models larger than the device "
+    "(needs pip install 'cocurve-lab[stream]')"
 )
 
 
@@ -112,7 +112,8 @@ def read_any_model(
         return read_model(options, place)
     from ..pruner.saving import load_pruned
 
-    pruned = load_pruned(place, device=options.device, dtype=options.dtype)
+    stream = getattr(options, "stream", False)
+    pruned = load_pruned(place, device=options.device, dtype=options.dtype, stream=stream)
     return pruned, read_tokenizer(place, tokenizer)
 
 

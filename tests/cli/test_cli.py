@@ -815,6 +815,14 @@ def test_prune_leaves_a_model_on_disk_to_verify_or_refit_it(
         assert contents(tmp_path / kinds[0][0]) == contents(tmp_path / kinds[1][0])
         assert main(command(kinds[1][0], *verb, "--stream")) == DONE
         assert "already holds this plan" in capsys.readouterr().out
+    small, dense = str(tmp_path / kinds[1][0]), str(place / "model")
+    found = []
+    for more in ([], ["--stream"]):
+        command_line = ["evaluate", small, "--against", dense, *text, "--sequences", "3", "--json"]
+        assert main([*command_line, "--device", "cpu", *more]) == DONE
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["kl"]["mean"] > 0
     assert not (tmp_path / "wrong").exists()
 
 
