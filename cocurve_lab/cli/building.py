@@ -108,7 +108,8 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--ray-source",
         metavar="PLACE",
-        help="folder or hub id from which the workers load the model; default: it is sent to them",
+        help="folder or hub id from which the workers load the model; default: it is sent to them, "
+        "or with --stream MODEL",
     )
     parser = add_verb(verbs, "merge", merge, MERGE, MERGE_EXAMPLE)
     parser.add_argument(
@@ -205,9 +206,15 @@ def _executor(options: argparse.Namespace) -> Executor | None:
     return ray_executor(
         options.ray,
         address=options.ray_address,
-        source=options.ray_source,
+        source=options.ray_source or (_place(options.model) if options.stream else None),
         cpus_per_worker=options.threads or 1,
     )
+
+
+def _place(model: str) -> str:
+    """A model's place as workers in other folders find it."""
+    place = as_path(model)
+    return str(place.resolve()) if place.is_dir() else model
 
 
 def merge(options: argparse.Namespace) -> int:

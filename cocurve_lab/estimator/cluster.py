@@ -12,7 +12,9 @@ there. Use it on a network you trust.
 from __future__ import annotations
 
 import copy
+import math
 import os
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +28,7 @@ from ..errors import CocurveError, InputError, MismatchError, WorkerError
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.loading import load_model
 from ..models.runtime import measuring, require_one_device
+from ..models.streaming import stream_of
 from .worker import Job, Measured, Note, Tick, Worker
 
 if TYPE_CHECKING:
@@ -90,8 +93,15 @@ class RayExecutor:
             ray.init(**settings | dict(self.init))
         except Exception as error:  # Ray also raises plain Exception
             ray.shutdown()
+            place = self.address or "this machine"
+            if "AuthToken" in "".join(traceback.format_exception(error)):
+                raise WorkerError(
+                    f"the Ray cluster at {place} asks for a token, as those of `ray start` do. "
+                    "Set RAY_AUTH_MODE=token in the environment before Python starts; on another "
+                    "machine, first give it the cluster's token (Ray's page on authentication)."
+                ) from error
             raise WorkerError(
-                f"Ray cannot be started or reached at {self.address or 'this machine'} ({error}). "
+                f"Ray cannot be started or reached at {place} ({error}). "
                 "Start it with `ray start --head` and give its address=, or try again: on a busy "
                 "machine it may have taken too long."
             ) from error
@@ -121,7 +131,8 @@ def ray_executor(
             a token or TLS see Ray's own documentation.
         source: folder or hub id from which each worker loads the model itself. It must be the model
             you pass (the weights are compared). None copies the weights into Ray's object store
-            once, and from there to every worker: give a source for large models.
+            once, and from there to every worker: give a source for large models. A streamed model
+            needs one: each worker then reads the layers itself.
         cpus_per_worker: CPUs that Ray reserves for each worker, and its number of threads.
         gpus_per_worker: GPUs for each worker; None is 1 if the model is on a GPU, otherwise 0. With
             0 the workers use the CPU.
@@ -209,6 +220,9 @@ class RayCrew:
         gpus = executor.gpus_per_worker
         if gpus is None:
             gpus = 1.0 if model_device(model).type == "cuda" else 0.0
+        # memory of the CPU is shared by all workers of a machine
+        nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+        self._sharing = max(1, math.ceil(1 / gpus if gpus else executor.workers / nodes))
         self._remote = ray.remote(num_cpus=executor.cpus_per_worker, num_gpus=gpus)(RemoteWorker)
         self._place = "cuda" if gpus else "cpu"
         self._model = ray.put(parcel(model, executor.source))
@@ -251,7 +265,7 @@ class RayCrew:
 
     def _begin(self) -> None:
         actor = self._remote.remote()
-        answer = actor.start.remote(self._model, self._job, self._place)
+        answer = actor.start.remote(self._model, self._job, self._place, self._sharing)
         self._running[answer] = (actor, None)
 
     def _wait_for_one(self) -> None:
@@ -287,8 +301,9 @@ class RayCrew:
             return
         self._idle.append(actor)
         if number is None:
-            batch, device = result
+            batch, block, device = result
             self.units_per_batch = self.units_per_batch or batch
+            self.block = max(self.block, block)
             self._devices.add(device)
             return
         self.units_per_batch = min(self.units_per_batch, result.units_per_batch)
@@ -328,12 +343,12 @@ class RemoteWorker:
     """A `Worker` in a Ray actor."""
 
     # not in __init__: an error there would arrive as a dead actor, whatever its type
-    def start(self, parcel: Any, job: Job, place: str) -> tuple[int, str]:
-        """Unpack or load the model; return the batch size that fits, and the device's name."""
+    def start(self, parcel: Any, job: Job, place: str, sharing: int) -> tuple[int, int, str]:
+        """Unpack or load the model; return the batch and block that fit, and the device's name."""
         torch.set_num_threads(job.num_threads)
         self.model = unpack(parcel, place)
-        self.job, self.worker = job, Worker(self.model, job)
-        return self.worker.units_per_batch, self.worker.device
+        self.job, self.worker = job, Worker(self.model, job, sharing)
+        return self.worker.units_per_batch, self.worker.block, self.worker.device
 
     def measure(self, number: int, units_per_batch: int) -> Measured:
         """Run Algorithm 1 on one sequence, with the batch size of the crew."""
@@ -353,18 +368,27 @@ class _Source:
     dtype: str
     attention: str | None
     fingerprint: str
+    stream: bool
 
 
 def parcel(model: PreTrainedModel, source: str | None) -> Any:
     """Pack a model for sending: a reference to its source, or the model itself in main memory.
 
     Raises:
-        InputError: it is spread over devices or streamed, which workers are not.
+        InputError: it is spread over devices, which workers are not; or streamed without a source.
     """
-    require_one_device(model)
+    streamed = stream_of(model) is not None
+    if streamed and source is None:
+        raise InputError(
+            "the model is streamed, so its weights are not in memory to be sent. Give "
+            "ray_executor(..., source=PLACE), a folder or hub id that every worker can read."
+        )
+    if not streamed:
+        require_one_device(model)
     if source is not None:
         attention = getattr(model.config, "_attn_implementation", None)
-        return _Source(source, model_dtype(model), attention, fingerprint_model(model))
+        mark = fingerprint_model(model)
+        return _Source(source, model_dtype(model), attention, mark, streamed)
     if model_device(model).type == "cpu":
         return model
     # copy to main memory without a second copy on the GPU: deepcopy takes a tensor that is in its
@@ -387,6 +411,7 @@ def unpack(parcel: Any, place: str) -> PreTrainedModel:
     if not isinstance(parcel, _Source):
         return parcel.to(place)
     options: dict[str, Any] = {"attn_implementation": parcel.attention} if parcel.attention else {}
+    options["stream"] = parcel.stream
     model, _ = load_model(parcel.place, device=place, dtype=parcel.dtype, **options)
     if fingerprint_model(model) != parcel.fingerprint:
         raise MismatchError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.streaming import stream_of
 from ..models.units import UnitSet
-from .batches import Batches, Tick, by_layer, choose_batch, choose_block, sweeps
+from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, sweeps
 from .features import sequence_gram
 from .fisher import kl_divergence
 from .refitted import Leftovers, leftovers
@@ -139,17 +139,22 @@ class Executor(Protocol):
 
 
 class Worker:
-    """Measures sequences with one model; the caller holds the model in `measuring`."""
+    """Measures sequences with one model; the caller holds the model in `measuring`.
 
-    def __init__(self, model: PreTrainedModel, job: Job) -> None:
+    Args:
+        model, job: what is measured.
+        sharing: how many workers share the memory of the device.
+    """
+
+    def __init__(self, model: PreTrainedModel, job: Job, sharing: int = 1) -> None:
         self.architecture, self.job = describe(model), job
+        room = Room.of(model)
+        room = replace(room, free=room.free / sharing)
+        chosen = (self.architecture, job.units, job.calibration, job.top_r)
         self.units_per_batch = job.units_per_batch or choose_batch(
-            self.architecture, job.units, job.calibration, job.top_r, job.full_vocabulary
+            *chosen, job.full_vocabulary, room
         )
-        self.block = choose_block(
-            *(self.architecture, job.units, job.calibration, job.top_r, self.units_per_batch),
-            full_vocabulary=job.full_vocabulary,
-        )
+        self.block = choose_block(*chosen, self.units_per_batch, job.full_vocabulary, room)
         self.full_kl = None
         # a support that is the whole vocabulary has nothing to add
         if job.full_vocabulary and job.top_r < self.architecture.vocabulary:

@@ -341,6 +341,30 @@ def test_verbs_that_only_measure_take_a_streamed_model(
     assert found[0] == found[1]
 
 
+def test_workers_of_a_streamed_build_read_the_same_place(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cocurve_lab.estimator import cluster
+
+    seen: list[Any] = []
+
+    def refuse(workers: int, *, source: str | None, **_: Any) -> None:
+        seen.append(source)
+        raise cl.InputError("that is enough")
+
+    monkeypatch.setattr(cluster, "ray_executor", refuse)
+    monkeypatch.chdir(place)
+    for model, more, source in (
+        ("model", ["--stream"], str(place / "model")),
+        ("model", [], None),
+        ("model", ["--stream", "--ray-source", "elsewhere"], "elsewhere"),
+        ("owner/name", ["--stream"], "owner/name"),
+    ):
+        assert main(["build", model, "--out", str(tmp_path / "H"), "--ray", "2", *more]) == FAILED
+        assert "that is enough" in capsys.readouterr().err
+        assert seen.pop() == source
+
+
 def test_a_model_that_cannot_be_streamed_is_a_sentence(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,8 +23,8 @@ from cocurve_lab import progress, storage
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.curvature.merging import SETTINGS, shard_sequences
 from cocurve_lab.errors import WorkerError
+from cocurve_lab.estimator import batches, features
 from cocurve_lab.estimator import cluster as distributed
-from cocurve_lab.estimator import features
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.cluster import (
     RayExecutor,
@@ -37,8 +37,10 @@ from cocurve_lab.estimator.cluster import (
 from cocurve_lab.estimator.estimate import build_settings
 from cocurve_lab.estimator.files import complete_shards, files_in
 from cocurve_lab.estimator.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
+from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.runtime import measuring
+from cocurve_lab.models.streaming import stream_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
 
@@ -395,6 +397,37 @@ def test_a_model_travels_whole_or_by_its_place(tmp_path: Path) -> None:
         unpack(parcel(model, str(tmp_path / "no-such")), "cpu")
 
 
+def test_a_streamed_model_travels_by_its_place(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    tiny_model().save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    streamed, _ = cl.load_model(tmp_path, device="cpu", stream=True)
+    with pytest.raises(cl.InputError, match=r"is streamed.*Give ray_executor\(..., source=PLACE"):
+        parcel(streamed, None)
+    sent = unpack(pickle.loads(pickle.dumps(parcel(streamed, str(tmp_path)))), "cpu")
+    assert stream_of(sent) is not None
+    assert fingerprint_model(sent) == fingerprint_model(tiny_model())
+    assert stream_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")) is None
+
+
+def test_workers_of_a_machine_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    tiny_model().save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    model, _ = cl.load_model(tmp_path, device="cpu", stream=True)
+    units, text = cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6)
+    job = Job(units, text, 16, 1, 1, 2)
+    needed = batches.memory_needed(describe(model), units, text, 16, 1)
+    state = 20 * 32 * 4
+    monkeypatch.setattr(batches, "free_memory", lambda _: 2 * (needed + 8 * state))
+    assert Worker(model, job).block == 18  # all of them
+    assert Worker(model, job, sharing=2).block == 4
+    answer = RemoteWorker().start(parcel(model, str(tmp_path)), job, "cpu", 2)
+    assert answer == (1, 4, "cpu")
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(cl.InputError, match=r"pip install cocurve-lab\[ray\]"):
@@ -445,6 +478,19 @@ def test_a_cluster_out_of_reach_is_a_clear_error(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(WorkerError, match=r"reached at 10\.0\.0\.1.*timed out"):
         build(executor=RayExecutor(address="10.0.0.1"))
     assert fake.ended == 1
+
+
+def test_a_cluster_that_asks_for_a_token_says_how_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay()
+    refused = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster") from refused
+
+    monkeypatch.setattr(fake, "init", init)
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    with pytest.raises(WorkerError, match=r"at 10\.0\.0\.1 asks for a token.*RAY_AUTH_MODE=token"):
+        build(executor=RayExecutor(address="10.0.0.1"))
 
 
 def test_lines_for_a_log_say_how_far_and_how_long(
@@ -572,8 +618,9 @@ def test_a_sequence_that_kills_every_worker_leaves_a_checkpoint(
 
 
 @with_ray
-def test_workers_read_the_model_from_its_place(cluster: Any) -> None:
-    model, tokenizer = cl.load_model("demo", device="cpu")
+@pytest.mark.parametrize("stream", [False, True])
+def test_workers_read_the_model_from_its_place(cluster: Any, stream: bool) -> None:
+    model, tokenizer = cl.load_model("demo", device="cpu", stream=stream)
     units = cl.enumerate_units(model)
     text, _ = cl.default_calibration(
         "demo", tokenizer, 2, 1, seq_len=32, positions_per_sequence="all"
