@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.estimator.on_paper import row_operations
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import Job, LocalExecutor
 from cocurve_lab.models.architectures import describe
@@ -164,7 +165,7 @@ def measured_build(
     model, units, text: cl.CalibrationSet, rate: float, options
 ) -> tuple[cl.Curvature, list[str]]:
     """Build H; return it and the cells of its row from the fourth on."""
-    device, scored = model.device, text.positions_per_sequence
+    device = model.device
     settings = (torch.get_num_threads(), options.units_per_batch, 1)
     naive = naive_seconds(model, units, text, options)
     with LocalExecutor().open(model, Job(units, text, options.top_r, *settings)) as crew:
@@ -190,7 +191,8 @@ def measured_build(
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         needed = weights + memory_needed(describe(model), units, text, options.top_r, batch)
         memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f} ({needed / 1e9:.1f})"
-    achieved = row_flops(model, units, text.seq_len, scored, options.top_r) / one / rate
+    operations = row_operations(describe(model), units, text, options.top_r)
+    achieved = operations / one / rate
     cells = [
         f"{one:.2f} ({min(seconds):.2f} to {max(seconds):.2f}; {len(seconds)} rows)",
         "-" if announced is None else f"{announced:.2f}",
@@ -303,27 +305,6 @@ def attempt(action: Callable[[], object], options) -> tuple[object, str]:
     except (RuntimeError, cl.CocurveError) as error:  # memory that runs out is a RuntimeError
         tell(f"{type(error).__name__}: {error}")
         return None, f"failed: {type(error).__name__}"
-
-
-def row_flops(model, units, length: int, scored: int, top_r: int) -> float:
-    """Multiply-adds x 2 that one row needs: teacher, ablations from their own write on, Gram."""
-    architecture, config = describe(model), model.config
-    layers, hidden = len(architecture.layers), config.hidden_size
-    width = architecture.width(0, "attention")
-    attention = 2 * length * hidden * (2 * width + 2 * width // architecture.queries_per_group(0))
-    attention += 2 * length * length * width  # causal scores and values: half of 4 T^2 W
-    ffn_per_token = 2 * 3 * hidden * architecture.width(0, "ffn")
-    layer_cost = attention + length * ffn_per_token
-    read = scored if scored <= length // 2 else length
-    last = attention + read * ffn_per_token
-    head = 2 * scored * hidden * top_r
-    total = 2 * layers * layer_cost  # teacher, and each layer's trace
-    for unit in units:
-        later = max(0, layers - 2 - unit.layer) * layer_cost
-        final = last if unit.layer < layers - 1 else 0
-        own = ffn_per_token * (scored if unit.layer == layers - 1 else length)
-        total += later + final + (own if unit.kind == "attention" else 0) + head
-    return total + 2 * len(units) ** 2 * scored * top_r
 
 
 def matrix_rate(device: torch.device, dtype: str, size: int = 8192) -> float:
