@@ -190,6 +190,7 @@ _ALSO = {
     "EfficiencyOptions": "evaluation.efficiency",
     "GGUFFile": "export.gguf",
     "quantize_gguf": "export.quantizing",
+    "quantize_folder": "pruner.int8",
     "Matching": "studies.structure.matching",
     "causal_arms": "studies.structure.matching",
     "Comparison": "studies.bake_off.comparison",

@@ -1,4 +1,4 @@
-"""`cocurve prune` and `cocurve export`: a smaller model as a folder and as one GGUF file."""
+"""`cocurve prune`, `quantize` and `export`: a smaller model as folders and as one GGUF file."""
 
 from __future__ import annotations
 
@@ -56,9 +56,17 @@ EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --quantize Q4_K_M
   cocurve export smaller --gguf ids.gguf --no-tokenizer"""
 
+QUANTIZE = """\
+Write a pruned model again, with 8-bit weights. transformers loads the new folder where torchao is
+installed; here it is needed too. The projections of the layers are rounded, each row with a scale
+of its own; the embedding, the head and the norms are not. For GGUF files: `cocurve export
+--quantize`."""
+QUANTIZE_EXAMPLE = """\
+  cocurve quantize smaller --out smaller-int8"""
+
 
 def add_to(verbs: Any) -> None:
-    """Add the verbs `prune` and `export`."""
+    """Add the verbs `prune`, `quantize` and `export`."""
     parser = add_verb(verbs, "prune", prune, PRUNE, PRUNE_EXAMPLE)
     add_model(
         parser,
@@ -85,6 +93,11 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--calibration-sequences", metavar="N", type=int, default=128, help="its rows (%(default)s)"
     )
+    parser = add_verb(verbs, "quantize", quantize, QUANTIZE, QUANTIZE_EXAMPLE)
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
+    )
+    parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
     parser.add_argument(
         "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
@@ -288,6 +301,14 @@ def _verified(
     pruned = load_pruned(options.out, device=options.device, stream=options.stream)
     check_equivalence(model, pruned, selection, text)
     return ", and it computes what the masked model computes"
+
+
+def quantize(options: argparse.Namespace) -> int:
+    """Run `cocurve quantize`."""
+    from ..pruner.int8 import quantize_folder
+
+    print(f"Saved to {quantize_folder(options.folder, options.out)}.")
+    return 0
 
 
 def export(options: argparse.Namespace) -> int:

@@ -591,7 +591,10 @@ def test_bad_command_lines_say_what_is_wrong(
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "inventory", "build", "merge", "solve", "search", "prune", "evaluate", "export", "paper"],
+    [
+        *("", "inventory", "build", "merge", "solve", "search", "prune", "evaluate"),
+        *("quantize", "export", "paper"),
+    ],
 )
 def test_help_explains_every_verb_with_an_example(
     verb: str, capsys: pytest.CaptureFixture[str]

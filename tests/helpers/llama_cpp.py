@@ -1,17 +1,13 @@
 """Stock llama.cpp, to run exported files in: a prebuilt wheel, in a subprocess.
 
-The environment of the tests is not touched: cyllama, a thin wrapper of llama.cpp's own functions,
-is installed into a folder of its own and is seen by the subprocess alone. COCURVE_WHEELS says where
-that folder is kept (default ~/.cache/cocurve-lab/wheels). It is fetched in seconds; compiling
+cyllama is a thin wrapper of llama.cpp's own functions. It is fetched in seconds; compiling
 llama.cpp took eleven minutes of a processor, nearly half of what all tests take.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-VERSION = "0.2.18"
-WHEELS = Path(os.environ.get("COCURVE_WHEELS") or "~/.cache/cocurve-lab/wheels").expanduser()
-_UNREACHABLE = ("No matching distribution", "Could not find a version", "connection", "timed out")
+from .wheels import CYLLAMA, installed
+
 _SCRIPT = """
 import json, sys
 import numpy as np
@@ -131,7 +125,7 @@ def run_llama_cpp(path: Path, job: Job) -> Answer:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
         input=json.dumps(content),
-        env=os.environ | {"PYTHONPATH": str(installed())},
+        env=os.environ | {"PYTHONPATH": str(installed(*CYLLAMA))},
         capture_output=True,
         encoding="utf-8",
         errors="replace",
@@ -160,33 +154,3 @@ def mean_kl(answer: Answer, expected: list[np.ndarray]) -> float:
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
-
-
-def installed() -> Path:
-    """A folder with cyllama, fetched where it is not there yet; skips where it cannot be."""
-    folder = WHEELS / f"cyllama-{VERSION}-py{sys.version_info[0]}{sys.version_info[1]}"
-    if (folder / "cyllama").is_dir():
-        return folder
-    WHEELS.mkdir(parents=True, exist_ok=True)
-    with open(WHEELS / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the test processes fetches it, the others wait
-        if not (folder / "cyllama").is_dir():
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            _fetch(partial)
-            partial.rename(folder)
-    return folder
-
-
-def _fetch(folder: Path) -> None:
-    options = ["--only-binary=:all:", "--no-deps", "--target", str(folder)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, f"cyllama=={VERSION}"],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=600,
-    )
-    if done.returncode and any(sign in done.stderr for sign in _UNREACHABLE):
-        pytest.skip(f"no wheel of cyllama can be had: {done.stderr[-300:]}")
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,104 @@
+"""A saved folder in 8 bits: what transformers loads again, and what torchao's rounding is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.cli import FAILED, main
+from cocurve_lab.errors import FileFormatError, InputError
+from cocurve_lab.pruner import int8
+from cocurve_lab.pruner.int8 import quantize_folder
+from helpers.tiny_models import tiny_model
+from helpers.wheels import TORCHAO, installed
+
+ROOT = Path(__file__).resolve().parents[2]
+# in a process of its own, because torchao is not in the environment of the tests
+_SCRIPT = """
+import sys
+import torch
+import cocurve_lab as cl
+from cocurve_lab.cli import main
+from cocurve_lab.pruner.int8 import with_int8_weights
+from transformers import AutoModelForCausalLM
+
+folder, out = sys.argv[1:]
+assert main(["quantize", folder, "--out", out]) == 0
+again = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+plain = cl.load_pruned(folder, device="cpu")
+own = with_int8_weights(plain)
+ids = torch.randint(97, (2, 30), generator=torch.Generator().manual_seed(0))
+with torch.no_grad():
+    loaded, copied, exact = (m(ids).logits for m in (again, own, plain))
+    for name, module in plain.named_modules():  # 255 steps in a row, the slow way
+        if isinstance(module, torch.nn.Linear) and name != "lm_head" and module.weight.numel():
+            step = module.weight.abs().amax(1, keepdim=True) / 127.5
+            whole = (module.weight * (1 / step)).round().clamp(-128, 127)
+            found = own.get_submodule(name).weight.dequantize()
+            apart = (found - whole * step).abs() / step
+            # the largest of a row is half-way between two steps
+            assert apart.max() < 1.01 and (apart > 0.01).float().mean() < 0.05, name
+            module.weight.copy_(found)
+    slow = plain(ids).logits
+print(float((loaded - copied).abs().max()), float((copied - slow).abs().max()),
+      float((copied - exact).abs().max()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_folder_with_uneven_and_empty_blocks(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family, tie_word_embeddings=family == "qwen3")
+    units = cl.enumerate_units(model, ffn_groups=4)
+    lost = {(1, "attention"), (2, "ffn")}
+    gone = [
+        i
+        for i, u in enumerate(units)
+        if (u.layer, u.kind) in lost or (u.layer, u.kind, u.index) == (0, "ffn", 1)
+    ]
+    folder = cl.save_pruned(cl.prune(model, cl.Selection.from_pruned(units, gone)), tmp_path / "a")
+    out = tmp_path / "b"
+    paths = [str(ROOT), str(installed(*TORCHAO))]
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(folder), str(out)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HOME": str(tmp_path / "hub")},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    again, slow, rounding = map(float, done.stdout.split()[-3:])
+    print(f"loaded again {again:.1e}, the slow way {slow:.1e}, unrounded {rounding:.1e}")
+    assert again == 0
+    assert slow < rounding / 100
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "model.safetensors", "modeling_cocurve.py"} <= names
+
+
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "_settings", lambda: None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((FileFormatError, InputError), match="empty"):
+        quantize_folder(tmp_path / "empty", tmp_path / "out")
+    units = cl.enumerate_units(model := tiny_model(), ffn_groups=4)
+    folder = cl.save_pruned(
+        cl.prune(model, cl.Selection.from_pruned(units, [0, 5])), tmp_path / "a"
+    )
+    code = folder / "modeling_cocurve.py"
+    code.write_text(code.read_text() + "\nprint('another')\n")
+    with pytest.raises(InputError, match="not the modelling file of this version"):
+        quantize_folder(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_torchao(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    assert main(["quantize", str(tmp_path), "--out", str(tmp_path / "b")]) == FAILED
+    assert "pip install torchao" in capsys.readouterr().err
