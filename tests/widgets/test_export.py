@@ -217,7 +217,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     expect(damage.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text(
         f"{20 - last} of 20"
     )
-    expect(damage.locator("tbody tr").last).to_contain_text("64 rows, measured before")
+    expect(damage.locator("tbody tr").last).to_contain_text("64 rows, earlier")
     expect(damage.get_by_label("measure by itself")).to_be_hidden()
 
     unit_map = root.locator("canvas[role=img]").first
@@ -307,6 +307,10 @@ def test_the_first_screen_has_what_matters_and_nothing_scrolls_sideways(
     unit_map = root.locator("canvas[aria-label^='Map of units']")
     parts = [unit_map, root.locator("canvas[aria-label^='Predicted risk']")]
     parts.append(root.locator(".cc-numbers"))
+    box = page.get_by_label("lambda, typed")
+    box.fill("0.00005555")  # where the plans of a large model change
+    box.press("Enter")
+    assert box.evaluate("field => field.scrollWidth <= field.clientWidth"), "a number is clipped"
     # 825 is the width of an output in JupyterLab at 1280, which shows 800 pixels of the notebook
     widths = {}
     for width in (600, 825, 1280, 1920):

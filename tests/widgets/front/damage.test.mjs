@@ -46,7 +46,7 @@ test("a difference of earlier plans is not shown for the present ones", () => {
 test("ages are told in words", () => {
   const ages = [[100, 100], [100, 99], [100, 138], [100, 400], [100, 10_000], [null, 5]];
   assert.deepEqual(ages.map(([at, now]) => ageText(at, now)),
-    ["just now", "just now", "40 s ago", "5 min ago", "3 h ago", "measured before"]);
+    ["just now", "just now", "40 s ago", "5 min ago", "3 h ago", "earlier"]);
 });
 
 test("the ratios that were measured are offered once", () => {

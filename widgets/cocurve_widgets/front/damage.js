@@ -17,7 +17,7 @@ export function pairedOf(live, a, b) {
 
 /** How long ago a moment was, in words; both in seconds since 1970. */
 export function ageText(at, now) {
-  if (at === null || at === undefined) return "measured before";
+  if (at === null || at === undefined) return "earlier";
   const seconds = Math.max(0, now - at); // two clocks may differ
   if (seconds < 10) return "just now";
   if (seconds < 90) return `${Math.round(seconds / 10) * 10} s ago`;
