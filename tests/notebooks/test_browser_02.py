@@ -47,6 +47,13 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
     folder = lab.bring(tmp_path)  # empty
     with lab.open(NOTEBOOK, SMALL, inside=folder) as visit:
         visit.run_all()
+        # the last cells put back what the text above speaks of
+        for name, value in (
+            ("ratio", "0.2"),
+            ("interaction_strength", "1.0"),
+            ("layer_cap", "None"),
+        ):
+            visit.becomes(f"explorer.{name}", value)
         page = visit.page
         root = page.locator(".cocurve")
         eventually(root.count, lambda count: count == 1)

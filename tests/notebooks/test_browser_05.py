@@ -118,6 +118,7 @@ def test_notebook_05_in_jupyterlab(lab: Lab) -> None:
         )
         it.done("written together")
         eventually(it.root.get_by_text(re.compile("^[✓✗] ")).count, lambda count: count == 2)
+        assert it.dense.bounding_box()["y"] == it.pruned.bounding_box()["y"]  # one beside the other
 
         # the ribbon: arrow keys, hover, the other text, the table
         measured = "measured, teacher-forced on the prompt and the dense"

@@ -69,6 +69,7 @@ def test_other_notebooks_run_from_top_to_bottom(notebook: Path, tmp_path: Path) 
     shown = [o for cell in done.cells for o in cell.get("outputs", [])]
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in shown)
     assert list((tmp_path / KEPT).glob("H_demo_*.pkl"))
+    assert "Warning" not in "".join(o.text for o in shown if o.get("name") == "stderr")
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)

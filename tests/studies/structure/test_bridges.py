@@ -314,6 +314,9 @@ def test_the_picture_of_the_arms(table: Table) -> None:
     kl = pick(table, outcome="kl", family=ALL, seed=None)
     assert list(traces["measured"].x) == list(column(kl, "difference"))
     assert list(traces["measured"].error_x.array) == list(column(kl, "difference_error"))
+    # below the axis titles, not on the plot
+    assert figure.layout.legend.y < 0
+    assert figure.layout.legend.yanchor == "top"
     assert list(traces["predicted from H"].x) == list(column(kl, "predicted_difference"))
     assert len(traces["single seeds"].x) == 3
     symbols = [traces[name].marker.symbol for name in ("odd", "even", ALL)]
