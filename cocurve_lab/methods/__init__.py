@@ -16,6 +16,8 @@ In reading order:
     slimgpt.py       SlimGPT: greedy OBS by grouped Cholesky; optional refit of the columns left
     slimllm.py       SlimLLM: Pearson similarity of heads, PCA-weighted channels
     two_ssp.py       2SSP: FFN width evenly, whole attention blocks by perplexity
+    short_gpt.py     ShortGPT: whole layers, by the cosine of what enters and leaves them
+    block_pruner.py  BlockPruner: whole blocks, one after the other by perplexity
 
 Imports `pruner/`, `measuring/` and the rooms below them.
 """

@@ -21,6 +21,8 @@ _METHODS = {
     "slimgpt": ("slimgpt", "SlimGpt"),
     "slimllm": ("slimllm", "SlimLlm"),
     "2ssp": ("two_ssp", "TwoSsp"),
+    "shortgpt": ("short_gpt", "ShortGpt"),
+    "blockpruner": ("block_pruner", "BlockPruner"),
     "cocurve": ("cocurve", "CoCurve"),
     "diagonal": ("cocurve", "Diagonal"),
     "head-only": ("cocurve", "HeadOnly"),

@@ -25,7 +25,7 @@ from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, tiny_model, tiny_text, 
 RATIO = 0.25
 MODELS = [(family, heads) for family in FAMILIES for heads in ("mha", "gqa")]
 NO_TEXT = {"random", "magnitude"}  # they never run the model
-FIRST_ROW = {"2ssp"}  # its second stage reads one row, so the order of rows matters
+FIRST_ROW = {"2ssp", "blockpruner"}  # they read the first rows, so the order matters
 
 NAMES = method_names()
 READERS = [name for name in NAMES if name not in NO_TEXT]

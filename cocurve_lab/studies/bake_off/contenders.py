@@ -21,6 +21,7 @@ BASELINES = (
     *("random", "magnitude", "wanda-sp", "flap", "amp"),
     *("llm-pruner", "slimgpt", "slimllm", "2ssp"),
 )  # the paper's nine
+DEPTH = ("shortgpt", "blockpruner")  # whole layers or blocks; not in the paper
 OURS_CHOSEN = "CoCurve, λ chosen"
 _FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
 _STRENGTHS = (0.5, 1.0, 2.0)
@@ -104,7 +105,7 @@ def named(methods: Sequence[str | Method] | Mapping[str, Competitor]) -> dict[st
 
 
 def all_methods(top_r: int = 256) -> dict[str, Method]:
-    """Make all of `method_names()`, and four more that explain or repair, by label.
+    """Make all of `method_names()` but DEPTH, and four more that explain or repair, by label.
 
     "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
     takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
@@ -113,7 +114,8 @@ def all_methods(top_r: int = 256) -> dict[str, Method]:
     Args:
         top_r: size of the teacher's support, for CoCurve and its controls.
     """
-    made = [get_method(n, **({"top_r": top_r} if n in _FROM_H else {})) for n in method_names()]
+    names = [name for name in method_names() if name not in DEPTH]
+    made = [get_method(n, **({"top_r": top_r} if n in _FROM_H else {})) for n in names]
     return {method.title: method for method in made} | {
         "CoCurve, measured diagonal": CoCurve(top_r=top_r, measured_diagonal=True),
         "SlimLLM, layers alike": SlimLlm(alpha=0.0),
@@ -125,7 +127,7 @@ def all_methods(top_r: int = 256) -> dict[str, Method]:
 def alike(
     repair: Repairing = "own", *, evaluations: int = 0, top_r: int = 256
 ) -> dict[str, Contender]:
-    """The paper's nine baselines, CoCurve, and CoCurve with lambda chosen, all treated alike.
+    """The nine baselines, DEPTH, CoCurve, and CoCurve with lambda chosen, all treated alike.
 
     Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Where the
     weights are refitted, it is chosen among 0, 0.5 and 1 on H of a model that will be refitted
@@ -138,7 +140,7 @@ def alike(
         top_r: size of the teacher's support, for CoCurve.
     """
     rows: dict[str, tuple[Method, ...]] = {}
-    for method in map(get_method, BASELINES):
+    for method in map(get_method, (*BASELINES, *DEPTH)):
         rows[method.title] = (method,)
     strengths = [CoCurve(strength, top_r) for strength in _STRENGTHS]
     measured = [CoCurve(strength, top_r, measured_diagonal=True) for strength in (0.0, 1.0)]

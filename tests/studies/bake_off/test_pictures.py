@@ -244,7 +244,7 @@ def test_leaders_and_the_guards_table() -> None:
 
 def test_all_methods_are_the_registry_and_four() -> None:
     methods = contenders.all_methods(32)
-    assert len(methods) == len(cl.method_names()) + 4
+    assert len(methods) == len(cl.method_names()) - len(contenders.DEPTH) + 4
     assert [name for name, m in methods.items() if m.repairs] == [
         "CoCurve + gains",
         "SlimGPT + refit",
