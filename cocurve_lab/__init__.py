@@ -191,6 +191,8 @@ _ALSO = {
     "GGUFFile": "export.gguf",
     "quantize_gguf": "export.quantizing",
     "quantize_folder": "pruner.int8",
+    "quantization_table": "evaluation.quantized",
+    "QUANTIZED_COLUMNS": "evaluation.quantized",
     "Matching": "studies.structure.matching",
     "causal_arms": "studies.structure.matching",
     "Comparison": "studies.bake_off.comparison",

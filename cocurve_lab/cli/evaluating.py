@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..calibration import read_documents
 from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
+from ..tables import Table, shown
 from .common import (
     add_model,
     add_suite,
@@ -25,15 +26,18 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ..calibration import CalibrationSet
     from ..evaluation.report import EvaluationReport
 
 DESCRIPTION = """\
 Measure a dense or pruned model: its perplexity on a text. --against adds the KL divergence from the
-dense model in nats per token, with its standard error over rows. --suite adds tasks, run by
+dense model in nats per token, with its standard error over rows. --quantized asks, in the same
+units, whether quantised weights add their own damage to that of pruning. --suite adds tasks, run by
 lm_eval. Use a text that H was not built on."""
 EXAMPLE = """\
   cocurve evaluate smaller --against demo
   cocurve evaluate smaller --against MODEL --text held_out.jsonl --json
+  cocurve evaluate smaller --against demo --quantized Q8_0 Q4_K_M
   cocurve evaluate demo --suite demo --limit 40 --report report.json"""
 
 
@@ -42,6 +46,14 @@ def add_to(verbs: Any) -> None:
     parser = add_verb(verbs, "evaluate", run, DESCRIPTION, EXAMPLE)
     add_model(parser, stream=True)
     parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
+    parser.add_argument(
+        "--quantized",
+        metavar="KIND",
+        nargs="+",
+        default=[],
+        help="with --against: also both models with rounded weights: INT8 (torchao), Q8_0 (gguf) "
+        "or, with llama.cpp's quantizer, Q4_K_M and its like",
+    )
     add_text(parser, "text", 16, "text to measure on", "none")
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="tokenizer of a pruned folder without one"
@@ -58,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
     from ..measuring.perplexity import PerplexityOptions, perplexity
 
     _require_suite(options)
+    if options.quantized and (options.against is None or options.stream):
+        raise InputError("--quantized needs --against, and models in memory, without --stream.")
     require_text(options)
     place = options.tokenizer or options.against
     model, tokenizer = read_any_model(options.model, options, place)
@@ -76,6 +90,10 @@ def run(options: argparse.Namespace) -> int:
         found["kl"] = _divergence(options, model)
         if not options.json:
             print(_words(found["kl"]), flush=True)
+    if options.quantized:
+        found["quantized"] = _quantized(options, model)
+        if not options.json:
+            print(_grid(found["quantized"]), flush=True)
     if options.suite is not None:
         report = _tasks(options, model, tokenizer)
         found["tasks"] = json.loads(report.to_json())
@@ -140,10 +158,7 @@ def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
     """
     from ..measuring.risk import model_risk, standard_error
 
-    dense, tokenizer = read_any_model(options.against, options)
-    if tokenizer is None:
-        raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")
-    rows = held_out_rows(options, options.against, tokenizer)
+    dense, rows = _against(options)
     values = model_risk(dense, model, rows, progress=progress())
     return {
         "against": options.against,
@@ -153,6 +168,31 @@ def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
         "tokens_per_row": rows.seq_len,
         "source": rows.source,
     }
+
+
+def _against(options: argparse.Namespace) -> tuple[Any, CalibrationSet]:
+    """The dense model, and the rows of text that its tokenizer makes."""
+    dense, tokenizer = read_any_model(options.against, options)
+    if tokenizer is None:
+        raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")
+    return dense, held_out_rows(options, options.against, tokenizer)
+
+
+def _quantized(options: argparse.Namespace, model: Any) -> Table:
+    """Measure pruning and quantisation alone and together, on the rows of the KL."""
+    from ..evaluation.quantized import quantization_table
+
+    dense, rows = _against(options)
+    return quantization_table(dense, model, rows, options.quantized, progress=progress())
+
+
+def _grid(table: Table) -> str:
+    """The table as Markdown."""
+    from ..evaluation.quantized import QUANTIZED_COLUMNS
+
+    rows = shown(table, QUANTIZED_COLUMNS)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def _words(kl: dict[str, Any]) -> str:

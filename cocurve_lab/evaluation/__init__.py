@@ -13,10 +13,12 @@ In reading order:
     system_calls.py    the system calls it is refused
     judge.py           the script inside, which runs one program and records its end
     sandbox.py         the script that confines without bubblewrap
+    quantized.py       `quantization_table`: KL of a model pruned, quantised, and both
     efficiency.py      size, speed and memory, dense and pruned in turn
     reproduction.py    `Reproduction`: the paper's tables measured on one model, resumable
     published.py       the paper's numbers, and those of the authors' release
     side_by_side.py    measured and published numbers as CSV and Markdown
 
-Imports `measuring/` and the rooms below it. Only this room imports lm_eval, when tasks run.
+Imports `measuring/`, `export/`, `pruner/` and the rooms below them. Only this room imports lm_eval,
+when tasks run.
 """

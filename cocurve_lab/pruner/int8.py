@@ -87,6 +87,11 @@ def with_int8_weights(model: PreTrainedModel) -> PreTrainedModel:
     return copied
 
 
+def require_torchao() -> None:
+    """Raise InputError unless torchao is installed."""
+    _settings()
+
+
 def _settings() -> Any:
     """torchao's settings: one scale per row, for the weights alone."""
     try:
