@@ -190,6 +190,7 @@ _ALSO = {
     "EfficiencyOptions": "evaluation.efficiency",
     "GGUFFile": "export.gguf",
     "quantize_gguf": "export.quantizing",
+    "write_modelfile": "export.ollama",
     "quantize_folder": "pruner.int8",
     "quantization_table": "evaluation.quantized",
     "QUANTIZED_COLUMNS": "evaluation.quantized",

@@ -112,6 +112,9 @@ def add_to(verbs: Any) -> None:
         help="then quantise the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
     )
     parser.add_argument(
+        "--modelfile", action="store_true", help="write a Modelfile for Ollama beside it"
+    )
+    parser.add_argument(
         "--pretokenizer",
         help="llama.cpp's name for rules that split text; default: the tokenizer's",
     )
@@ -314,11 +317,14 @@ def quantize(options: argparse.Namespace) -> int:
 def export(options: argparse.Namespace) -> int:
     """Run `cocurve export`."""
     from ..export.gguf import export_gguf
+    from ..export.ollama import modelfile_of, write_modelfile
     from ..export.quantizing import quantize_gguf, require_kind
     from ..pruner.manifest import read_manifest
     from ..pruner.saving import open_pruned
 
     require_new(options.gguf)
+    if options.modelfile:
+        require_new(modelfile_of(options.gguf))
     if options.quantize is not None:
         if options.dtype == "q8_0":
             raise InputError("--quantize starts from f32 or f16. Leave --dtype q8_0 out.")
@@ -346,4 +352,7 @@ def export(options: argparse.Namespace) -> int:
                 whole = export_gguf(pruned, tokenizer, Path(place, "whole.gguf"), **settings)
                 found = quantize_gguf(whole.path, options.gguf, options.quantize)
     print(found)
+    if options.modelfile:
+        written = write_modelfile(options.gguf, pruned, tokenizer)
+        print(f"{written}: for ollama create NAME -f {written}")
     return 0

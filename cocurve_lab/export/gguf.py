@@ -107,7 +107,7 @@ def export_gguf(
     architecture = describe(pruned)
     require_expressible(architecture)
     size = architecture.vocabulary
-    vocabulary = read_vocabulary(tokenizer, size, _stops(pruned), pretokenizer)
+    vocabulary = read_vocabulary(tokenizer, size, stop_tokens(pruned), pretokenizer)
     if not vocabulary.exact:
         warnings.warn(" ".join(vocabulary.notes), UserWarning, stacklevel=2)
     tensors = list(file_tensors(architecture))
@@ -140,7 +140,7 @@ def require_target(path: str | os.PathLike[str], overwrite: bool) -> Path:
     return target
 
 
-def _stops(model: PreTrainedModel) -> list[int]:
+def stop_tokens(model: PreTrainedModel) -> list[int]:
     """The token ids that end generation, those of the generation configuration first."""
     found: list[int] = []
     for config in (model.generation_config, model.config):
