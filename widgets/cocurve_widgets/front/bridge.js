@@ -342,7 +342,7 @@ export function renderBridge({ model, el }) {
     listNote.textContent = `${note} ${together}Plans at ratio ${show(plans.ratio)}` +
       `${plans.problem ? `; ${plans.problem}` : "."} ${plans.note ?? ""}`;
     const doubt = /preview/.test(oddMatrix(model)) ? ", not to be trusted" : "";
-    const wide = graphSide.clientWidth > 600; // else the card has the numbers, the list the plans
+    const wide = graphSide.clientWidth > 720; // else the card has the numbers, the list the plans
     const columns = ["unit", ...(wide ? ["saliency", "connectivity"] : []), "residual",
       "diagonal plan (lambda 0)", `edge-aware plan (lambda 1${doubt})`,
       ...(plans.present ? ["present plan"] : [])];
