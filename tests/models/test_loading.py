@@ -57,7 +57,9 @@ def test_bars_of_loading_are_ours_and_nothing_stays_changed(
             super().__init__(*args, **settings)
 
     monkeypatch.setattr(runtime, "Bar", Noted)
-    mine = logging.set_tqdm_hook(None)
+    # an earlier test may have run the command line, which turns bars off in a log
+    mine, shown = logging.set_tqdm_hook(None), logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
     try:
         cl.load_model(folder, device="cpu")
         assert made == ["Loading weights"]
@@ -68,7 +70,8 @@ def test_bars_of_loading_are_ours_and_nothing_stays_changed(
         cl.load_model(folder, device="cpu")
         assert capsys.readouterr().err == ""
     finally:
-        logging.enable_progress_bar()
+        if shown:
+            logging.enable_progress_bar()
         logging.set_tqdm_hook(mine)
 
 
