@@ -10,7 +10,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +268,12 @@ def plus_minus(value: float | None, error: float | None = None) -> str:
         return f"{value:.3g} ± {error:.2g}"
     places = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:.{places}f} ± {error:.{places}f}"
+
+
+def as_markdown(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Lay out rows of cells under a head as a Markdown table, a line each."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 # Files for spreadsheets ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..calibration import read_documents
 from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
-from ..tables import Table, shown
+from ..tables import Table, as_markdown, shown
 from .common import (
     add_model,
     add_suite,
@@ -87,13 +87,18 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print(measured, flush=True)
     if options.against is not None:
-        found["kl"] = _divergence(options, model)
+        dense, rows = _against(options)
+        found["kl"] = _divergence(options.against, dense, model, rows)
         if not options.json:
             print(_words(found["kl"]), flush=True)
-    if options.quantized:
-        found["quantized"] = _quantized(options, model)
-        if not options.json:
-            print(_grid(found["quantized"]), flush=True)
+        if options.quantized:
+            from ..evaluation.quantized import quantization_table
+
+            found["quantized"] = quantization_table(
+                dense, model, rows, options.quantized, progress=progress()
+            )
+            if not options.json:
+                print(_grid(found["quantized"]), flush=True)
     if options.suite is not None:
         report = _tasks(options, model, tokenizer)
         found["tasks"] = json.loads(report.to_json())
@@ -150,18 +155,13 @@ def _documents(options: argparse.Namespace) -> list[str] | None:
     return None
 
 
-def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
-    """Measure KL(dense || model) on rows of the text, in nats per token.
-
-    Raises:
-        InputError: --against has no tokenizer.
-    """
+def _divergence(against: str, dense: Any, model: Any, rows: CalibrationSet) -> dict[str, Any]:
+    """Measure KL(dense || model) on rows of the text, in nats per token."""
     from ..measuring.risk import model_risk, standard_error
 
-    dense, rows = _against(options)
     values = model_risk(dense, model, rows, progress=progress())
     return {
-        "against": options.against,
+        "against": against,
         "mean": float(values.mean()),
         "standard_error": float(standard_error(values[None])[0]) if len(values) > 1 else None,
         "rows": len(rows),
@@ -171,19 +171,15 @@ def _divergence(options: argparse.Namespace, model: Any) -> dict[str, Any]:
 
 
 def _against(options: argparse.Namespace) -> tuple[Any, CalibrationSet]:
-    """The dense model, and the rows of text that its tokenizer makes."""
+    """The dense model, and the rows of text that its tokenizer makes.
+
+    Raises:
+        InputError: --against has no tokenizer.
+    """
     dense, tokenizer = read_any_model(options.against, options)
     if tokenizer is None:
         raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")
     return dense, held_out_rows(options, options.against, tokenizer)
-
-
-def _quantized(options: argparse.Namespace, model: Any) -> Table:
-    """Measure pruning and quantisation alone and together, on the rows of the KL."""
-    from ..evaluation.quantized import quantization_table
-
-    dense, rows = _against(options)
-    return quantization_table(dense, model, rows, options.quantized, progress=progress())
 
 
 def _grid(table: Table) -> str:
@@ -191,8 +187,7 @@ def _grid(table: Table) -> str:
     from ..evaluation.quantized import QUANTIZED_COLUMNS
 
     rows = shown(table, QUANTIZED_COLUMNS)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return as_markdown(list(rows[0]), (row.values() for row in rows))
 
 
 def _words(kl: dict[str, Any]) -> str:

@@ -48,13 +48,15 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve inventory`."""
-    on_paper.settled(options)
+    assumed = on_paper.settled(options)
     if options.paper:
-        print(on_paper.plans(paper_models(), options) if options.build else _paper(options))
+        print(
+            on_paper.plans(paper_models(), options, assumed) if options.build else _paper(options)
+        )
         return 0
     model = _without_weights(options)
     if options.build:
-        print(on_paper.plans([(str(options.model or options.config), model)], options))
+        print(on_paper.plans([(str(options.model or options.config), model)], options, assumed))
         return 0
     units = enumerate_units(model, options.ffn_groups)
     facts = _facts(model, units)

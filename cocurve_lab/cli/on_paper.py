@@ -11,6 +11,7 @@ import torch
 
 from ..errors import InputError
 from ..models.units import enumerate_units
+from ..tables import as_markdown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,13 +66,19 @@ def settled(options: argparse.Namespace) -> tuple[float, float, float]:
     )
 
 
-def plans(models: Models, options: argparse.Namespace) -> str:
-    """The builds of models on every GPU in both settings, as JSON or Markdown."""
-    host, disk, share = settled(options)
+def plans(models: Models, options: argparse.Namespace, assumed: tuple[float, float, float]) -> str:
+    """The builds of models on every GPU in both settings, as JSON or Markdown.
+
+    Args:
+        models: name and model of each, on the meta device.
+        options: the command line.
+        assumed: as from `settled`.
+    """
+    host, disk, share = assumed
     shapes = [(name, _in_bfloat16(model)) for name, model in models]
     tables = []
     for rows, positions in SETTINGS:
-        found = list(_rows(shapes, options.ffn_groups, rows, positions, (host, disk, share)))
+        found = list(_rows(shapes, options.ffn_groups, rows, positions, assumed))
         tables.append({"rows": rows, "positions": positions, "builds": found})
     if options.json:
         return json.dumps(tables, indent=1)
@@ -125,12 +132,11 @@ def _rows(
 
 def _table(table: dict[str, Any]) -> str:
     """One setting as a Markdown table."""
-    lines = [
-        f"{table['rows']} rows, {table['positions']} positions of each scored:\n",
-        "| model | GPU | weights | ablations per block | sweeps per row | read per row | "
-        "operations per row | hours computing | hours reading |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = (
+        *("model", "GPU", "weights", "ablations per block", "sweeps per row", "read per row"),
+        *("operations per row", "hours computing", "hours reading"),
+    )
+    lines = []
     for row in table["builds"]:
         loaded = not row["streamed"]
         cells = (
@@ -144,8 +150,9 @@ def _table(table: dict[str, Any]) -> str:
             _hours(row["hours_computing"]),
             _hours(row["hours_reading"]),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    about = f"{table['rows']} rows, {table['positions']} positions of each scored:"
+    return f"{about}\n\n{as_markdown(head, lines)}"
 
 
 def _hours(hours: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..atomic import write_atomically
-from ..tables import Row, Table, as_csv, pick, plus_minus
+from ..tables import Row, Table, as_csv, as_markdown, pick, plus_minus
 
 DENSE = "dense"  # the dense model's label in place of a plan's
 # columns of the paper's table of efficiency; the first four relative to the dense model
@@ -54,14 +54,14 @@ def _grid(rows: Table) -> list[str]:
     columns = list(dict.fromkeys((row["source"], row["plan"]) for row in rows))
     tasks = dict.fromkeys(row["task"] for row in rows)
     heads = [plan if source == "measured" else f"{source}: {plan}" for source, plan in columns]
-    lines = [f"| task | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    lines = []
     for task in tasks:
-        cells = []
+        cells = [task]
         for source, plan in columns:
             found = pick(rows, task=task, source=source, plan=plan)
             cells.append(_cell(found[0]) if found else "")
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return as_markdown(["task", *heads], lines).splitlines()
 
 
 def _cell(row: Row) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MismatchError
 from ..models.loading import DEMO
+from ..tables import as_markdown
 
 if TYPE_CHECKING:
     from ..measuring.perplexity import Perplexity
@@ -271,22 +272,22 @@ def _layers(manifest: Mapping[str, Any]) -> str:
     """A table of each layer's widths and removed units."""
     # "L12.ffn[3]" -> "L12.ffn"
     gone = Counter(name.partition("[")[0] for name in manifest["pruned_units"])
-    lines = [
-        "| layer | key/value heads left | attention columns left | FFN channels left "
-        "| attention units removed | FFN units removed |",
-        "|---|---|---|---|---|---|",
-    ]
-    for index, widths in enumerate(manifest["layers"]):
-        cells = [
+    head = (
+        *("layer", "key/value heads left", "attention columns left", "FFN channels left"),
+        *("attention units removed", "FFN units removed"),
+    )
+    rows = (
+        (
             index,
             widths["key_value_heads"],
             widths["attention_columns"],
             widths["ffn_columns"],
             gone[f"L{index}.attention"],
             gone[f"L{index}.ffn"],
-        ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        )
+        for index, widths in enumerate(manifest["layers"])
+    )
+    return as_markdown(head, rows)
 
 
 def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
