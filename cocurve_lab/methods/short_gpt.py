@@ -5,19 +5,19 @@ Men et al. 2024, "ShortGPT: Layers in Large Language Models are More Redundant T
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from ..estimator.inputs import TOKENS_PER_BATCH
-from ..models.identity import model_device
-from ..models.runtime import measuring, require_measurable
+from ..estimator.inputs import run_rows
+from ..estimator.replay import first_output
+from ..models.runtime import in_double
 from ..models.units import UnitSet
-from ..progress import Bar
 from .base import Scored, Subject
 from .filling import global_order
 
@@ -52,20 +52,15 @@ def block_influence(subject: Subject) -> np.ndarray:
 
     def observer(layer: int) -> Any:
         def hook(_: nn.Module, args: tuple[Tensor, ...], output: Any) -> None:
-            before, after = args[0], output if isinstance(output, Tensor) else output[0]
-            cosines = torch.cosine_similarity(before.double(), after.double(), dim=-1)
-            sums[layer] += float(cosines.sum())
+            before, after = in_double(args[0]), in_double(first_output(output))
+            sums[layer] += float(torch.cosine_similarity(before, after, dim=-1).sum())
 
         return hook
 
-    model, rows = subject.model, subject.calibration.input_ids
-    require_measurable(model, rows)  # runs the model, so it comes before the hooks
-    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
+    def hooks() -> Iterator[RemovableHandle]:
         for index, layer in enumerate(layers):
-            stack.callback(layer.register_forward_hook(observer(index)).remove)
-        bar = Bar(total=len(rows), desc=ShortGpt.title, unit="row", disable=not subject.progress)
-        stack.enter_context(bar)
-        for ids in rows.split(max(1, TOKENS_PER_BATCH // subject.calibration.seq_len)):
-            subject.architecture.decoder(input_ids=ids.to(model_device(model)), use_cache=False)
-            bar.update(len(ids))
-    return 1 - np.array(sums) / rows.numel()
+            yield layer.register_forward_hook(observer(index))
+
+    rows = subject.calibration
+    run_rows(subject.model, rows, hooks, progress=subject.progress, title=ShortGpt.title)
+    return 1 - np.array(sums) / rows.input_ids.numel()
