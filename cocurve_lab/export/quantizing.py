@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ import torch
 from ..atomic import replacing
 from ..errors import FileFormatError, InputError
 from ..models.architectures import describe
+from ..models.stored import loaded_copy
 from .gguf import GGUFFile, export_gguf, require_target
 from .tensors import file_tensors, from_interleaved
 
@@ -167,9 +167,7 @@ def with_gguf_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:
 
     if kind != "Q8_0":
         require_kind(kind)
-    if any(weight.is_meta for weight in model.parameters()):
-        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
-    rounded = copy.deepcopy(model)
+    rounded = loaded_copy(model)
     with tempfile.TemporaryDirectory() as folder:
         path = export_gguf(
             model, None, Path(folder, "model.gguf"), dtype="q8_0" if kind == "Q8_0" else "f32"

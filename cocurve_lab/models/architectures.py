@@ -54,6 +54,11 @@ class Architecture:
         return _find(self.model, self.family.decoder)
 
     @property
+    def stack(self) -> str:
+        """The path of the layers in the model, such as "model.layers"."""
+        return f"{self.family.decoder}.{self.family.layers}"
+
+    @property
     def layers(self) -> Sequence[Any]:
         """The decoder layers, first to last."""
         return getattr(self.decoder, self.family.layers)

@@ -158,6 +158,13 @@ def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with its weights; InputError if they are on disk."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
+    return copy.deepcopy(model)
+
+
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model on the meta device."""
     memo: dict[int, Any] = {

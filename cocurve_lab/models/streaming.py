@@ -213,13 +213,12 @@ def leave_in_files(
     """
     require_accelerate("stream=True")
     architecture = describe(model)
-    stack = f"{architecture.family.decoder}.{architecture.family.layers}"
     layers: dict[int, _Layer] = {}
     readers: dict[str, Read] = {}
     for number, layer in enumerate(architecture.layers):
         places = []
         for key, owner, attribute in _weights(layer, True):
-            name = f"{stack}.{number}.{key}"
+            name = f"{architecture.stack}.{number}.{key}"
             readers[name] = partial(read, name)
             places.append(_Place(owner, attribute, readers[name]))
         layers[number] = _layer(device, places)
@@ -243,7 +242,7 @@ def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]
 
 def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
     """The device map of a streamed model: its layers stay in the files, all else on `device`."""
-    stack = f"{architecture.family.decoder}.{architecture.family.layers}"
+    stack = architecture.stack
     places: dict[str, Any] = {}
 
     def walk(module: nn.Module, prefix: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import warnings
@@ -14,6 +13,7 @@ from torch import nn
 from ..errors import InputError
 from ..models.loading import load_tokenizer
 from ..models.runtime import bars_that_go
+from ..models.stored import loaded_copy
 from ..numeric import as_path
 from .folder import MODELLING_FILE
 from .manifest import read_manifest
@@ -71,11 +71,9 @@ def with_int8_weights(model: PreTrainedModel) -> PreTrainedModel:
         InputError: torchao is not installed, or the weights are on disk.
     """
     settings = _settings()
-    if any(weight.is_meta for weight in model.parameters()):
-        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
+    copied = loaded_copy(model)
     from torchao.quantization import quantize_
 
-    copied = copy.deepcopy(model)
     head = copied.get_output_embeddings()
     quantize_(
         copied,

@@ -142,7 +142,7 @@ def layer_present(
     """
     dense, small = describe(model), describe(pruned).layers[layer]
     absent = dict(small.named_parameters())
-    prefix = f"{dense.family.decoder}.{dense.family.layers}.{layer}."
+    prefix = f"{dense.stack}.{layer}."
     with held(dense, layer):
         weights = dict(dense.layers[layer].named_parameters())
         try:
