@@ -106,11 +106,9 @@ class AdditiveKL:
 
     def _by_position(self, plan: Selection | Iterable[Unit | str | int], part: Part) -> np.ndarray:
         indices, shifts = self._indices(plan), self.shifts.of(part)
-        total = np.zeros(shifts.probabilities.shape)
-        if shifts.base is not None:
-            total += shifts.base
-        elif not indices:
+        if shifts.base is None and not indices:
             return np.zeros(len(shifts))  # not 1e-18, which would be a price on log axes
+        total = _removed_before(shifts)
         for index in indices:
             total += shifts.values[index]
         return likelihood_ratios(total, shifts.probabilities)[1]
@@ -138,10 +136,7 @@ class AdditiveKL:
         The last one is `predict`. Args and errors as there.
         """
         indices, shifts = self._indices(plan), self.shifts.of(part)
-        total = np.zeros(shifts.probabilities.shape)
-        if shifts.base is not None:
-            total += shifts.base
-        found = [self.predict((), part)]
+        total, found = _removed_before(shifts), [self.predict((), part)]
         for index in indices:
             total += shifts.values[index]
             found.append(float(likelihood_ratios(total, shifts.probabilities)[1].mean()))
@@ -240,6 +235,14 @@ class AdditiveKL:
         greedy = _AdditiveGreedy(self.curvature, ratio, guards, keep_history=True)
         greedy.begin(self.state(part), each_step)
         return path_of(greedy, maximum, progress)
+
+
+def _removed_before(shifts: Shifts) -> np.ndarray:
+    """The shift of the units that the build had removed [S, K] float64; 0 without any."""
+    total = np.zeros(shifts.probabilities.shape)
+    if shifts.base is not None:
+        total += shifts.base
+    return total
 
 
 class NumpyState:

@@ -100,7 +100,7 @@ class Greedy:
             S.append(u)
             self.edges.append(float(g[u]))
             g = self.interactions(g, u, out=self._row(len(S), g))  # g <- g + H_:u
-            self._remove(u, half)  # C_S <- C_S + c_u, and what no longer fits leaves A
+            self.remove(u, half)  # C_S <- C_S + c_u, and what no longer fits leaves A
             if start and former.rejoined(u, len(S) - 1):
                 return self._keep(former, len(S))
         return len(S)
@@ -113,7 +113,7 @@ class Greedy:
         """Where g before a step is kept: in the history where there is one, else in place."""
         return g if self.history is None else self.history[step]
 
-    def _remove(self, u: int, half: np.ndarray) -> None:
+    def remove(self, u: int, half: np.ndarray) -> None:
         """Take u out of the admissible set A, and with it what no longer fits its layer's cap."""
         step, cost, layer = len(self.order), self.unit_costs[u], self.layers[u]
         half[u] = np.inf

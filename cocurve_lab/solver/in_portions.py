@@ -32,7 +32,7 @@ def solve_in_portions(greedy: Greedy, strength: float) -> Selection:
     run = _Run(greedy, strength)
     while True:
         open_groups = run.unfinished()
-        if not open_groups and run.spent >= greedy.target:
+        if not open_groups and greedy.spent >= greedy.target:
             return greedy.selection(strength)
         offers = [run.offer(number) for number in open_groups or range(len(run.groups))]
         found = [offer for offer in offers if offer is not None]
@@ -58,13 +58,12 @@ class _Offer(NamedTuple):
 
 
 class _Run:
-    """The state of a solve.
+    """A solve whose steps are portions; what is gone, spent and still fits is the greedy's own.
 
     Attributes:
         groups, counts: the groups, and how many units each has lost.
-        free: [M] bool, units that may still go.
+        half: [M], 1/2 H_uu; infinite for units that may not go.
         g: [M], interactions with what is gone, nats per token.
-        spent: the cost that is gone; `room` is what each layer may still lose.
     """
 
     def __init__(self, greedy: Greedy, strength: float) -> None:
@@ -72,21 +71,18 @@ class _Run:
         assert rules.portions is not None
         self.greedy, self.strength, self.portions = greedy, strength, rules.portions
         self.groups, self.counts = rules.portions.groups, [0] * len(rules.portions.groups)
-        self.free, self.g = rules.admissible.copy(), np.zeros(greedy.size)
-        self.room, self.spent = rules.room_after(()), 0.0
+        self.half = np.where(rules.admissible, greedy.half, np.inf)
+        self.g = np.zeros(greedy.size)
         for u in rules.forced:
             self.remove(u)
 
     def remove(self, u: int) -> None:
         """Take a unit out."""
-        greedy = self.greedy
-        greedy.order.append(u)
-        greedy.edges.append(float(self.g[u]))
-        self.g += greedy.curvature.matrix[u]
-        self.free[u] = False
+        self.greedy.order.append(u)
+        self.greedy.edges.append(float(self.g[u]))
+        self.g = self.greedy.interactions(self.g, u, out=self.g)
+        self.greedy.remove(u, self.half)
         self.counts[self.portions.of[u]] += 1
-        self.spent += greedy.unit_costs[u]
-        self.room[greedy.layers[u]] -= greedy.unit_costs[u]
 
     def unfinished(self) -> list[int]:
         """Groups between two stops: where units were included."""
@@ -97,10 +93,10 @@ class _Run:
         """The next portion of a group; None where it has none, or it does not fit."""
         greedy, group = self.greedy, self.groups[number]
         size = next((n for n in group.stops if n > self.counts[number]), 0) - self.counts[number]
-        ids = group.ids[self.free[group.ids]]
+        ids = group.ids[np.isfinite(self.half[group.ids])]
         if not 0 < size <= len(ids):
             return None
-        half, g, costs = greedy.half[ids].copy(), self.g[ids].copy(), greedy.costs[ids]
+        half, g, costs = self.half[ids].copy(), self.g[ids].copy(), greedy.costs[ids]
         chosen: list[int] = []
         marginal = 0.0
         for _ in range(size):
@@ -109,6 +105,6 @@ class _Run:
             half[i] = np.inf
             g += greedy.curvature.matrix[ids[i], ids]
             chosen.append(int(ids[i]))
-        if sum(greedy.unit_costs[u] for u in chosen) > self.room[group.layer]:
+        if sum(greedy.unit_costs[u] for u in chosen) > greedy.room[group.layer]:
             return None
         return _Offer(marginal / float(greedy.costs[chosen].sum()), chosen)
