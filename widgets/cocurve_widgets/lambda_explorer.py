@@ -41,7 +41,6 @@ MODULES = (
 )
 MOST_RATIO = 0.6  # curves and the ratio slider end here
 PLAIN_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-MADE = ("model_name", "matrix_name")
 CONTROLS = (
     "interaction_strength",
     "ratio",
@@ -657,7 +656,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     def state(self) -> dict[str, Any]:
         """The initial state of the front end, for a page without a kernel."""
         shown = ("axis", "mode", "pair", "selected_unit", "brushed", "status", "error", "preview")
-        names = (*CONTROLS, *shown, *MADE, "_marks", "_pin")
+        names = (*CONTROLS, *shown, "model_name", "matrix_name", "_marks", "_pin")
         problem = pack_problem(self.curvature, most_units=len(self.curvature.units))
         return {name: getattr(self, name) for name in names} | {
             "_problem": problem,

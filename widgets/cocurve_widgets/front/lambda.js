@@ -146,7 +146,7 @@ export function renderLambda({ model, el }) {
       `preview: not to be trusted above ${marks.trusted}; no gate mark, since the gate needs the real H`;
     bar.show(now, { place: axis.place(now.strength), axisName: model.get("axis") ?? "plans",
       words: `${planText(now.strength)}${far ? ", not to be trusted on a preview" : ""}`,
-      chosen: model.get("kinds"), solvedOn: onMatrix() ? problem.surrogates[0] : model.get("surrogate") });
+      chosen: model.get("kinds"), solvedOn: surrogate() });
   }
 
   // A against B --------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ export function renderLambda({ model, el }) {
 
   let lost = false; // the kernel was there and is no more
   let silence = 0; // timer
-  const onMatrix = () => !model.get("surrogate") || model.get("surrogate") === problem.surrogates[0];
+  const surrogate = () => model.get("surrogate") || problem.surrogates[0];
+  const onMatrix = () => surrogate() === problem.surrogates[0];
   const solvable = () => problem.matrix && onMatrix();
   const alone = () => model.get("kernel") === false || lost;
   /** Say so, and go on alone, if the kernel gives no answer to the present controls. */
@@ -332,7 +333,7 @@ export function renderLambda({ model, el }) {
     const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
       a?.curve && { curve: a.curve, color: COLORS.a },
       { curve: view.curves[2], color: COLORS.b }].filter(Boolean);
-    curveTitle.textContent = `${riskName()} by ratio`;
+    curveTitle.textContent = `${onMatrix() ? "Predicted risk" : "Additive KL"} by ratio`;
     paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);
     lines.replaceChildren(swatch(COLORS.b, `B${doubtful(now.strength)}`), swatch(COLORS.a, "A"),
       ...(thin(1) ? [] : [swatch("var(--cc-muted)", `lambda 1${doubtful(1)}`)]),
@@ -352,7 +353,6 @@ export function renderLambda({ model, el }) {
     ui.root.dataset.joined = change.joined.join(" ");
     ui.root.dataset.left = change.left.join(" ");
   }
-  const riskName = () => (onMatrix() ? "Predicted risk" : "Additive KL");
   const doubtful = (strength) =>
     (untrusted(model.get("_marks"), strength) ? " (not to be trusted)" : "");
 
@@ -401,7 +401,7 @@ export function renderLambda({ model, el }) {
     const strength = model.get("interaction_strength");
     const turns = u !== null && !flip.stale && flipsOf(flip.breaks, flip.changes, strength, u);
     const complete = drawCard(card, { problem, order: view.order, strength, u, gone, turns,
-      solvedOn: onMatrix() ? null : model.get("surrogate") });
+      solvedOn: onMatrix() ? null : surrogate() });
     if (!complete) model.send({ row: u });
   }
   function tableOf() {
@@ -417,7 +417,8 @@ export function renderLambda({ model, el }) {
       now.first > 0 && `first ${now.first} layers whole`, now.last > 0 && `last ${now.last} layers whole`,
       now.kinds.length === 1 && `${KINDS[now.kinds[0]]} only`].filter(Boolean).join(", ");
     const what = model.get("model_name") || "a model";
-    const risk = view?.feasible ? `${riskName().replace(/^[AP]/, (c) => c.toLowerCase())} ${show(view.node + view.edge)} nats per token`
+    const risk = view?.feasible ? `${onMatrix() ? "predicted risk" : "additive KL"} ` +
+      `${show(view.node + view.edge)} nats per token`
       : "no plan";
     return `${what}, ${count(problem.size)} units: ratio ${percent(now.ratio)}, lambda ` +
       `${show(now.strength)}, ${guards || "no guards"}; ${risk}.`;
