@@ -47,7 +47,7 @@ SIZES = {  # layers, hidden size, FFN width
     "23M": (8, 512, 1408),
     "176M": (16, 1024, 2816),
 }
-COLUMNS = ("model", "weights", "way", "time", "s per row", "weights read per row", "peak memory")
+COLUMNS = ("model", "weights", "way", "time", "weights read per row", "peak memory")
 ROWS, TOKENS, GROUPS, TOP_R = 2, 32, 2, 64
 
 
@@ -64,14 +64,13 @@ def main() -> None:
         for way, words in WAYS.items():
             ratios = sorted(found[way]["s"] / found["resident"]["s"] for found in rounds)
             spread = f"{median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            seconds = median(found[way]["s"] for found in rounds) / ROWS
             read = {found[way]["read"] for found in rounds}
             assert len(read) == 1, read  # it does not depend on the round
             gigabytes = f"{read.pop() / ROWS / 1e9:.3f} GB" if way != "resident" else "none"
             peak = max(found[way]["peak"] for found in rounds)
             cells = (
                 *(size, f"{weights / 1e6:.0f} MB", words),
-                *("1" if way == "resident" else spread, f"{seconds:.2f}", gigabytes),
+                *("1" if way == "resident" else spread, gigabytes),
                 f"{peak / 1e6:.0f} MB",
             )
             print("| " + " | ".join(cells) + " |", flush=True)
