@@ -178,6 +178,8 @@ _ALSO = {
     "generate_lockstep": "measuring.lockstep",
     "encode_prompt": "measuring.lockstep",
     "RepairOptions": "pruner.repair",
+    "recover": "pruner.recovery",
+    "RecoverOptions": "pruner.recovery",
     "Evidence": "methods.base",
     "Method": "methods.base",
     "method_names": "methods.registry",

@@ -250,10 +250,20 @@ def model_risk(
     require_one_vocabulary(*pair)
     for model in (teacher, student):
         require_measurable(model, text.input_ids)
+    return pair_risk(pair, text, progress=progress)
+
+
+def pair_risk(
+    pair: Sequence[Architecture], text: CalibrationSet, *, progress: Progress = False
+) -> np.ndarray:
+    """`model_risk` of two models that fit the text and each other.
+
+    The second may carry adapters, which `describe` refuses: give what described it before.
+    """
     engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
     bar = open_bar(progress, total=len(text), desc="KL", unit="row")
     values = []
-    with measuring(teacher, threads), measuring(student, threads), bar:
+    with measuring(pair[0].model, threads), measuring(pair[1].model, threads), bar:
         for number in range(len(text)):
             values.append(float(engine.measure_student(number, pair[1])[0]))
             bar.update()

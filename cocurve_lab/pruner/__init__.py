@@ -9,6 +9,7 @@ In reading order:
     equivalence.py       the check that pruned and masked model compute the same
     repair.py            `repair`: prune, and refit what stays on text
     refitting.py         least squares, layer by layer
+    recovery.py          `recover`: low-rank updates, trained on the dense model's answers
     manifest.py          the record of widths and plan beside the weights
     saving.py            `save_pruned` and `load_pruned`
     on_disk.py           `prune(..., out=)`: read, cut and written one weight at a time
@@ -18,8 +19,8 @@ In reading order:
     modeling_cocurve.py  copied beside the weights; builds layers of different widths
 
 This room imports calibration, models, estimator (the replay of a layer), solver (the plan) and
-measuring (the gate of gains, the model card). The names of `cutting.py` can be imported from the
-room itself.
+measuring (the gate of gains, held-out KL, the model card). The names of `cutting.py` can be
+imported from the room itself.
 """
 
 from __future__ import annotations

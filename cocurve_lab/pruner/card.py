@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError, MismatchError
 from ..models.loading import DEMO
 from ..tables import as_markdown
+from .manifest import KNOWN
 
 if TYPE_CHECKING:
     from ..measuring.perplexity import Perplexity
@@ -124,29 +125,41 @@ def _state(manifest: Mapping[str, Any]) -> str:
 
 
 def _is_known(manifest: Mapping[str, Any]) -> bool:
-    """Whether the weights are, as far as recorded, those that pruning, or a refit, left."""
-    return _state(manifest) in ("unchanged", "refitted", "converted")
+    """Whether all that happened to the weights is recorded."""
+    return _state(manifest) in (*KNOWN, "converted")
 
 
 def _as_pruned(manifest: Mapping[str, Any]) -> bool:
     """Whether the weights are, as far as recorded, those that pruning left."""
-    return _is_known(manifest) and manifest.get("repair") is None
+    return _is_known(manifest) and _last_change(manifest) == "pruning"
+
+
+def _last_change(manifest: Mapping[str, Any]) -> str:
+    """The last change of the weights that the manifest describes."""
+    if manifest.get("recovery") is not None:
+        return "training"
+    return "pruning" if manifest.get("repair") is None else "refitting"
 
 
 def _since(manifest: Mapping[str, Any]) -> str:
     """A clause on the weights since pruning."""
-    refitted = "the output projections were refitted by least squares; "
-    earlier = "pruning" if manifest.get("repair") is None else "refitting"
+    done = "" if manifest.get("repair") is None else (
+        "the output projections were refitted by least squares; "
+    )  # fmt: skip
+    if manifest.get("recovery") is not None:
+        done += "low-rank updates were trained on the dense model's answers, and added; "
+    earlier = _last_change(manifest)
     since = {
         "unchanged": "nothing was trained after pruning.",
         "refitted": "nothing else was trained.",
+        "trained": "nothing else was trained.",
         "converted": f"the weights were converted to {manifest['dtype']} after {earlier}. Other "
         f"changes between {earlier} and that conversion would not be recorded here.",
         "changed": f"**the weights were changed after {earlier}** (by training, refitting or "
         "merging); the kind of change is not recorded here.",
         "unknown": f"whether the weights were changed after {earlier} is not recorded.",
     }[_state(manifest)]
-    return since if manifest.get("repair") is None else refitted + since
+    return done + since
 
 
 def _earlier(manifest: Mapping[str, Any]) -> str:
@@ -154,8 +167,7 @@ def _earlier(manifest: Mapping[str, Any]) -> str:
     rounds = manifest.get("earlier_rounds") or ()
     if not rounds:
         return ""
-    known = ("unchanged", "refitted")
-    kept = all(own.get("weights_since_pruning") in known for own in rounds)
+    kept = all(own.get("weights_since_pruning") in KNOWN for own in rounds)
     between = "" if kept else " Between rounds the weights were changed, or may have been."
     return (
         f" The model had been pruned before (rounds: {len(rounds)}). The rest of this card is "
@@ -199,6 +211,13 @@ def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
         lines.append(
             f"- refitted: {' and '.join(repair['kinds'])} outputs, ridge {repair['ridge']:g}, on "
             f"{repair['positions']:,} tokens ({source}), with statistics {statistics}"
+        )
+    recovery = manifest.get("recovery")
+    if recovery is not None:
+        source = " ".join(recovery["calibration"].split())
+        lines.append(
+            f"- trained: updates of rank {recovery['rank']} for all linear layers, by KL from the "
+            f"dense model, {recovery['epoch']} times on {recovery['positions']:,} tokens ({source})"
         )
     return "\n".join(lines)
 
@@ -332,18 +351,32 @@ assert selection.fingerprint == {manifest["selection_fingerprint"]!r}
 
 
 def _last_step(manifest: Mapping[str, Any]) -> str:
-    """The lines that prune, or prune and refit."""
-    repair = manifest.get("repair")
-    if repair is None:
-        return "pruned = cl.prune(model, selection)"
-    own = {name: repair[name] for name in ("ridge", "kinds")}
-    own |= {"target": repair["target"]} if repair["sequential"] else {}
-    given = f"calibration, sequential={repair['sequential']}, options=options"
-    return f"""# the text named above: {repair["sequences"]} rows
-calibration = cl.CalibrationSet(...)
-assert calibration.fingerprint == {repair["calibration_fingerprint"]!r}
+    """The lines that prune, refit if the model was refitted, and train if it was trained."""
+    repair, recovery = manifest.get("repair"), manifest.get("recovery")
+    lines = "pruned = cl.prune(model, selection)"
+    if repair is not None:
+        own = {name: repair[name] for name in ("ridge", "kinds")}
+        own |= {"target": repair["target"]} if repair["sequential"] else {}
+        given = f"calibration, sequential={repair['sequential']}, options=options"
+        lines = f"""{_text_of(repair)}
 options = cl.RepairOptions({_arguments(own)})
 pruned = cl.repair(model, selection, {given})"""
+    if recovery is not None:
+        names = ("rank", "learning_rate", "epochs", "rows_per_step", "seed")
+        own = {name: recovery[name] for name in names}
+        lines += f"""
+{_text_of(recovery)}
+options = cl.RecoverOptions({_arguments(own)})
+# with the same held-out rows, if there were any: the weights are those of epoch {recovery["epoch"]}
+pruned = cl.recover(model, pruned, calibration, options=options)"""
+    return lines
+
+
+def _text_of(record: Mapping[str, Any]) -> str:
+    """The lines that name the calibration of a refit or a training."""
+    return f"""# the text named above: {record["sequences"]} rows
+calibration = cl.CalibrationSet(...)
+assert calibration.fingerprint == {record["calibration_fingerprint"]!r}"""
 
 
 def _arguments(values: Mapping[str, Any]) -> str:

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "cocurve-pruned", 2
 READABLE = (1, 2)  # version 1 has no card, and its folders load with load_pruned alone
 
-# The weights since pruning. "refitted" means by `repair`, and not changed since; the field "repair"
-# tells how. "converted" means to another dtype: the fingerprint then differs anyway and can no
-# longer show whether anything else changed.
-Weights = Literal["unchanged", "refitted", "converted", "changed", "unknown"]
+# The weights since pruning. "refitted" means by `repair`, "trained" by `recover`, and not changed
+# since; the fields "repair" and "recovery" tell how. "converted" means to another dtype: the
+# fingerprint then differs anyway and can no longer show whether anything else changed.
+Weights = Literal["unchanged", "refitted", "trained", "converted", "changed", "unknown"]
+KNOWN: tuple[Weights, ...] = ("unchanged", "refitted", "trained")  # no other change is possible
 _HEX = Field("64 hexadecimal digits", lambda value: _matches("[0-9a-f]{64}", value))
 _UNIT = r"L\d+\.(attention|ffn)\[\d+\]"  # `Unit.name`
 _WIDTHS: Schema = {f"{kind}_columns": COUNT for kind in KINDS}
@@ -60,6 +61,19 @@ _REPAIR: Schema = {
     ),
     "kinds": Field("a list of kinds of units", list_of(lambda value: value in KINDS)),
     "ridge": NUMBER,
+    "calibration": TEXT,
+    "calibration_fingerprint": _HEX,
+    "sequences": COUNT,
+    "positions": COUNT,
+}
+_RECOVERY: Schema = {
+    "method": TEXT,
+    "rank": COUNT,
+    "learning_rate": NUMBER,
+    "epochs": COUNT,
+    "rows_per_step": COUNT,
+    "seed": COUNT,
+    "epoch": COUNT,
     "calibration": TEXT,
     "calibration_fingerprint": _HEX,
     "sequences": COUNT,
@@ -85,7 +99,7 @@ _ROUND: Schema = {
         f"one of {', '.join(get_args(Weights))}, or null",
         lambda value: value is None or value in get_args(Weights),
     ),
-    **optional({"repair": nullable(OBJECT)}),
+    **optional({"repair": nullable(OBJECT), "recovery": nullable(OBJECT)}),
 }
 _FIELDS: Schema = {
     "format": TEXT,
@@ -180,6 +194,7 @@ def manifest_of(
         ),
         "weights_since_pruning": "unchanged",
         "repair": None,
+        "recovery": None,
         "earlier_rounds": [] if earlier is None else _rounds(earlier),
         "layers": widths_of(architecture),
         "ffn_groups": selection.units.ffn_groups,
@@ -223,10 +238,7 @@ def weights_now(
         state = "unknown"
     elif now != mark and model_dtype(model) == manifest["dtype"]:
         state = "changed"
-    elif now != mark and state in (
-        "unchanged",
-        "refitted",
-    ):  # another dtype, and so other bits in any case
+    elif now != mark and state in KNOWN:  # another dtype, and so other bits in any case
         state = "converted"
     return {"weights_fingerprint": now, "weights_since_pruning": state}
 
@@ -280,7 +292,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             require_fields(widths, _WIDTHS, inside=f"layers[{number}]", others=True)
         for number, earlier in enumerate(manifest.get("earlier_rounds", ())):
             require_fields(earlier, _ROUND, inside=f"earlier_rounds[{number}]")
-        if manifest.get("repair") is not None:
-            require_fields(manifest["repair"], _REPAIR, inside="repair", others=True)
+        for name, schema in (("repair", _REPAIR), ("recovery", _RECOVERY)):
+            if manifest.get(name) is not None:
+                require_fields(manifest[name], schema, inside=name, others=True)
         read_dtype(manifest["dtype"])
     return manifest
