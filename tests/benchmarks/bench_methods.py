@@ -3,6 +3,7 @@
 A killed run resumes from its folder; a finished one prints at once.
 
     python tests/benchmarks/bench_methods.py                 # the tables of BAKE_OFF.md
+    python tests/benchmarks/bench_methods.py --parts trained --only "CoCurve, refitted, trained"
     python tests/benchmarks/bench_methods.py --model FOLDER --text FILE
     python tests/benchmarks/bench_methods.py --quick         # two minutes, for checking the script
 """
@@ -39,7 +40,8 @@ from helpers.demo_rows import demo_rows
 SHOWN = ("kl", "perplexity", "accuracy all")
 STARTS = ("random", "magnitude", "cocurve")  # of a measured search
 REPAIRED: dict[str, Repairing] = {"alike": "own", "refitted": "refit"}
-PARTS = ("all", "alike", "refitted", "searched")
+REPAIRED["trained"] = "refit and training"
+PARTS = ("all", "alike", "refitted", "trained", "searched")
 
 
 def main() -> None:
@@ -110,7 +112,7 @@ def line_up(part: str, options) -> dict[str, Contender | cl.Method]:  # type: ig
 
 def guards(part: str) -> tuple[Guards, ...]:
     """The grid of a part. A search may change everything but the guards, so it has none."""
-    if part == "refitted":  # a refit does best where every layer loses something
+    if part in ("refitted", "trained"):  # a refit does best where every layer loses something
         return (*CompareOptions().guards, Guards(layer_cap_factor=1.25))
     return () if part == "searched" else CompareOptions().guards
 
@@ -160,6 +162,8 @@ def leads(part: str, result: Comparison) -> None:
     if part not in REPAIRED:
         return
     repair = REPAIRED[part]
+    if treated(OURS_CHOSEN, repair) not in {row["method"] for row in result.rows}:
+        return  # not among --only
     rivals = [treated(get_method(name).title, repair) for name in BASELINES]
     rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")

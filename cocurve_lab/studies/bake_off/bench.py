@@ -30,6 +30,7 @@ from ...methods.cocurve import CoCurve, curvature_of
 from ...models.architectures import describe
 from ...models.identity import fingerprint_model, model_dtype
 from ...models.units import UnitSet, units_like
+from ...pruner.recovery import RecoverOptions, recover
 from ...pruner.repair import RepairOptions, repair
 from ...solver.guards import FREE
 from ...solver.selection import Selection
@@ -256,7 +257,7 @@ class Bench:
 
     def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
         """The candidate of lowest held-out KL, after its repair if there is one."""
-        if contender.repair in ("refit", "dense refit"):
+        if contender.repair in ("refit", "dense refit", "refit and training"):
             tried = self._raced(contender, candidates, seen)
         else:
             ranked = self._ranked(candidates)
@@ -279,6 +280,8 @@ class Bench:
         # the KL as pruned tells little of that after a refit, and a refit on few rows tells much
         rows = max(1, round(_RACE_SHARE * len(seen.calibration)))
         few = seen._replace(calibration=seen.calibration.rows(0, rows))
+        if contender.repair == "refit and training":  # few rows are too few to train on
+            contender = replace(contender, repair="refit")
         found = [
             self._held_out_risk(self._repaired(contender, candidate, few))
             for candidate in candidates
@@ -348,6 +351,9 @@ class Bench:
             gains=gains,
             options=RepairOptions(progress=False),
         )
+        if wanted == "refit and training":
+            texts = (seen.calibration, self.judges.held_out)
+            model = recover(self.model, model, *texts, options=RecoverOptions(progress=False))
         return bare, model
 
     def _gated(self, plan: Selection, curvature: Curvature) -> Selection:

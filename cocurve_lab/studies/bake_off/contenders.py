@@ -14,7 +14,7 @@ from ...methods.slimgpt import SlimGpt
 from ...methods.slimllm import SlimLlm
 from ...numeric import as_int
 
-Repairing = Literal["own", "refit", "dense refit", "gains", "gains and refit"]
+Repairing = Literal["own", "refit", "dense refit", "gains", "gains and refit", "refit and training"]
 REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
 
 BASELINES = (
@@ -37,8 +37,9 @@ class Contender:
         repair: what happens to the weights that stay. "own": what the method itself does, for most
             nothing. The others repair any plan: "refit" and "dense refit" as `repair` with
             statistics of the model pruned so far or of the dense one; "gains" as `choose_gains`;
-            "gains and refit" as `repair(gains=...)`. Refits read the calibration, gains H and the
-            held-out rows.
+            "gains and refit" as `repair(gains=...)`; "refit and training" as `recover` after
+            `repair`. Refits and training read the calibration, gains H and the held-out rows, on
+            which training chooses its epoch.
         evaluations: row evaluations of a measured search that starts from the plan; 0: no search.
             The search judges plans as pruned; a repair comes after it.
 
@@ -159,4 +160,5 @@ def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
     """The label of a row after its treatment: "FLAP, searched, refitted"."""
     words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
     words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
+    words["refit and training"] = ", refitted, trained"
     return label + ", searched" * (evaluations > 0) + words[repair]

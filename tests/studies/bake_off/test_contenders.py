@@ -118,6 +118,32 @@ def test_the_choice_after_a_repair_can_differ_from_the_choice_before(
     assert setting.cells(gains, repaired=2)["searched"]["guards"] == guards[1]
 
 
+def test_training_follows_the_refit_and_is_no_part_of_the_race(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    from cocurve_lab.studies.bake_off import bench
+
+    calls: list[tuple[int, int]] = []
+    real = bench.recover
+
+    def watched(model: Any, refitted: Any, text: Any, held_out: Any, **options: Any) -> Any:
+        assert refitted.cocurve_manifest["repair"]["method"] == "refit"
+        calls.append((len(text), len(held_out)))
+        return real(model, refitted, text, held_out, **options)
+
+    monkeypatch.setattr(bench, "recover", watched)
+    trained = Contender((Magnitude(),), "refit and training")
+    assert trained.repairs
+    found = setting.cells(trained, repaired=1)["searched"]
+    plain = setting.cells(Contender((Magnitude(),), "refit"), repaired=1)["searched"]
+    assert len(calls) == 1
+    assert calls[0][0] == len(setting.calibration)
+    assert found["guards"] == plain["guards"]
+    assert found["kl"] < plain["kl"]
+    assert treated("Magnitude", "refit and training") == "Magnitude, refitted, trained"
+
+
 def test_plans_race_on_a_quarter_of_the_rows(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +326,7 @@ def test_all_rows_of_a_line_up_are_treated_alike() -> None:
     ours = plain[OURS_CHOSEN].methods
     assert {method.name for method in ours} == {"cocurve", "diagonal"}
     assert all(method.top_r == 32 for method in ours)  # type: ignore[attr-defined]
-    assert len({treated("A", repair, n) for repair in REPAIRS for n in (0, 5)}) == 10
+    assert len({treated("A", repair, n) for repair in REPAIRS for n in (0, 5)}) == 12
 
 
 def test_bad_contenders_are_told() -> None:
