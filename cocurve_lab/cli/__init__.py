@@ -8,6 +8,7 @@ In the order of the flow:
     planning.py    `solve`: a plan
     searching.py   `search`: a plan of lower measured KL
     pruning.py     `prune`, `quantize` and `export`: a smaller model
+    recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
     paper.py       `paper`: all of it for the paper's tables
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         paper,
         planning,
         pruning,
+        recovering,
         searching,
     )
 
@@ -116,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    flow = (inventory, building, planning, searching, pruning, evaluating, compressing, paper)
-    for module in flow:
+    flow = (inventory, building, planning, searching, pruning, recovering)
+    for module in (*flow, evaluating, compressing, paper):
         module.add_to(verbs)
     return parser
 

@@ -589,11 +589,50 @@ def test_bad_command_lines_say_what_is_wrong(
     assert not list(tmp_path.iterdir())
 
 
+def test_recover_trains_and_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    from cocurve_lab.pruner import recovery
+
+    model, _ = cl.load_model("demo", device="cpu")
+    units = cl.enumerate_units(model)
+    plan = cl.Selection.from_pruned(units, [u.name for u in units if u.name.startswith("L2.ffn")])
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "smaller")
+    out = tmp_path / "trained"
+    command = ["recover", str(tmp_path / "smaller"), "--against", "demo", "--out", str(out)]
+    command += ["--sequences", "16", "--length", "64", "--held-out", "3", "--epochs", "2"]
+    command += ["--device", "cpu"]
+    real = recovery._backward
+    count: list[int] = []
+
+    def stopped(*args: Any) -> float:
+        if len(count) == 2:
+            raise KeyboardInterrupt
+        count.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(recovery, "_backward", stopped)
+    assert main(command) == INTERRUPTED
+    said = capsys.readouterr().err
+    assert f"the state is in {out}.state" in said
+    assert "cocurve recover" in said
+    assert not out.exists()
+    monkeypatch.setattr(recovery, "_backward", real)
+    assert main(command) == DONE
+    assert "trained on 16 rows; the weights are those of epoch" in capsys.readouterr().out
+    assert not Path(f"{out}.state").exists()
+    trained: Any = cl.load_pruned(out)
+    assert trained.cocurve_manifest["recovery"]["sequences"] == 16
+    assert main(command) == FAILED
+    assert "is not overwritten" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "verb",
     [
         *("", "inventory", "build", "merge", "solve", "search", "prune", "evaluate"),
-        *("quantize", "export", "paper"),
+        *("recover", "quantize", "export", "paper"),
     ],
 )
 def test_help_explains_every_verb_with_an_example(
