@@ -7,7 +7,7 @@ all.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -255,7 +255,7 @@ def free_memory(device: torch.device) -> float:
 
 def memory_needed(
     architecture: Architecture,
-    units: UnitSet,
+    units: Sized,
     calibration: CalibrationSet,
     top_r: int,
     units_per_batch: int,
@@ -269,7 +269,7 @@ def memory_needed(
     the layers of a streamed one, of which two layers at a time are added here.
 
     Args:
-        architecture, units, calibration, top_r: of the build.
+        architecture, units, calibration, top_r: of the build; of the units only their number.
         units_per_batch: ablations per forward pass.
         full_vocabulary: whether risks are measured over the full vocabulary.
         block: ablations whose states wait for each other (`choose_block`).

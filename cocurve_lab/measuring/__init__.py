@@ -4,6 +4,7 @@ In reading order:
 
     additive_solve.py the additive KL and its plans with torch, for a GPU
     risk.py           `pruning_risk` and `measure_plans`: the KL of many plans on held-out text
+    riding.py         its plans together, where weights are read when a layer runs
     repaired.py       the same for plans that are repaired before they are measured
     plan_memory.py    measurements of plans, kept on disk
     gap.py            where predicted and measured part, by position, and why

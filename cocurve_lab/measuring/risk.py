@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,11 +33,13 @@ from ..models.runtime import (
     require_measurable,
     sums_on,
 )
+from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
 from ..numeric import as_list, require_type
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .plan_memory import FileKind, PlanMemory
+from .riding import announcement, most_together, run_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -197,7 +200,8 @@ def measure_plans(
             measured earlier, so only new plans are measured.
         progress: show a bar with ETA; "lines" writes lines for a log file instead.
         plans_per_batch: masked copies per forward pass; None takes as many as make 16,384 tokens.
-            It is halved when memory runs out.
+            It is halved when memory runs out. On a streamed model as many batches as memory holds
+            advance together with the dense model, so that a row reads the weights once.
         calibrated_on: a calibration; if a row is in it too, that is an error.
 
     Returns:
@@ -384,6 +388,9 @@ class Meter:
         missing.append(DENSE)
         scales[DENSE] = {}
         numbers = [n for n in rows if memory.absent(missing, n)]
+        if progress and numbers:
+            todo = (memory.absent(missing, number) for number in numbers)
+            self.engine.announce([sum(bool(scales[mark]) for mark in each) for each in todo])
         bar = open_bar(progress, total=len(numbers), desc=label, unit="sequence")
         with measuring(self.model, torch.get_num_threads()), bar:
             for number in numbers:
@@ -423,39 +430,47 @@ class _Engine:
         text: rows and scored positions.
         batch: masked copies per forward pass; halved for good when memory runs out.
         kept: final hidden states [1, P, d] of the teacher by sequence; None keeps none.
+        most: of plans that advance together where weights come from elsewhere; halved likewise.
     """
 
     architecture: Architecture
     text: CalibrationSet
     batch: int
     kept: dict[int, Tensor] | None = None
+    most: float = inf
+
+    def __post_init__(self) -> None:
+        self.stream = stream_of(self.architecture.model)
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
         ids, positions = self._row(number)
-        teacher = self.teacher(number)
         labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
-        values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
-        if len(changed) < len(plans):
-            values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
+        size = self._together()
+        teacher = self.teacher(number) if self.stream is None else None  # else it comes with plans
         done: list[Tensor] = []
-        while len(done) < len(changed):
-            rows = [plans[number] for number in changed[len(done) : len(done) + self.batch]]
-            found = self._try_batch(ids, positions, teacher, rows)
+        while teacher is None or len(done) < len(changed):
+            rows = [plans[number] for number in changed[len(done) : len(done) + size]]
+            found = self._try_rows(ids, positions, teacher, rows)
             if found is None:
-                # half of what did not fit, which may be less than `batch` at the end of the list;
+                # half of what did not fit, which may be less than `size` at the end of the list;
                 # kept for later sequences, since the next attempt would fail as well
-                self.batch = len(rows) // 2
-                if self.batch == 0:
+                self.most = size = len(rows) // 2
+                self.batch = min(self.batch, size)
+                if size == 0:
                     raise InputError(
                         f"memory runs out on sequence {number} with one plan per forward. Use "
                         "shorter rows, bfloat16 weights, or a larger device."
                     )
-                log.warning("out of memory: measuring %d plans at a time from here on", self.batch)
+                log.warning("out of memory: measuring %d plans at a time from here on", size)
                 continue
-            done += list(found)
+            teacher, new = found
+            done += new
+        values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
+        if len(changed) < len(plans):
+            values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
         if done:
             values[changed] = torch.stack(done)
         measured = values.cpu().numpy()
@@ -509,16 +524,40 @@ class _Engine:
         ids = self.text.input_ids[number : number + 1].to(device)
         return ids, self.text.scored[number].to(device)
 
-    def _try_batch(
-        self, ids: Tensor, positions: Tensor, teacher: Tensor, rows: list[Scales]
-    ) -> Tensor | None:
-        """Mean KL and nll [B, 2] of B plans; None if the batch does not fit in memory."""
-        pair = (self.architecture, self.architecture)
+    def _together(self) -> int:
+        """Plans that advance together: a batch, or more where weights come from elsewhere."""
+        if self.stream is None:
+            return self.batch
+        return most_together(self.architecture, self.text, self.batch, self.most)
+
+    def announce(self, counts: Sequence[int]) -> None:
+        """Print what measuring takes where weights come from elsewhere.
+
+        Args:
+            counts: plans that change something, for each sequence to be measured.
+        """
+        if self.stream is None:
+            return
+        size = min(self._together(), max(counts))
+        passes = sum(max(1, ceil(count / size)) for count in counts)
+        inputs = (self.architecture, self.stream, self.text, self.batch, size, passes)
+        print(announcement(*inputs), flush=True)
+
+    def _try_rows(
+        self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """The teacher, and mean KL and nll [2] of each plan; None if memory runs out."""
+        labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         try:
-            masks = stack_rows(self.architecture, rows)
-            repeated = ids.expand(len(rows), -1)
-            masked = _scored_hidden(self.architecture, repeated, positions, masks)
-            return _mean_kl_and_nll(pair, (teacher, masked), ids[0, positions + 1])
+            if teacher is None or self.stream is not None:
+                batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
+                teacher, *masked = run_together(self.architecture, ids, positions, batches)
+            else:
+                masks = stack_rows(self.architecture, rows)
+                repeated = ids.expand(len(rows), -1)
+                masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
+            found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
+            return teacher, [values for batch in found for values in batch]
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

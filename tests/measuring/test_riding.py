@@ -1,0 +1,139 @@
+"""Plans on weights that are read when a layer runs: the bits of the loaded model, one reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.estimator import batches
+from cocurve_lab.measuring import riding, risk
+from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.streaming import Stream, stream_of
+from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
+
+pytest.importorskip("accelerate")
+TEXT = tiny_text(2, 20, 6)
+# transformers reads the test tokenizer of a qwen2 otherwise, and warns
+FAMILIES = [each for each in EVERY_FAMILY if each[0] != "qwen2"]
+CHOSEN = ([0], [], [1, 5], [3, 7, 9], [2, 4], [17], [0, 16])
+
+
+def streamed(folder: Path, model: PreTrainedModel) -> tuple[PreTrainedModel, Stream]:
+    """The same model, its layers left in files, and what brings them."""
+    model.save_pretrained(folder, max_shard_size="20KB")
+    word_tokenizer().save_pretrained(folder)
+    dtype = str(model.dtype).removeprefix("torch.")
+    own, _ = cl.load_model(folder, device="cpu", dtype=dtype, stream=True)
+    stream = stream_of(own)
+    assert stream is not None
+    return own, stream
+
+
+def plans_of(model: PreTrainedModel) -> list[cl.Selection]:
+    units = cl.enumerate_units(model, GROUPS)
+    plans = [
+        cl.Selection.from_pruned(units, [at for at in chosen if at < len(units)])
+        for chosen in CHOSEN
+    ]
+    return [*plans, plans[2].with_gains({4: 1.25})]
+
+
+@pytest.mark.parametrize(("family", "heads"), FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
+    tmp_path: Path, family: str, heads: str, dtype: torch.dtype
+) -> None:
+    own, stream = streamed(tmp_path, tiny_model(family, heads, dtype=dtype))
+    model, _ = cl.load_model(tmp_path, device="cpu", dtype=dtype)
+    plans = plans_of(model)
+    expected = cl.measure_plans(model, plans, TEXT, plans_per_batch=3, progress=False)
+    cl.pruning_risk(own, plans[0], TEXT)  # what is checked once is checked now
+    before = stream.bytes_read
+    found = cl.measure_plans(own, plans, TEXT, plans_per_batch=3, progress=False)
+    assert stream.bytes_read - before == len(TEXT) * stream.bytes_from(0)
+    assert expected.nll is not None
+    assert found.nll is not None
+    assert np.array_equal(found.kl, expected.kl)
+    assert np.array_equal(found.nll, expected.nll)
+    assert found.kl[0].min() > 0
+    assert (found.kl[1] == 0).all()
+    assert cl.pruning_risk(own, plans[3], TEXT) == cl.pruning_risk(model, plans[3], TEXT)
+
+
+def test_the_announced_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model()
+    own, stream = streamed(tmp_path / "model", model)
+    plans, file = plans_of(model), tmp_path / "plans"
+    cl.pruning_risk(own, plans[0], TEXT)
+    # 6 distinct plans that change something: together, then in whole batches of 2 and of 1
+    for most, together, passes in ((1000, 7, 2), (5, 4, 4), (0, 2, 8)):
+        real = riding.most_together
+        monkeypatch.setattr(
+            risk, "most_together", lambda a, t, b, _, most=most, real=real: real(a, t, b, most)
+        )
+        before = stream.bytes_read
+        cl.measure_plans(own, plans, TEXT, plans_per_batch=2, progress="lines")
+        said = " ".join(capsys.readouterr().out.split())
+        once = stream.bytes_from(0) / 1e9
+        assert f"dense model and up to {together} plans: {once:.2g} GB of weights each" in said
+        assert f"{passes * once:.2g} GB in all" in said
+        assert stream.bytes_read - before == passes * stream.bytes_from(0)
+    monkeypatch.undo()
+    for chosen, passes in ((plans[:2], 2), (plans, 2), (plans, 0)):  # 0: all is remembered
+        before = stream.bytes_read
+        cl.measure_plans(own, chosen, TEXT, checkpoint=file, progress="lines")
+        assert ("GB in all" in capsys.readouterr().out) == (passes > 0)
+        assert stream.bytes_read - before == passes * stream.bytes_from(0)
+    cl.measure_plans(model, plans, TEXT, progress="lines")
+    assert "read" not in capsys.readouterr().out
+
+
+def test_how_many_advance_follows_from_the_free_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, stream = streamed(tmp_path, tiny_model())
+    fixed = batches.memory_needed(describe(own), (), TEXT, 0, 3)
+    assert fixed > stream.bytes_present
+    state = 20 * 32 * 4  # T x d float32
+    # half of what is left beside a batch, in whole batches of 3
+    for free, most in ((fixed + 2 * 8.5 * state, 6), (0, 3), (1e12, 99)):
+        monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
+        assert riding.most_together(describe(own), TEXT, 3, 100) == most
+
+
+def test_what_does_not_fit_together_is_halved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model()
+    own, _ = streamed(tmp_path, model)
+    plans = plans_of(model)
+    expected = cl.measure_plans(model, plans, TEXT, plans_per_batch=1, progress=False)
+    real, tried = risk.run_together, []
+
+    def tight(architecture: Any, ids: Any, positions: Any, parts: Any) -> list[torch.Tensor]:
+        tried.append([len(rows) for rows in parts])
+        if sum(tried[-1]) > 1:
+            real(architecture, ids, positions, parts)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(architecture, ids, positions, parts)
+
+    monkeypatch.setattr(risk, "run_together", tight)
+    found = cl.measure_plans(own, plans, TEXT, plans_per_batch=2, progress=False)
+    assert tried[:3] == [[2, 2, 2, 1], [2, 1], [1]]
+    assert all(sizes == [1] for sizes in tried[3:])
+    assert np.array_equal(found.kl, expected.kl)
+
+    def never(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(risk, "run_together", never)
+    with pytest.raises(cl.InputError, match="memory runs out on sequence 0 with one plan"):
+        cl.measure_plans(own, plans, TEXT, progress=False)
