@@ -212,7 +212,7 @@ def choose_batch(
 
 def choose_block(
     architecture: Architecture,
-    units: UnitSet,
+    units: Sized,
     calibration: CalibrationSet,
     top_r: int,
     units_per_batch: int,
@@ -223,7 +223,7 @@ def choose_block(
 
     Otherwise as many as half of what is left beside a batch holds, since each block reads the
     weights anew.
-    Arguments are those of `choose_batch` and its result.
+    Arguments are those of `choose_batch` and its result; of the units only their number counts.
     """
     room = room or Room.of(architecture.model)
     if not room.coming:

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
 from ..errors import InputError, NumericalError
-from ..estimator.batches import LOGIT_BYTES, Batches
+from ..estimator.batches import LOGIT_BYTES, Batches, choose_block
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay, widen
 from ..estimator.teacher import row
@@ -271,7 +271,9 @@ def split_risk(
         progress, total=len(text) * len(units), desc="Splitting the risk", unit="ablation"
     )
     with measuring(model, torch.get_num_threads()), bar:
-        batches = Batches(max(1, _BATCH_TOKENS // text.seq_len), bar.update)
+        size = max(1, _BATCH_TOKENS // text.seq_len)
+        block = choose_block(architecture, units, text, 0, size, full_vocabulary=True)
+        batches = Batches(size, bar.update, block)
         found = [_split_row(architecture, units, text, n, batches) for n in range(len(text))]
     return RiskSplit(
         selection, text.source, *(np.stack(parts) for parts in zip(*found, strict=True))

@@ -137,3 +137,17 @@ def test_what_does_not_fit_together_is_halved(
     monkeypatch.setattr(risk, "run_together", never)
     with pytest.raises(cl.InputError, match="memory runs out on sequence 0 with one plan"):
         cl.measure_plans(own, plans, TEXT, progress=False)
+
+
+def test_the_split_of_a_risk_keeps_its_bits_in_two_readings(tmp_path: Path) -> None:
+    model = tiny_model()
+    own, stream = streamed(tmp_path, model)
+    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [1, 2, 8, 13, 17])
+    cl.pruning_risk(own, plan, TEXT)
+    before = stream.bytes_read
+    found = cl.split_risk(own, plan, TEXT, progress=False)
+    # the units, along with the dense model; then the plan as a whole
+    assert stream.bytes_read - before == len(TEXT) * 2 * stream.bytes_from(0)
+    expected = cl.split_risk(model, plan, TEXT, progress=False)
+    for name in ("quadratic_of_sum", "kl_of_joint", "units_measured"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))
