@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { Cleaner, SILENCE, ask, placed, typedNumber } from "../../../widgets/cocurve_widgets/front/kit.js";
+import { Cleaner, SILENCE, ask, placed, show, typedNumber }
+  from "../../../widgets/cocurve_widgets/front/kit.js";
 
 const field = (text, min = "", max = "") => ({ min, max,
   valueAsNumber: text === "" ? NaN : Number(text) });
@@ -12,6 +13,11 @@ test("a typed number is brought into its bounds, and letters are none", () => {
   assert.equal(typedNumber(field("0.7", "0", "5")), 0.7);
   assert.equal(typedNumber(field("2.6", "0"), Math.round), 3);
   assert.equal(typedNumber(field("", "0", "5")), null);
+});
+
+test("a negative number has the minus that a difference has", () => {
+  assert.deepEqual([-0.029234, -1.64e-5, 0.25, 2e6, 0, null].map(show),
+    ["−0.02923", "−1.64e-5", "0.25", "2.00e+6", "0", "-"]);
 });
 
 test("pictures of a file stand side by side as far as they fit", () => {

@@ -75,13 +75,13 @@ export function ask(model, cleaner, content, events, otherwise) {
   }
 }
 
-/** A number for people: four digits, exponents only where they help. */
+/** A number for people: four digits, a minus as wide as a plus, exponents only where they help. */
 export function show(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "-";
   if (x === 0) return "0";
-  const size = Math.abs(x);
-  if (size < 1e-4 || size >= 1e6) return x.toExponential(2);
-  return String(Number(x.toPrecision(4)));
+  const size = Math.abs(x), sign = x < 0 ? "−" : "";
+  if (size < 1e-4 || size >= 1e6) return sign + size.toExponential(2);
+  return sign + String(Number(size.toPrecision(4)));
 }
 
 /** A share in percent. */

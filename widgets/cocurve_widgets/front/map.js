@@ -188,7 +188,7 @@ export function renderMap({ model, el }) {
   function stepWords() {
     if (!length()) return "no plan yet";
     const account = accountOf(plan(), model.get("step"));
-    return `plan: ${model.get("step")} of ${length()} units removed, ${percent(account.gone)} of the ` +
+    return `plan: ${model.get("step")} of ${length()} units removed, ${percent(account.gone, 2)} of the ` +
       `cost, predicted risk ${show(account.risk)}`;
   }
 
