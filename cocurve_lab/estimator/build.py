@@ -331,11 +331,9 @@ class Build:
                 if self.done == 0:
                     raise
                 why = str(stop) or "Interrupted."
-                bar.write(
-                    f"{why} H over {self.done} of {self.total} sequences is kept. "
-                    "Run again to go on."
-                    + ("" if self.checkpoint else " (Give checkpoint= for that.)")
-                )
+                text = f"{why} H over {self.done} of {self.total} sequences is kept. "
+                text += "Run again to go on."
+                bar.write(fold(text + " (Give checkpoint= for that.)" * (not self.checkpoint)))
             except CocurveError:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
@@ -555,7 +553,7 @@ class Build:
 def tell_saturation(curvature: Curvature, progress: Progress) -> None:
     """Print the warning of a saturated teacher (`Saturation.warning`), unless progress is False."""
     if progress and curvature.saturation is not None and curvature.saturation.saturated:
-        print(curvature.saturation.warning, flush=True)
+        print(fold(curvature.saturation.warning), flush=True)
 
 
 def remedy(error: OSError) -> str:
