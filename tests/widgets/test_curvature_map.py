@@ -402,7 +402,8 @@ class TestPage:
         names = [curvature.units[u].name for u in (2, 1)]
         card = page.locator(".cc-card")
         card.get_by_text(f"{names[0]} and {names[1]}").wait_for()
-        card.get_by_text(f"{curvature.correlation()[2, 1]:.2f}"[:4]).first.wait_for()
+        rho = f"{curvature.correlation()[2, 1]:.2f}"[:4].replace("-", "−")
+        card.get_by_text(rho).first.wait_for()
         it.redrawn(lambda: it.press("Space"))
         assert it.get("brushed") == [1, 2]
         it.redrawn(lambda: it.press("+"))
