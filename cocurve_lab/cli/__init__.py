@@ -118,8 +118,11 @@ def _parser() -> argparse.ArgumentParser:
 
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    flow = (inventory, building, planning, searching, pruning, recovering)
-    for module in (*flow, evaluating, compressing, paper):
+    flow = (
+        *(inventory, building, planning, searching, pruning, recovering),
+        *(evaluating, compressing, paper),
+    )
+    for module in flow:
         module.add_to(verbs)
     return parser
 

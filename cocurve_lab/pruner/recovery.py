@@ -22,7 +22,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,12 @@ class RecoverOptions:
                 f"learning_rate is {self.learning_rate}. Give a finite number above 0."
             )
 
+    def to_plain(self) -> dict[str, Any]:
+        """All that decides the result, as JSON values."""
+        names = ("rank", "epochs", "rows_per_step", "seed")
+        whole = {name: int(getattr(self, name)) for name in names}
+        return whole | {"learning_rate": float(self.learning_rate)}
+
 
 def recover(
     model: PreTrainedModel,
@@ -185,17 +191,15 @@ def _settings(
         "pruned_fingerprint": fingerprint_model(pruned),
         "dtype": model_dtype(pruned),
         "texts": [text.fingerprint for text in texts],
-        "options": {k: v for k, v in asdict(options).items() if k != "progress"},
+        "options": options.to_plain(),
     }
 
 
 def _record(calibration: CalibrationSet, options: RecoverOptions, epoch: int) -> dict[str, Any]:
     """The manifest's record, as JSON values; `epoch` is the one whose weights were taken."""
-    own = {k: v for k, v in asdict(options).items() if k != "progress"}
     return {
         "method": "LoRA",
-        **own,
-        "learning_rate": float(options.learning_rate),
+        **options.to_plain(),
         "epoch": epoch,
         "calibration": calibration.source,
         "calibration_fingerprint": calibration.fingerprint,
@@ -392,7 +396,7 @@ class _Run:
 
     def merge(self) -> None:
         """Add the updates of the epoch taken to the weights, and take the adapters away."""
-        if self.best and self.taken < self.options.epochs:
+        if self.best:
             self._set(self.best)
         for name, layer in self.layers.items():
             base = layer.get_base_layer()

@@ -39,8 +39,11 @@ from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")
 STARTS = ("random", "magnitude", "cocurve")  # of a measured search
-REPAIRED: dict[str, Repairing] = {"alike": "own", "refitted": "refit"}
-REPAIRED["trained"] = "refit and training"
+REPAIRED: dict[str, Repairing] = {
+    "alike": "own",
+    "refitted": "refit",
+    "trained": "refit and training",
+}
 PARTS = ("all", "alike", "refitted", "trained", "searched")
 
 

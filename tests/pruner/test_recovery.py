@@ -232,7 +232,7 @@ def test_the_result_is_that_of_the_epoch_taken(monkeypatch: pytest.MonkeyPatch) 
     steps = math.ceil(len(TEXT) / QUICK.rows_per_step)
     monkeypatch.undo()
     kept: list[dict[str, np.ndarray]] = []
-    real = recovery._Run._take_step
+    real, merge = recovery._Run._take_step, recovery._Run.merge
 
     def step(run: Any) -> float:
         loss = real(run)
@@ -244,9 +244,6 @@ def test_the_result_is_that_of_the_epoch_taken(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recovery._Run, "merge", lambda run: (run._set(kept[0]), merge(run))[1])
     first = cl.recover(model, pruned, TEXT, options=QUICK)
     require_equal(state(first), state(chosen))
-
-
-merge = recovery._Run.merge
 
 
 # Going on ----------------------------------------------------------------------------------------
