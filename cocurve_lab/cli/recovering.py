@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             f"interrupted; the state is in {state}. To go on:\n  {options.again}"
         ) from None
     save_pruned(trained, options.out, tokenizer=tokenizer)
-    state.unlink()
+    state.unlink(missing_ok=True)  # a full disk may have kept it from being written
     now, before = trained.cocurve_manifest, pruned.cocurve_manifest
     taken = "no epoch lowered the held-out KL, and the weights are those of the start"
     if now["weights_fingerprint"] != before["weights_fingerprint"]:

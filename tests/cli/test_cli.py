@@ -628,6 +628,27 @@ def test_recover_trains_and_goes_on(
     assert "is not overwritten" in capsys.readouterr().err
 
 
+def test_recover_without_room_for_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("peft")
+    from cocurve_lab.pruner import recovery
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model, _ = cl.load_model("demo", device="cpu")
+    units = cl.enumerate_units(model)
+    plan = cl.Selection.from_pruned(units, ["L2.ffn[0]"])
+    cl.save_pruned(cl.prune(model, plan), tmp_path / "smaller")
+    monkeypatch.setattr(recovery, "write_atomically", full)
+    command = ["recover", str(tmp_path / "smaller"), "--against", "demo", "--device", "cpu"]
+    command += ["--sequences", "2", "--length", "32", "--held-out", "2", "--epochs", "1"]
+    assert main([*command, "--out", str(tmp_path / "trained")]) == DONE
+    assert "The training goes on" in caplog.text
+    assert (tmp_path / "trained" / "config.json").is_file()
+
+
 @pytest.mark.parametrize(
     "verb",
     [
