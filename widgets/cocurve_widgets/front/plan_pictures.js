@@ -193,5 +193,7 @@ export function paintReach(canvas, { colors, view }, width) {
   pen.fillRect(x(view.reachable), 0, x(MOST) - x(view.reachable), 7);
   pen.textBaseline = "bottom";
   pen.textAlign = "right";
-  pen.fillText(`out of reach above ${percent(view.reachable)}`, width, 20);
+  const most = percent(view.reachable);
+  const text = `out of reach above ${most}`;
+  pen.fillText(pen.measureText(text).width <= width ? text : `at most ${most}`, width, 20);
 }
