@@ -3,8 +3,8 @@
 import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, oddMatrix, palette,
   percent, picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
-  graphLayout, hitUnit, logAxis, placeGraph, readEdges, shareBelow, stepUnit, strokeEdges,
-  tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
+  graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
+  stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
 
 const MOST_RATIO = 60; // percent
 const TABLE_ROWS = 500; // on the page
@@ -29,7 +29,9 @@ export function renderBridge({ model, el }) {
   const plane = picture("Saliency against connectivity of every unit");
   const options = { title: "Bridges", name: "bridges", table: tableOf,
     canvases: () => [graph, plane, flow].filter((canvas) => !canvas.hidden),
-    caption: () => [`${model.get("model_name") || "a model"}: ${caption.textContent}.`],
+    caption: () => pictureWords({ what: model.get("model_name") || "a model",
+      shown: caption.textContent, plans: plansNow(),
+      flow: flow.hidden ? "" : flowTitle.textContent }),
     redraw: () => Object.values(parts).forEach((draw) => draw()) };
   const request = receiveFiles(model, cleaner, "bridges");
   if (live) options.gexf = () => request(".gexf", () => complain(GONE));
@@ -220,18 +222,8 @@ export function renderBridge({ model, el }) {
   }
 
   function sayShown(filters, alone) {
-    const [total, sent] = [model.get("edge_total"), edges.rho.length];
-    const weakest = sent ? Math.abs(edges.rho[sent - 1]) : 0;
-    const ours = filters.among && !alone ? " with an end among the listed units" : "";
-    let text = `${count(shown.length)} of ${count(total)} edges: ` +
-      `|ρ| ≥ ${show(filters.threshold)}${ours}`;
-    if (total > sent && filters.threshold <= weakest) {
-      text = `the ${count(sent)} strongest of ${count(total)} edges: |ρ| ≥ ${show(weakest)}`;
-      if (shown.length < sent) text = `${count(shown.length)} of ${text}`;
-    }
-    if (alone) text += `; ego view of ${nodes.name[filters.unit]}`;
-    else if (filters.ego) text += "; choose a unit for the ego view";
-    if (!total) text = "H has no edges: no two units interact";
+    const text = shownText(filters, { shown: shown.length, rho: edges.rho,
+      total: model.get("edge_total"), alone: alone && nodes.name[filters.unit] });
     caption.textContent = text;
     graph.setAttribute("aria-label", named(model, `Graph of ${nodes.name.length} units. ${text}. ` +
       "Arrow keys choose a unit; the table holds the same data"));

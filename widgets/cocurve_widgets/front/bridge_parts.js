@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
 
-import { COLORS, decades, ticks } from "./kit.js";
+import { COLORS, count, decades, show, ticks, unitCount } from "./kit.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
 const PATH = 40; // edges stroked at once
@@ -163,6 +163,33 @@ export function fateText(unit, removed, ordered = true) {
   const step = removed.indexOf(unit);
   if (step < 0) return "kept";
   return ordered ? `removed at step ${step + 1}` : "removed";
+}
+
+/** Which edges pass the filters, in words; `alone`: the unit of an ego view by name, or false. */
+export function shownText(filters, { shown, rho, total, alone }) {
+  if (!total) return "H has no edges: no two units interact";
+  const { threshold, sign, blocks, ego, among } = filters;
+  const sent = rho.length;
+  const weakest = sent ? Math.abs(rho[sent - 1]) : 0;
+  const capped = total > sent && threshold <= weakest;
+  const pool = `${capped ? `the ${count(sent)} strongest of ` : ""}${count(total)} edges`;
+  const part = capped && shown === sent ? "" : `${count(shown)} of `;
+  const named = blocks.map((block) => (block === "ffn" ? "FFN" : block)).join(" and ") || "no";
+  const kinds = blocks.length === BLOCK_NAMES.length ? ""
+    : `, ${named} block${blocks.length > 1 ? "s" : ""}`;
+  return `${part}${pool}: |ρ| ≥ ${show(capped ? weakest : threshold)}` +
+    `${among && !alone ? " with an end among the listed units" : ""}` +
+    `${sign === "both" ? "" : `, ${sign} only`}${kinds}` +
+    `${alone ? `; ego view of ${alone}` : ego ? "; choose a unit for the ego view" : ""}`;
+}
+
+/** What a saved picture shows, line by line: the edges, the plan of the crosses, the bars. */
+export function pictureWords({ what, shown, flow, plans }) {
+  const { present } = plans;
+  const removed = !present ? "No plan yet."
+    : `Crossed: the ${unitCount(present.length)} that the present plan removes.`;
+  return [`${what}: ${shown}.`, removed,
+    flow && `Bars: ${flow[0].toLowerCase()}${flow.slice(1)}.`].filter(Boolean);
 }
 
 /** The label of a value on a log axis. */

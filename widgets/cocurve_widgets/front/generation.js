@@ -399,7 +399,7 @@ function buildRibbon(model, cleaner, view) {
   follow();
   watch(view.root, cleaner, draw);
   draw();
-  return canvas;
+  return { canvas, title };
 }
 
 const HELP = "Both columns come from one batch of two rows: one runs whole, one with the plan's " +
@@ -408,21 +408,23 @@ const HELP = "Both columns come from one batch of two rows: one runs whole, one 
 
 function render({ model, el }) {
   const cleaner = new Cleaner();
-  let canvas = null;
+  let ribbon = null;
   const table = () => ({
     columns: ["position", "token", "generated", "KL, nats"],
     rows: model.get("ribbon").map((bar, i) =>
       [i + 2, visible(bar.token), bar.generated ? "yes" : "no", bar.kl]),
   });
   const view = frame(model, el, cleaner, { title: "Text before and after pruning",
-    name: "text_before_after", words: ["unit", "nats"], table, canvases: () => [canvas] });
+    name: "text_before_after", words: ["unit", "nats"], table, canvases: () => [ribbon.canvas],
+    caption: () => [`${model.get("model_name") || "a model"}: ${ribbon.title.textContent}.`,
+      model.get("shown").plan && `Plan: ${model.get("shown").plan}.`].filter(Boolean) });
   const request = receiveFiles(model, cleaner, "text_before_after");
   view.root.querySelector(".cc-files").append(h("button", { type: "button",
     title: "save the plan; Selection.from_json reads it",
     onclick: () => request(".json", () => view.complain(GONE)) }, "JSON"));
   buildControls(model, cleaner, view);
   buildColumns(model, cleaner, view);
-  canvas = buildRibbon(model, cleaner, view);
+  ribbon = buildRibbon(model, cleaner, view);
   view.body.after(h("p", { class: "cc-muted", style: "max-width: 70em" }, HELP));
   return cleaner.run;
 }

@@ -16,6 +16,7 @@ import { addTour } from "./tour.js";
 import { drawCard } from "./unit_card.js";
 import { Fading, paintMap, unitGrid } from "./unit_map.js";
 
+const STROKES = "solid: total, dashed: units alone (node), dotted: edges";
 const PATIENCE = 600; // ms for a new path; until then the axis of the old one stays, to be calm
 
 /** Units that join or leave the plan at the flips just below and just above a lambda. */
@@ -57,7 +58,8 @@ export function renderLambda({ model, el }) {
     canvases: () => [map, curves, budget],
     // in a notebook the kernel sends the file, which Selection.from_json reads
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
-    caption: () => [captionOf()],
+    caption: () => [captionOf(), `Curves: ${curveTitle.textContent}, ${STROKES}. ` +
+      `Bars: ${whose.textContent}.`],
     legend: () => [[COLORS.attention, "attention, removed by A and B"],
       [COLORS.ffn, "FFN, removed by A and B"], [COLORS.b, `B: ${planB()?.name ?? "no plan"}`],
       [COLORS.a, `A: ${planA()?.name ?? "no plan"}`], [palette(ui.root).kept, "kept"]],
@@ -337,7 +339,7 @@ export function renderLambda({ model, el }) {
     paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);
     lines.replaceChildren(swatch(COLORS.b, `B${doubtful(now.strength)}`), swatch(COLORS.a, "A"),
       ...(thin(1) ? [] : [swatch("var(--cc-muted)", `lambda 1${doubtful(1)}`)]),
-      h("span", {}, "solid: total, dashed: units alone (node), dotted: edges"));
+      h("span", {}, STROKES));
     paintStrip(strip, scene, Math.max(120, bar.lambda.clientWidth || 400));
     paintKey(scene);
     paintReach(reach, scene, Math.max(120, bar.ratio.clientWidth || 400));

@@ -41,7 +41,7 @@ export function renderMap({ model, el }) {
   Object.assign(map.style, { cursor: "crosshair", touchAction: "none" });
   const options = { title: "Map of H", name: "map", table: () => tableOf(mostRows),
     canvases: () => [map], redraw: drawMap, legend: legendOf,
-    caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, stepWords()] };
+    caption: () => [`${titleText()} of ${model.get("model_name") || "a model"}`, planWords()] };
   const request = receiveFiles(model, cleaner, "map");
   if (live) options.json = () => request(".json", () => complain(GONE));
   const { root, controls, body, complain } = frame(model, el, cleaner, options);
@@ -190,6 +190,13 @@ export function renderMap({ model, el }) {
     const account = accountOf(plan(), model.get("step"));
     return `plan: ${model.get("step")} of ${length()} units removed, ${percent(account.gone, 2)} of the ` +
       `cost, predicted risk ${show(account.risk)}`;
+  }
+
+  /** Of a saved picture, where no card tells which plan it is. */
+  function planWords() {
+    const strength = length() ? plan().strength : null;
+    return `${stepWords()}${strength === null ? "" : `, lambda ${show(strength)}`}` +
+      `${model.get("only_plan") ? "; cells of kept units are faded" : ""}`;
   }
 
   function drawPair() {

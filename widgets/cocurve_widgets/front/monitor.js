@@ -11,11 +11,12 @@ export function renderMonitor({ model, el }) {
     words: ["unit"],
     table: () => ({ columns: ["sequences", "overlap"], rows: model.get("overlap") }),
     canvases: () => [chart],
+    caption: () => [title.textContent, model.get("status")],
   });
   const bar = h("progress", { max: 1, value: 0, "aria-label": "sequences done" });
   ui.controls.append(bar);
-  ui.body.append(h("div", {},
-    h("h4", {}, "Overlap of the plans of two halves of the text"), chart));
+  const title = h("h4", {}, "Overlap of the plans of two halves of the text");
+  ui.body.append(h("div", {}, title, chart));
 
   function paint() {
     const [done, total, points] = ["done", "total", "overlap"].map((name) => model.get(name));
