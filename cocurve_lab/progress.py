@@ -17,7 +17,8 @@ class Bar(tqdm):
     """A tqdm bar. In a notebook it is a line of text that goes when all is done.
 
     The bars that tqdm itself makes in notebooks are widgets: done ones would stay, and a saved
-    notebook shows an error in their place. A bar that was interrupted stays.
+    notebook shows an error in their place. A bar that was interrupted stays, unless `leave` is
+    False.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -41,10 +42,11 @@ class Bar(tqdm):
         return True
 
     def close(self) -> None:
-        """End the bar; the line goes if all is done."""
+        """End the bar; the line goes if all is done, or if `leave` is False."""
         super().close()
         # a total may be a sum of fractions
-        if self._cell is not None and (self.total is None or self.n >= self.total * (1 - 1e-9)):
+        done = self.total is None or self.n >= self.total * (1 - 1e-9)
+        if self._cell is not None and (done or not self.leave):
             self._cell.update({}, raw=True)
 
 

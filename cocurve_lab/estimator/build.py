@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +92,9 @@ class BuildOptions:
             sequence; 0 writes one after every sequence.
         num_threads: CPU threads; None keeps torch's current number.
         on_sequence: called with the Build after each sequence, in the building thread, for
-            monitors. It may read `done`, `total`, `seconds` and `so_far()`. An exception from it
-            ends the build; KeyboardInterrupt ends it like Ctrl-C.
+            monitors. It may read `done`, `total`, `seconds`, `stopped` and `so_far()`. An exception
+            from it ends the build; KeyboardInterrupt ends it like Ctrl-C. It is then called once
+            more, with `stopped` set.
         shard: (i, n), i from 1: do only part i of n, and leave the others to processes with the
             same settings. `Curvature.merge` of all n has the bits of one build.
         full_vocabulary: measure the KL of removing each unit alone (`Curvature.single_unit_risk`)
@@ -194,6 +196,7 @@ class Build:
         sums: Grams, risks and positions of the sequences done.
         numbers: the sequences to do, in order.
         events: what a reader of the result should know: moves, retries, early stops.
+        stopped: why the build ended before its last sequence; "" while it runs, and once done.
     """
 
     settings: dict[str, Any]
@@ -207,6 +210,7 @@ class Build:
     executor: Executor
     numbers: list[int]
     events: list[str] = field(default_factory=list)
+    stopped: str = ""
 
     @classmethod
     def start(
@@ -324,19 +328,25 @@ class Build:
                     if last or time.monotonic() - saved >= self.options.checkpoint_seconds:
                         self.save()
                         saved = time.monotonic()
-                    if self.options.on_sequence is not None:
-                        self.options.on_sequence(self)
+                    self._tell_watcher()
             except KeyboardInterrupt as stop:
                 self.save()
                 if self.done == 0:
                     raise
-                why = str(stop) or "Interrupted."
-                text = f"{why} H over {self.done} of {self.total} sequences is kept. "
+                self.stopped = str(stop) or "Interrupted."
+                with suppress(KeyboardInterrupt):  # a watcher may stop the build only once
+                    self._tell_watcher()
+                bar.leave = False  # the text says how far it came
+                text = f"{self.stopped} H over {self.done} of {self.total} sequences is kept. "
                 text += "Run again to go on."
                 bar.write(fold(text + " (Give checkpoint= for that.)" * (not self.checkpoint)))
             except CocurveError:  # the last worker died, say: save the hours of work before that
                 self.save()
                 raise
+
+    def _tell_watcher(self) -> None:
+        if self.options.on_sequence is not None:
+            self.options.on_sequence(self)
 
     def _book(self, measured: Measured, seconds: float) -> None:
         """Add a finished sequence to the sums; the only place where they change."""

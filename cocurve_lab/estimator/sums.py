@@ -22,6 +22,7 @@ from ..models.identity import model_device, model_name
 from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
 from ..models.units import UnitSet
 from ..progress import Progress, open_bar
+from ..tables import fold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,7 +158,8 @@ def sum_derivatives(
         except KeyboardInterrupt:
             if sums.done == 0:
                 raise
-            bar.write(f"Interrupted. H over {sums.done} of {total} sequences is kept.")
+            bar.leave = False
+            bar.write(fold(f"Interrupted. H over {sums.done} of {total} sequences is kept."))
     facts = {"model_name": model_name(model), "device": device_name(model_device(model))}
     facts |= sums.facts(calibration, list(range(total)))
     return sums.curvature(units, settings | facts)

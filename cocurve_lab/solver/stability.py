@@ -284,6 +284,7 @@ class Running(Protocol):
     """The part of a running build that a stopping rule reads (`estimator.build.Build` has it)."""
 
     events: list[str]
+    stopped: str
 
     @property
     def calibration(self) -> Sized: ...
@@ -337,6 +338,8 @@ class StopWhenConverged:
 
     def __call__(self, build: Running) -> None:
         """Check convergence; the build calls this after each sequence."""
+        if build.stopped:
+            return
         # a build of fewer than 16 sequences cannot have 16 groups: no error, it just never stops
         if len(build.positions) < ENOUGH <= len(build.calibration):
             raise InputError(

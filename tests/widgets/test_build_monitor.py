@@ -45,6 +45,33 @@ def test_looks_are_rare_but_the_last_is_never_missed() -> None:
     assert len(monitor.overlap) == 1
 
 
+def test_a_build_that_is_stopped_is_told_as_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    monitor = BuildMonitor()
+    calls = []
+
+    def watch(build: cl.Build) -> None:
+        calls.append((build.done, build.stopped))
+        monitor(build)
+        if build.done == 3:
+            raise KeyboardInterrupt("enough.")  # also when told of the stop: that one is ignored
+
+    found = cl.estimate_curvature(
+        tiny_model(),
+        None,
+        tiny_text(5, 12),
+        16,
+        progress=False,
+        options=cl.BuildOptions(on_sequence=watch),
+    )
+    assert calls == [(1, ""), (2, ""), (3, ""), (3, "enough.")]
+    assert not found.provenance["complete"]
+    assert (monitor.done, monitor.total, monitor.seconds_left) == (3, 5, 0.0)
+    assert monitor.status.startswith("Stopped after 3 of 5 sequences")
+    assert "left" not in monitor.status
+    assert "Interrupt" not in monitor.status
+    assert "enough. H over 3 of 5 sequences is kept." in capsys.readouterr().out
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(cl.InputError, match="ratio"):
         BuildMonitor(ratio=1.0)

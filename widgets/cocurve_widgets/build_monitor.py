@@ -28,7 +28,7 @@ class BuildMonitor(anywidget.AnyWidget):
 
     Attributes:
         done, total: sequences.
-        seconds_left: estimate of the time left, seconds.
+        seconds_left: estimate of the time left, seconds; 0 once the build has ended or stopped.
         overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either plan
             removes, the share that both remove.
         status: the same as a sentence.
@@ -57,28 +57,31 @@ class BuildMonitor(anywidget.AnyWidget):
         super().__init__()
 
     def __call__(self, build: cl.Build) -> None:
-        """Update from a build, which calls this after each sequence."""
+        """Update from a build, which calls this after each sequence and when it is stopped."""
         total = build.total
-        last = build.done == total
+        last = build.done == total or bool(build.stopped)
         if not last and time.monotonic() - self._looked < _PATIENCE:
             return
         recent = build.seconds[-8:]  # of late: batch size and load change while a build runs
         with self.hold_sync():
             self.done, self.total = build.done, total
-            self.seconds_left = (total - build.done) * sum(recent) / len(recent)
+            self.seconds_left = 0.0 if last else (total - build.done) * sum(recent) / len(recent)
             overlap = _overlap(build, *self._plan)
             if overlap is not None:
                 self.overlap = [*self.overlap, [build.done, round(overlap, 4)]]
-            self.status = self._sentence(overlap)
+            self.status = self._sentence(overlap, bool(build.stopped))
         self._looked = time.monotonic()
 
-    def _sentence(self, overlap: float | None) -> str:
+    def _sentence(self, overlap: float | None, stopped: bool) -> str:
         text = f"{self.done} of {self.total} sequences"
-        if self.done < self.total:
+        if stopped:
+            text = f"Stopped after {text}"
+        elif self.done < self.total:
             text += f", about {self.seconds_left:.0f} s left"
         if overlap is not None:
             text += f"; the plans of the two halves share {overlap:.0%} of their units"
-        return text + ("." if self.done == self.total else ". Interrupt the kernel to pause.")
+        running = self.done < self.total and not stopped
+        return text + (". Interrupt the kernel to pause." if running else ".")
 
 
 def _overlap(build: cl.Build, ratio: float, strength: float) -> float | None:

@@ -64,13 +64,16 @@ def stop(tolerance: float = 9.0, patience: int = 2) -> cl.StopWhenConverged:
 
 
 def test_a_build_stops_after_its_patience(tmp_path: Path) -> None:
-    seen: list[int] = []
+    seen: list[tuple[int, bool]] = []
     given = stop()
-    table = stopping_study(
-        MODEL, UNITS, recipe(tmp_path), given, watch=lambda build: seen.append(build.done)
-    )
+
+    def watch(build: cl.Build) -> None:
+        seen.append((build.done, build.stopped != ""))
+
+    table = stopping_study(MODEL, UNITS, recipe(tmp_path), given, watch=watch)
     # every error is below 9, so the yeses start with the sixteenth row
-    assert [row["rows"] for row in table] == list(range(1, 18)) == seen
+    assert [row["rows"] for row in table] == list(range(1, 18))
+    assert seen == [*((done, False) for done in range(1, 18)), (17, True)]  # told of the stop too
     assert [row["converged"] for row in table] == [False] * 15 + [True] * 2
     assert [row["stopped"] for row in table] == [False] * 16 + [True]
     assert math.isnan(table[0]["optimism"])
