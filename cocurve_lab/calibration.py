@@ -228,7 +228,7 @@ class CalibrationSet:
     def split(self, *, held_out: int = 0, test: int = 0) -> tuple[CalibrationSet, ...]:
         """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
 
-        Parts are runs of neighbouring rows, so a document may be cut in two where a part ends.
+        Parts are runs of neighboring rows, so a document may be cut in two where a part ends.
 
         Args:
             held_out, test: rows of these parts; calibration gets the rest.

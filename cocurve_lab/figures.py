@@ -1,7 +1,7 @@
 """The three pictures of notebook 01, and the look of all others. Plotly is imported when drawing.
 
-Backgrounds are transparent and text mid-grey, so a figure reads in JupyterLab's light and dark
-theme. Colours are from the Okabe-Ito set, which colour-blind readers can tell apart; every series
+Backgrounds are transparent and text mid-gray, so a figure reads in JupyterLab's light and dark
+theme. Colors are from the Okabe-Ito set, which color-blind readers can tell apart; every series
 also has a symbol of its own.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-# one colour has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
+# one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
 COLORS = {
     "attention": "#0072B2",
     "ffn": "#E69F00",
@@ -31,13 +31,13 @@ COLORS = {
     "negative": "#009E73",
 }
 FONT = "system-ui, sans-serif"  # that of the instruments
-# a correlation from -1 to 1, in the colours of the two signs
+# a correlation from -1 to 1, in the colors of the two signs
 SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"]))
 # a share that grows, from light to dark: the middle of viridis, which both themes can show
 ORDERED = ("#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E")
 LABELS = {"attention": "attention", "ffn": "FFN"}
 # for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
-# one of the two themes, and a grey. Lengths without a common divisor give the most pairs.
+# one of the two themes, and a gray. Lengths without a common divisor give the most pairs.
 PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -200,7 +200,7 @@ def _average_blocks(
 
 
 def look(number: int) -> dict[str, str]:
-    """Colour and symbol of the n-th series of a picture, from 0: for `marker=look(n) | {...}`."""
+    """Color and symbol of the n-th series of a picture, from 0: for `marker=look(n) | {...}`."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "symbol": SYMBOLS[number % len(SYMBOLS)],

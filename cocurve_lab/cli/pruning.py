@@ -109,7 +109,7 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--quantize",
         metavar="KIND",
-        help="then quantise the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
+        help="then quantize the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
     )
     parser.add_argument(
         "--modelfile", action="store_true", help="write a Modelfile for Ollama beside it"

@@ -199,7 +199,7 @@ class Curvature(Folded):
         """Measured KL [M] of removing each unit alone, R({u}), nats per token.
 
         It is over the tokens that `risk_support` names: the teacher's top-r support, on which the
-        build renormalises both distributions, unless it was told `BuildOptions(full_vocabulary=
+        build renormalizes both distributions, unless it was told `BuildOptions(full_vocabulary=
         True)`. The support misses what moves between it and the rest: some percent of the sum over
         units on the models measured, more for single units (tests/benchmarks/bench_estimator.py
         prints both). `pruning_risk` is over the full vocabulary. None without a build. Where units

@@ -66,7 +66,7 @@ def estimate_curvature(
     """Estimate H by single-unit ablations (eq. huv, eq. gram, Alg. 1).
 
     Each unit is masked alone, its logits are gathered on the teacher's top-r support with
-    renormalised probabilities, and the whitened shifts form a Gram matrix. Replay is exact: in
+    renormalized probabilities, and the whitened shifts form a Gram matrix. Replay is exact: in
     float32 the result agrees with naive full passes to 1e-5 in relative Frobenius norm.
 
     Weights and layers run in the model's dtype. The head on the support, the whitening and the Gram

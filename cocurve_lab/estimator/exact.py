@@ -106,7 +106,7 @@ def require_unpacked(model: PreTrainedModel) -> None:
     if any(is_packed(projection) for projection in describe(model).all_projections):
         raise ArchitectureError(
             "packed 4-bit weights have no forward derivative. Build H by ablations, preview it by "
-            "probes, or load the model unquantised."
+            "probes, or load the model unquantized."
         )
 
 

@@ -74,7 +74,7 @@ def sequence_gram(
     inputs = (architecture, *row(architecture, calibration, number), number, top_r)
     with started(*inputs, temperature, removed, leftovers, batches.first(units)) as start:
         replay, teacher = start.replay, start.teacher  # the teacher pass
-        z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalised
+        z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalized
         D = z_0.new_empty(len(units), z_0.numel())  # whitened shifts of eq. (gram), a row per unit
         slope, risk, sure_risk = torch.zeros(3, len(units), dtype=torch.float64)
         if sketch is not None:

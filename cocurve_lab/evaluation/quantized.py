@@ -1,4 +1,4 @@
-"""Pruning and quantisation together: whether the damage of both is the sum of the two."""
+"""Pruning and quantization together: whether the damage of both is the sum of the two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INT8, Q8_0 = "INT8", "Q8_0"
 QUANTIZED_COLUMNS: Columns = {
     "weights": "",
     "pruned": "KL pruned",
-    "quantized": "KL quantised",
+    "quantized": "KL quantized",
     "both": "KL of both",
     "sum": "sum of the two",
     "excess": "both minus sum",
@@ -39,7 +39,7 @@ def quantization_table(
     *,
     progress: Progress = False,
 ) -> Table:
-    """Measure KL from the dense model: pruned, quantised, and both; nats per token.
+    """Measure KL from the dense model: pruned, quantized, and both; nats per token.
 
     Only weights are rounded; all models run in transformers, in the dtype of `dense`. llama.cpp
     also rounds the inputs of its matrix products, and this is not in the numbers.

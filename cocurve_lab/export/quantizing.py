@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KINDS = ("Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_M", "Q2_K")
-SUPER_BLOCK = 256  # weights of a row that llama.cpp's K types quantise together
+SUPER_BLOCK = 256  # weights of a row that llama.cpp's K types quantize together
 # in a process of its own: llama.cpp writes to stderr, and ends the process where it gives up
 _CYLLAMA = """
 import sys
@@ -45,7 +45,7 @@ def quantize_gguf(
     *,
     overwrite: bool = False,
 ) -> GGUFFile:
-    """Quantise a GGUF file with llama.cpp's quantizer, and say what became of each matrix.
+    """Quantize a GGUF file with llama.cpp's quantizer, and say what became of each matrix.
 
     It runs the program `llama-quantize` if it is on the PATH, else the Python package cyllama. Both
     are llama.cpp. For Q8_0 use `export_gguf(..., dtype="q8_0")`, which needs neither, and leaves
@@ -62,7 +62,7 @@ def quantize_gguf(
         rows are no multiple of 256 weights long.
 
     Raises:
-        FileFormatError: `source` is not a GGUF file, or llama.cpp cannot quantise it.
+        FileFormatError: `source` is not a GGUF file, or llama.cpp cannot quantize it.
         InputError: `kind` is unknown, a file exists or is missing, or there is no quantizer.
     """
     require_kind(kind)
@@ -70,13 +70,13 @@ def quantize_gguf(
     if not source.is_file():
         raise InputError(f"there is no file {source}. Write one: cl.export_gguf(model, ...).")
     if target.exists() and target.samefile(source):
-        raise InputError(f"{target} is the file to quantise. Choose another file to write.")
+        raise InputError(f"{target} is the file to quantize. Choose another file to write.")
     with replacing(target) as temporary:
         command = [*_quantizer(kind), str(source), str(temporary), *_type_of(kind)]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
             raise FileFormatError(
-                f"llama.cpp cannot quantise {source} to {kind}: {_reason(done.stdout, done.stderr)}"
+                f"llama.cpp cannot quantize {source} to {kind}: {_reason(done.stdout, done.stderr)}"
             )
         fields, counts, others = _content(temporary)
     notes = tuple(fields.get("cocurve.notes", ())) + _notes(counts, others)
@@ -95,7 +95,7 @@ def require_kind(kind: str) -> None:
 
 
 def _quantizer(kind: str) -> list[str]:
-    """The start of the command that quantises."""
+    """The start of the command that quantizes."""
     program = shutil.which("llama-quantize")
     if program is not None:
         return [program]
@@ -173,7 +173,7 @@ def with_gguf_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:
             model, None, Path(folder, "model.gguf"), dtype="q8_0" if kind == "Q8_0" else "f32"
         ).path
         if kind != "Q8_0":
-            path = quantize_gguf(path, Path(folder, "quantised.gguf"), kind).path
+            path = quantize_gguf(path, Path(folder, "quantized.gguf"), kind).path
         stored = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
         for tensor in file_tensors(describe(rounded)):
             found = stored[tensor.name]

@@ -135,7 +135,7 @@ class FileTensor:
 
         if self.weight.dim() == 1 or dtype == "f32":  # llama.cpp reads norms and biases in float32
             return GGMLQuantizationType.F32
-        # q8_0 quantises whole blocks along a row; rows of another length stay in float16
+        # q8_0 quantizes whole blocks along a row; rows of another length stay in float16
         whole = self.weight.shape[-1] % BLOCK == 0
         return GGMLQuantizationType.Q8_0 if dtype == "q8_0" and whole else GGMLQuantizationType.F16
 
@@ -264,7 +264,7 @@ def _rows(
 
 
 def interleave(rows: Tensor, heads: int) -> Tensor:
-    """Reorder the rows [heads x head_dim, ...] of each head from two halves to neighbouring pairs.
+    """Reorder the rows [heads x head_dim, ...] of each head from two halves to neighboring pairs.
 
     transformers rotates dimension i together with i + head_dim / 2; llama.cpp's deci rotates 2i
     together with 2i + 1.

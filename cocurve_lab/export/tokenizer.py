@@ -314,7 +314,7 @@ def _rules(pre_tokenizer: dict[str, Any] | None) -> Iterator[str]:
     elif kind == "Digits" and pre_tokenizer["individual_digits"]:
         yield "digits"
     elif kind == "Split" and "Regex" in pre_tokenizer["pattern"]:
-        # llama.cpp's rules isolate what they match; any other behaviour makes it another rule
+        # llama.cpp's rules isolate what they match; any other behavior makes it another rule
         plain = pre_tokenizer["behavior"] == "Isolated" and not pre_tokenizer["invert"]
         yield ("" if plain else f"{pre_tokenizer['behavior']} ") + pre_tokenizer["pattern"]["Regex"]
     else:

@@ -88,7 +88,7 @@ class _TorchState:
             return self._mean([block.marginals() for block in self.blocks])
 
     def add(self, unit: int) -> None:
-        """Remove a unit: p_S r_u, normalised."""
+        """Remove a unit: p_S r_u, normalized."""
         for block in self.blocks:
             block.add(unit)
 

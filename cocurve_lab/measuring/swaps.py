@@ -113,7 +113,7 @@ class Neighbors:
         target = self.start.target
         if target is None or target.in_parameters:
             return replace(plan, requested_ratio=self.start.requested_ratio)
-        return plan  # its target implies no share of parameters, so the realised one stands
+        return plan  # its target implies no share of parameters, so the realized one stands
 
     # Draws ---------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class Amp(Scored):
       instead.
 
     Attributes:
-        as_published: take those counts per layer; the realised ratio then drifts from the asked.
+        as_published: take those counts per layer; the realized ratio then drifts from the asked.
     """
 
     as_published: bool = False

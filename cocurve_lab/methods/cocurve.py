@@ -37,7 +37,7 @@ _SHIFTS = "shifts/"  # before the names of the arrays of a sketch
 
 @dataclass(frozen=True)
 class CoCurve(Method):
-    """Cost-normalised greedy on H: (1/2 H_uu + lambda sum over v in S of H_uv) / c_u (Alg. 2).
+    """Cost-normalized greedy on H: (1/2 H_uu + lambda sum over v in S of H_uv) / c_u (Alg. 2).
 
     Unlike the other methods it scores pairs, so a unit's place depends on the units removed before
     it. It reads the calibration's scored positions alone. Scores need no sum over columns, because

@@ -131,7 +131,7 @@ def weight_columns(architecture: Architecture, block: Block) -> Tensor:
 
 
 def layer_passes(architecture: Architecture, layers_per_pass: int) -> list[range]:
-    """Split the layers into runs of neighbours that are measured together."""
+    """Split the layers into runs of neighbors that are measured together."""
     count = len(architecture.layers)
     starts = range(0, count, layers_per_pass)
     return [range(start, min(start + layers_per_pass, count)) for start in starts]

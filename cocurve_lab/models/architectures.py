@@ -218,7 +218,7 @@ def describe(model: Any) -> Architecture:
 
     Raises:
         ArchitectureError: the family is unknown, the model is a mixture of experts or has a vision
-            or audio tower, it has no layers, a layer lacks a projection, or weights are quantised
+            or audio tower, it has no layers, a layer lacks a projection, or weights are quantized
             in a way that cannot be measured.
     """
     if not hasattr(model, "named_modules"):
@@ -296,7 +296,7 @@ def weight_of(projection: Any) -> Tensor:
     if is_packed(projection):
         raise ArchitectureError(
             f"a {type(projection).__name__} holds packed {projection.weight.dtype} weights: they "
-            "can be masked and measured, but not read or cut. Load the model unquantised, for "
+            "can be masked and measured, but not read or cut. Load the model unquantized, for "
             "example in bfloat16."
         )
     return projection.weight.T if is_transposed(projection) else projection.weight
@@ -316,7 +316,7 @@ def is_transposed(projection: Any) -> bool:
 
 
 def is_packed(projection: Any) -> bool:
-    """Whether the weight is quantised in a form that runs but cannot be read or cut."""
+    """Whether the weight is quantized in a form that runs but cannot be read or cut."""
     return type(projection).__name__ in _PACKED
 
 
@@ -333,6 +333,6 @@ def require_supported(projection: Any, name: str, layer: int) -> None:
     if not weight.is_floating_point() or tuple(weight.shape) != widths(projection):
         raise ArchitectureError(
             f"{name} of layer {layer} holds {weight.dtype} weights of shape {tuple(weight.shape)}; "
-            "this kind of quantisation is not supported. Load the model unquantised, or, to "
+            "this kind of quantization is not supported. Load the model unquantized, or, to "
             "measure it only, in bitsandbytes' 4 bits."
         )

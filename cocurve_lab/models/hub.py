@@ -111,7 +111,7 @@ def explain(
     if "ImportError" in kinds:
         return InputError(
             f"{part}{name} needs a Python package that is missing ({one_line(error)}). Give a "
-            "model without such needs, for example one that is not quantised; or install it."
+            "model without such needs, for example one that is not quantized; or install it."
         )
     return InputError(
         f"{part}{name} cannot be loaded ({type(error).__name__}: {one_line(error)}). Give a folder "

@@ -1,6 +1,6 @@
 """Runtime masks: a unit is ablated by zeroing its input columns of the output projection.
 
-Nothing else changes: no normalisation, no position code, no other unit. A bias of the output
+Nothing else changes: no normalization, no position code, no other unit. A bias of the output
 projection belongs to no unit and stays (appendix "Structured Units").
 """
 

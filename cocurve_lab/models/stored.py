@@ -74,7 +74,7 @@ class StoredWeights:
                 name = own(stored)
                 if name is not None:
                     self._places[name] = handle, stored, file
-                    _require_unquantised(handle.get_slice(stored), name, file)
+                    _require_unquantized(handle.get_slice(stored), name, file)
                     require_shape(handle.get_slice(stored), name, wanted[name].shape, file)
         missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
         if missing is not None:
@@ -244,12 +244,12 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]
     return own
 
 
-def _require_unquantised(stored: Any, name: str, file: Path) -> None:
+def _require_unquantized(stored: Any, name: str, file: Path) -> None:
     """Raise FileFormatError unless a tensor in a file is floating point."""
     if stored.get_dtype() not in _DTYPES:
         raise FileFormatError(
-            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantised. Give "
-            "an unquantised one, for example in bfloat16."
+            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantized. Give "
+            "an unquantized one, for example in bfloat16."
         )
 
 

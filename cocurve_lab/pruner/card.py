@@ -28,7 +28,7 @@ class CardFacts:
 
     Attributes:
         base_model: the dense model's hub id; None takes the name the model was loaded under.
-        license: the hub's licence id of the dense model, which usually binds the pruned one too.
+        license: the hub's license id of the dense model, which usually binds the pruned one too.
         kl: measured KL(dense || pruned) in nats per token, on text that H was not built on
             (`pruning_risk`, or `measure_plans(...).mean`).
         kl_error: the standard error of `kl`, in nats per token.
@@ -76,7 +76,7 @@ def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: 
         _front_matter(manifest, facts, base),
         f"# {base or 'A language model'}, pruned",
         _summary(manifest, base),
-        "Pruning changes more than perplexity and KL show. **Safety behaviour (refusals, bias, "
+        "Pruning changes more than perplexity and KL show. **Safety behavior (refusals, bias, "
         "toxicity) must be evaluated again on this model**: nothing measured on the base model "
         "can be assumed to hold.",
         "## Loading\n\n" + _loading(manifest, has_tokenizer),
@@ -178,22 +178,22 @@ def _earlier(manifest: Mapping[str, Any]) -> str:
 
 def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
     """One paragraph on the pruning, and its figures as a list."""
-    realised = f"{manifest['realized_ratio']:.2%}"
+    realized = f"{manifest['realized_ratio']:.2%}"
     lines = [
         f"Whole attention heads and FFN channel groups of {base or 'a dense model'} were removed; "
         f"{_since(manifest)}{_earlier(manifest)}\n",
     ]
     if manifest.get("target"):
         lines.append(
-            f"- requested: {manifest['target']}; realised: {realised} of the removable parameters"
+            f"- requested: {manifest['target']}; realized: {realized} of the removable parameters"
         )
     elif manifest.get("interaction_strength") is not None:
         asked = f"{manifest['requested_ratio']:.2%}"
-        lines.append(f"- requested: {asked} of the removable parameters; realised: {realised}")
+        lines.append(f"- requested: {asked} of the removable parameters; realized: {realized}")
     else:
         lines.append(
-            "- units chosen by hand or by another method; realised: "
-            f"{realised} of the removable parameters"
+            "- units chosen by hand or by another method; realized: "
+            f"{realized} of the removable parameters"
         )
     fraction, cost = manifest.get("params_removed_fraction"), manifest.get("removed_parameters")
     share = "" if fraction is None else f" ({fraction:.2%} of all, embeddings included)"
@@ -242,7 +242,7 @@ def _loading(manifest: Mapping[str, Any], has_tokenizer: bool) -> str:
         "number of heads is saved as a Mistral, which computes the same.)\n\n"
         + _STOCK.format(trust=""),
         "own code": "Layers differ in width. transformers 5.17 or newer loads them with the short "
-        "modelling file beside the weights, which does not need cocurve_lab. Read that file before "
+        "modeling file beside the weights, which does not need cocurve_lab. Read that file before "
         "you trust it:\n\n" + _STOCK.format(trust=", trust_remote_code=True") + "\n\n"
         "transformers may log that a global value is read for a per-layer attribute. The value is "
         "the dense model's count, and the message is harmless.\n\n"

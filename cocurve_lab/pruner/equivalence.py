@@ -43,7 +43,7 @@ class Equivalence:
         dtype: the models' dtype.
         raw_difference: for half precision, the largest difference of the half-precision logits; it
             is reported but not judged.
-        logit_spacing: for half precision, the distance between neighbouring numbers at the largest
+        logit_spacing: for half precision, the distance between neighboring numbers at the largest
             logit.
     """
 

@@ -1,7 +1,7 @@
 """The configuration of a saved folder, so that transformers loads it without this library.
 
 If all layers have the same widths, it is a stock configuration. Otherwise each layer's widths go
-into `per_layer_config`, and the modelling file is put beside the weights. If neither can express
+into `per_layer_config`, and the modeling file is put beside the weights. If neither can express
 the model, the folder can be loaded with `load_pruned` only.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # "stock": AutoModelForCausalLM.from_pretrained(folder); "own code": the same with
 # trust_remote_code=True; "cocurve_lab": load_pruned only
 Loader = Literal["stock", "own code", "cocurve_lab"]
-MODELLING_FILE = "modeling_cocurve.py"
+MODELING_FILE = "modeling_cocurve.py"
 _HEADS = ("attention_columns", "key_value_heads")
 _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "auto_map")
 
@@ -33,7 +33,7 @@ _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "aut
 def write_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]], folder: Path
 ) -> Loader:
-    """Write config.json, and the modelling file if it is needed.
+    """Write config.json, and the modeling file if it is needed.
 
     A configuration is written only if its class, built from it without weights, has exactly this
     model's tensors.
@@ -61,7 +61,7 @@ def write_configuration(
     if not _has_tensors_of(own, layered, pruned):
         return "cocurve_lab"
     _write(layered, folder)
-    shutil.copyfile(Path(__file__).with_name(MODELLING_FILE), folder / MODELLING_FILE)
+    shutil.copyfile(Path(__file__).with_name(MODELING_FILE), folder / MODELING_FILE)
     return "own code"
 
 
@@ -121,7 +121,7 @@ def _uniform_configurations(
 def _layered_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
 ) -> PreTrainedConfig:
-    """The configuration for the modelling file, with each layer's widths."""
+    """The configuration for the modeling file, with each layer's widths."""
     config = pruned.config
     layered = type(config).from_dict(_stock_content(config))
     # Generation, trainers and harnesses read these counts for the whole model. Without the flag,
@@ -137,7 +137,7 @@ def _layered_configuration(
         | _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
         for index, widths in enumerate(layers)
     }
-    module, base = MODELLING_FILE.removesuffix(".py"), pruned.base_model
+    module, base = MODELING_FILE.removesuffix(".py"), pruned.base_model
     layered.auto_map = {
         "AutoModel": f"{module}.{_own_name(base)}",
         "AutoModelForCausalLM": f"{module}.{_own_name(pruned)}",
@@ -147,7 +147,7 @@ def _layered_configuration(
 
 
 def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
-    """A configuration's values without the keys that only the modelling file understands."""
+    """A configuration's values without the keys that only the modeling file understands."""
     content = copy.deepcopy(config.to_dict())
     return {name: value for name, value in content.items() if name not in _OWN_KEYS}
 
@@ -159,7 +159,7 @@ def _write(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _own_name(model: Any) -> str:
-    """The name of the modelling file's class for a stock class."""
+    """The name of the modeling file's class for a stock class."""
     # a model loaded from a saved folder has such a class already
     return "Cocurve" + type(model).__name__.removeprefix("Cocurve")
 

@@ -15,7 +15,7 @@ from ..models.loading import load_tokenizer
 from ..models.runtime import bars_that_go
 from ..models.stored import loaded_copy
 from ..numeric import as_path
-from .folder import MODELLING_FILE
+from .folder import MODELING_FILE
 from .manifest import read_manifest
 from .saving import new_folder, open_pruned
 
@@ -35,11 +35,11 @@ def quantize_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str])
         out: a folder that does not exist or is empty.
 
     Returns:
-        The new folder: weights, configuration, modelling file and tokenizer.
+        The new folder: weights, configuration, modeling file and tokenizer.
 
     Raises:
         FileFormatError: `folder` has no manifest, or is damaged.
-        InputError: torchao is not installed, transformers cannot load the folder, its modelling
+        InputError: torchao is not installed, transformers cannot load the folder, its modeling
             file is not this library's, or `out` is not empty.
     """
     from transformers import AutoModelForCausalLM, TorchAoConfig
@@ -105,11 +105,11 @@ def _settings() -> Any:
 def _require_own_code(folder: Path) -> None:
     """Raise InputError if transformers would run code that this version did not write."""
     named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map") or {}
-    own, ours = folder / MODELLING_FILE, Path(__file__).with_name(MODELLING_FILE)
+    own, ours = folder / MODELING_FILE, Path(__file__).with_name(MODELING_FILE)
     places = {str(place).rpartition(".")[0] for place in named.values()}
     if places - {ours.stem} or (named and own.read_bytes() != ours.read_bytes()):
         raise InputError(
-            f"{folder} names code that is not the modelling file of this version, and it would be "
+            f"{folder} names code that is not the modeling file of this version, and it would be "
             "run. Save the model again: cl.save_pruned(cl.load_pruned(folder), another_folder)."
         )
 

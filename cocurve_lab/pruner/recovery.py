@@ -144,7 +144,7 @@ def recover(
             of `pruned` that are not all on one device.
         MismatchError: other vocabularies, held-out rows among the calibration, or a checkpoint of
             another run.
-        ArchitectureError: `pruned` is quantised or of an unknown family.
+        ArchitectureError: `pruned` is quantized or of an unknown family.
         FileFormatError: the checkpoint is damaged.
         NumericalError: the loss is not finite.
         KeyboardInterrupt: Ctrl-C; with a checkpoint nothing is lost.

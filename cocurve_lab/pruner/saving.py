@@ -25,7 +25,7 @@ from ..models.streaming import leave_in_files
 from ..numeric import as_path
 from .blocks import settle_heads
 from .card import CardFacts, model_card
-from .folder import MODELLING_FILE, dense_configuration, write_configuration
+from .folder import MODELING_FILE, dense_configuration, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of
 from .slicing import block_modules
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WRITTEN = (  # names a save may write; only a folder without any other may be replaced
-    *(MANIFEST, MODELLING_FILE, "README.md", "config.json", "generation_config.json"),
+    *(MANIFEST, MODELING_FILE, "README.md", "config.json", "generation_config.json"),
     *("model.safetensors", "model-?????-of-?????.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
@@ -56,7 +56,7 @@ def save_pruned(
 
     Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
     a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by
-    the short modelling file beside the weights. Other families need `load_pruned`. The card, and
+    the short modeling file beside the weights. Other families need `load_pruned`. The card, and
     "loads_with" in the manifest, say which case it is. The card also says whether the weights are
     still those that `prune` made. The folder is written as a whole or not at all.
 
@@ -143,7 +143,7 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote. No memory is allocated for weights that were cut.
 
-    No code from the folder is run, not even its modelling file.
+    No code from the folder is run, not even its modeling file.
 
     Args:
         folder: the folder.

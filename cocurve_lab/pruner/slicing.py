@@ -215,7 +215,7 @@ def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
 
 
 def _linear(weight: Tensor, bias: Tensor | None, like: nn.Linear) -> nn.Linear:
-    # on the meta device, because weights initialised here would be replaced at once
+    # on the meta device, because weights initialized here would be replaced at once
     with torch.device("meta"):
         module = nn.Linear(1, 1, bias=bias is not None)
     module.out_features, module.in_features = weight.shape

@@ -270,7 +270,7 @@ class NumpyState:
         return means
 
     def add(self, unit: int) -> None:
-        """Remove a unit: p_S r_u, normalised."""
+        """Remove a unit: p_S r_u, normalized."""
         weights = self.weights * (1.0 + self.changes[:, unit].astype(np.float64))
         self.weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 

@@ -148,7 +148,7 @@ class _Polytope:
         return cls(np.array(rows) / total, np.array(limits, dtype=float) / total)
 
     def minimum(self, slope: np.ndarray) -> tuple[np.ndarray, float]:
-        """A vertex [n] that minimises slope^T y, and a lower bound on that minimum."""
+        """A vertex [n] that minimizes slope^T y, and a lower bound on that minimum."""
         size = float(np.abs(slope).max()) or 1.0  # the solver's tolerances are absolute
         found = linprog(slope / size, A_ub=self.rows, b_ub=self.limits, bounds=(0, 1))
         if found.x is None:
@@ -176,7 +176,7 @@ def _tangent_bound(convex: np.ndarray, linear: np.ndarray, polytope: _Polytope) 
         slope = convex @ x + linear / 2
         value = float(x @ slope + linear @ x / 2) / 2
         vertex, lowest = polytope.minimum(slope)
-        best = max(best, value + lowest - float(slope @ x))  # the tangent at x, minimised
+        best = max(best, value + lowest - float(slope @ x))  # the tangent at x, minimized
         # within 0.1 % of f(x) only a better D would help; where f(x) is next to 0, the node risk at
         # x is the scale that matters
         if value - best <= max(1e-3 * abs(value), 1e-4 * float(nodes @ x)):

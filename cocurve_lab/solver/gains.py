@@ -29,7 +29,7 @@ def solve_gains(
     Sign: delta z_u = z_0 - z_{-u} is the contribution of u. Scaling a kept v by 1 + alpha_v adds
     alpha_v delta z_v, so a v that writes what the pruned units wrote gets a gain above 1.
 
-    Some models normalise the write of a block (Gemma 2 and 3, OLMo2). The norm divides out a gain
+    Some models normalize the write of a block (Gemma 2 and 3, OLMo2). The norm divides out a gain
     common to all kept groups of a layer, so only differences between gains of a layer act there.
 
     Args:

@@ -1,4 +1,4 @@
-"""Algorithm 2: cost-normalised greedy co-pruning, as a loop that can be resumed.
+"""Algorithm 2: cost-normalized greedy co-pruning, as a loop that can be resumed.
 
 The surrogate is fixed, so a solve is a loop over one vector: the running interactions g of
 Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is

@@ -282,7 +282,7 @@ class LambdaPath:
     """Every distinct plan of `solve_greedy` for lambda in [0, maximum]; made by `lambda_path`.
 
     Attributes:
-        segments: tile [0, maximum] without gaps; neighbours have different pruned sets.
+        segments: tile [0, maximum] without gaps; neighbors have different pruned sets.
         orders: number of removal orders passed through (several may prune the same set).
         requested_ratio: share of removable cost asked for.
     """

@@ -50,7 +50,7 @@ class Selection(Folded):
         forced: how many leading units were forced (`include`) rather than chosen.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
             of parameters the target implies. Targets in other costs imply none; it is then the
-            realised share.
+            realized share.
         uniform: whether every layer was required to lose the same number of units.
         surrogate: what the plan was solved on: "H", "pair KL", "additive KL", or "staged H", the H
             of a model without some units.
@@ -108,7 +108,7 @@ class Selection(Folded):
             units: the UnitSet.
             pruned: units, names or indices.
             curvature: H [M, M]; if given, the plan has a predicted risk.
-            **fields: further fields of Selection (`requested_ratio` defaults to the realised one).
+            **fields: further fields of Selection (`requested_ratio` defaults to the realized one).
 
         Raises:
             InputError: an unknown unit, or one named twice.
@@ -144,7 +144,7 @@ class Selection(Folded):
 
     @property
     def realized_target(self) -> float | None:
-        """The realised value in the unit of `target`; None where a ratio was asked for.
+        """The realized value in the unit of `target`; None where a ratio was asked for.
 
         It counts the parameters, bytes, or bytes per token that are left. For a ratio of custom
         costs it is the share removed.
@@ -384,7 +384,7 @@ class Selection(Folded):
             made += f", measured anew at {', '.join(f'{at:.0%}' for at in self.stages)}"
         asked = f"{self.requested_ratio:.2%} asked"
         if self.target is not None and self.realized_target is not None:
-            asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realised"
+            asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realized"
         return (
             f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
             f"of removable cost ({self.pruned_cost:,} parameters; "

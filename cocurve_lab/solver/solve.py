@@ -39,7 +39,7 @@ def solve_greedy(
         curvature: H [M, M], nats per token.
         ratio: share of removable cost to remove, [0, 1); 0 is the empty plan. Or a `Target`: at
             most so many parameters, bytes, or bytes of KV cache left; the plan then reports its
-            realised value.
+            realized value.
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
             Under guards of the machine, units go in portions (see in_portions.py), and the ratio

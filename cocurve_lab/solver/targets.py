@@ -150,7 +150,7 @@ class Target:
         return budget.value(budget.costs[list(pruned)].sum().item())
 
     def shown(self, value: float) -> str:
-        """Format a realised value in the unit of the target, never rounded down."""
+        """Format a realized value in the unit of the target, never rounded down."""
         if self.ratio is not None:
             return f"{value:.2%} of the costs" if self.costs is not None else f"{value:.2%}"
         return f"{self.limit.shown(value)} {_NOUNS[self.goal].format(dtype=self.dtype)}"
@@ -471,7 +471,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         InputError: another dtype.
     """
-    # quantised formats are refused: they carry scales, so the bits per weight would mislead
+    # quantized formats are refused: they carry scales, so the bits per weight would mislead
     name = str(dtype).removeprefix("torch.")
     name = _SHORT.get(name, "float8" if name.startswith("float8") else name)
     if name not in ITEM_BYTES:

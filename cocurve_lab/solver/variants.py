@@ -192,7 +192,7 @@ def plain_greedy(
 ) -> Selection:
     """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
 
-    This is `solve_greedy` for the ablation of cost normalisation. Everything else is the same:
+    This is `solve_greedy` for the ablation of cost normalization. Everything else is the same:
     signed marginals, ties to the lowest index, guards, stopping rule. With equal costs the two
     agree.
 

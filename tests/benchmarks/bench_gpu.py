@@ -207,7 +207,7 @@ def measured_build(
 def naive_seconds(model, units, text: cl.CalibrationSet, options) -> float:
     """Seconds of a row by one full pass per unit: timed on a few units, scaled up to all.
 
-    Each pass computes logits at the scored positions only, which favours the naive way.
+    Each pass computes logits at the scored positions only, which favors the naive way.
     """
     step = max(1, len(units) // options.naive_units)
     times = []

@@ -1,7 +1,7 @@
 """Builds of H on a model in memory, offloaded by accelerate and streamed from its files.
 
 Random weights in two sizes. Every build runs in a process of its own, the three in turn, so that
-the ratio of times is one of neighbours. Prints a Markdown table:
+the ratio of times is one of neighbors. Prints a Markdown table:
 
 - time: of the build, divided by that of the model in memory in the same round; median and range.
 - weights read: bytes fetched in the build for each row of text, in gigabytes. The check of the head

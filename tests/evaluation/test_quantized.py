@@ -1,4 +1,4 @@
-"""Pruned, quantised, and both: the table against KL computed from whole logits."""
+"""Pruned, quantized, and both: the table against KL computed from whole logits."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(command) == DONE
     said = capsys.readouterr().out.splitlines()
     assert said[-3].startswith(
-        "| weights | KL pruned | KL quantised | KL of both | sum of the two |"
+        "| weights | KL pruned | KL quantized | KL of both | sum of the two |"
     )
     assert said[-1].startswith("| Q8_0 | ")
     assert main([*command, "--json"]) == DONE

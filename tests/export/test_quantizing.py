@@ -72,7 +72,7 @@ def test_rows_of_other_lengths_fall_back_and_are_counted(tmp_path: Path) -> None
 def test_rounded_weights_are_those_that_llama_cpp_runs(
     family: str, kind: str, tmp_path: Path
 ) -> None:
-    """Far nearer to llama.cpp with the quantised file than the model itself is."""
+    """Far nearer to llama.cpp with the quantized file than the model itself is."""
     model = pruned_wide(family, tie_word_embeddings=True)
     before = [weight.clone() for weight in model.parameters()]
     rounded = with_gguf_weights(model, kind)
@@ -116,12 +116,12 @@ def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file"):
         quantize_gguf(source, tmp_path / "out.gguf")
     source.write_bytes(b"no model")
-    with pytest.raises(InputError, match="is the file to quantise"):
+    with pytest.raises(InputError, match="is the file to quantize"):
         quantize_gguf(source, source, overwrite=True)
     (tmp_path / "out.gguf").write_bytes(b"precious")
     with pytest.raises(InputError, match="overwrite=True"):
         quantize_gguf(source, tmp_path / "out.gguf")
-    with pytest.raises(FileFormatError, match=r"cannot quantise .*source\.gguf to Q4_K_M: "):
+    with pytest.raises(FileFormatError, match=r"cannot quantize .*source\.gguf to Q4_K_M: "):
         quantize_gguf(source, tmp_path / "out.gguf", overwrite=True)
     assert (tmp_path / "out.gguf").read_bytes() == b"precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "source.gguf"]
@@ -157,7 +157,7 @@ def test_the_program_is_called_with_the_name_of_the_type(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quantizer")
-def test_the_command_quantises_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_quantizes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, path = cl.save_pruned(pruned_wide(), tmp_path / "small"), tmp_path / "out" / "m.gguf"
     command = ["export", str(folder), "--gguf", str(path), "--no-tokenizer", "--quantize"]
     assert main([*command, "Q3_K_M"]) == DONE

@@ -285,7 +285,7 @@ def naive_risk(
     *,
     double: bool = True,
 ) -> np.ndarray:
-    """Full-vocabulary KL(teacher || masked) of each row [N], in float64 but for a quantised model.
+    """Full-vocabulary KL(teacher || masked) of each row [N], in float64 but for a quantized model.
 
     `double=False` leaves the weights as they are, for those that have no float64 form.
     """

@@ -191,7 +191,7 @@ def test_random_draws_by_its_seed_alone() -> None:
     assert len(np.unique(draws)) == draws.size
     assert (draws >= 0).all()
     assert (draws < 1).all()
-    assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favoured
+    assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favored
 
 
 def test_half_precision_is_measured_in_wider_sums() -> None:

@@ -435,7 +435,7 @@ class Linear4bit(nn.Module):
         return self.hidden[0](columns)
 
 
-def quantise(model: PreTrainedModel, layer: Any = Linear4bit) -> PreTrainedModel:
+def quantize(model: PreTrainedModel, layer: Any = Linear4bit) -> PreTrainedModel:
     """Every projection of every layer in 4 bits, the rest as it is."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and "layers." in name:
@@ -445,7 +445,7 @@ def quantise(model: PreTrainedModel, layer: Any = Linear4bit) -> PreTrainedModel
 
 
 def test_packed_weights_are_measured_but_not_cut() -> None:
-    plain, packed = tiny_model("qwen2"), quantise(tiny_model("qwen2"))
+    plain, packed = tiny_model("qwen2"), quantize(tiny_model("qwen2"))
     units = cl.enumerate_units(packed, GROUPS)
     assert units == cl.enumerate_units(plain, GROUPS)
     assert units.total_parameters == plain.num_parameters()
@@ -477,7 +477,7 @@ def test_nf4_of_bitsandbytes_is_measured() -> None:
         layer.load_state_dict(linear.state_dict())
         return layer.to("cpu").requires_grad_(False)
 
-    model = quantise(tiny_model("llama", hidden_size=64, intermediate_size=128), nf4)
+    model = quantize(tiny_model("llama", hidden_size=64, intermediate_size=128), nf4)
     assert h_error(model, TEXT) < 1e-5
     plan = plans(cl.enumerate_units(model, GROUPS))["scattered"]
     expected = naive_risk(model, by_hand(plan)[0], SCORED, double=False).mean()

@@ -147,10 +147,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         cl.FileFormatError,
         "hold model.layers.9.extra, which its configuration does not have",
     ),
-    "quantised": (
+    "quantized": (
         lambda f: in_one_file(f, lambda w: w.update({UP: w[UP].to(torch.int8)})),
         cl.FileFormatError,
-        "stored as I8, so the model is quantised",
+        "stored as I8, so the model is quantized",
     ),
     "pickled": (
         lambda f: [file.unlink() for file in f.glob("*.safetensors*")],

@@ -208,11 +208,11 @@ def test_a_decoder_without_its_head_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["o_proj", "q_proj"])
-def test_quantised_weights_are_refused(name: str) -> None:
+def test_quantized_weights_are_refused(name: str) -> None:
     model = tiny_model()
     projection = getattr(model.model.layers[1].self_attn, name)
     projection.weight = nn.Parameter(projection.weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(cl.ArchitectureError, match=r"layer 1 .*int8.*quantised"):
+    with pytest.raises(cl.ArchitectureError, match=r"layer 1 .*int8.*quantized"):
         cl.enumerate_units(model)
 
 
@@ -221,7 +221,7 @@ def test_packed_weights_are_refused() -> None:
     projection = model.model.layers[0].mlp.down_proj
     packed = torch.zeros(HIDDEN, FFN // 2)  # two 4-bit numbers in one
     projection.weight = nn.Parameter(packed, requires_grad=False)
-    with pytest.raises(cl.ArchitectureError, match="quantised"):
+    with pytest.raises(cl.ArchitectureError, match="quantized"):
         cl.enumerate_units(model)
 
 

@@ -91,7 +91,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     code = folder / "modeling_cocurve.py"
     code.write_text(code.read_text() + "\nprint('another')\n")
-    with pytest.raises(InputError, match="not the modelling file of this version"):
+    with pytest.raises(InputError, match="not the modeling file of this version"):
         quantize_folder(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

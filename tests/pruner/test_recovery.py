@@ -112,7 +112,7 @@ def naive_step(
 ) -> dict[str, Tensor]:
     """One step by autograd through functional_call, without PEFT: the weights W + 2 B A after it.
 
-    A is what the seed draws, layer by layer, as `nn.Linear` is initialised.
+    A is what the seed draws, layer by layer, as `nn.Linear` is initialized.
     """
     inside = f"{describe(pruned).stack}."
     weights = dict(pruned.state_dict())

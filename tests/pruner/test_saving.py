@@ -22,7 +22,7 @@ from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner import modeling_cocurve
 from cocurve_lab.pruner.card import CardFacts, model_card
-from cocurve_lab.pruner.folder import MODELLING_FILE
+from cocurve_lab.pruner.folder import MODELING_FILE
 from cocurve_lab.pruner.saving import load_pruned, save_pruned
 from helpers.bare_process import run_bare, save_expected
 from helpers.tiny_models import (
@@ -137,8 +137,8 @@ def test_its_configuration_says_what_is_in_each_layer(seen: dict[str, Any], name
     manifest = json.loads((folder / MANIFEST).read_text())
     own = reader.startswith("Cocurve")
     assert manifest["loads_with"] == ("own code" if own else "stock")
-    assert (folder / MODELLING_FILE).exists() is own
-    assert (MODELLING_FILE in seen[name]["again files"]) is own
+    assert (folder / MODELING_FILE).exists() is own
+    assert (MODELING_FILE in seen[name]["again files"]) is own
     if not own:
         assert not {"auto_map", "per_layer_config"} & set(config)
         return
@@ -176,7 +176,7 @@ def test_our_loader_reads_the_same_folder(seen: dict[str, Any], name: str) -> No
                        full_logits(loaded, expected["input_ids"]))  # fmt: skip
 
 
-def test_the_modelling_file_imports_only_what_every_user_has() -> None:
+def test_the_modeling_file_imports_only_what_every_user_has() -> None:
     code = ast.parse(Path(modeling_cocurve.__file__).read_text(encoding="utf-8"))
     imported = {
         name.partition(".")[0]
@@ -289,7 +289,7 @@ def test_the_card_counts_what_was_removed(tmp_path: Path) -> None:
     model = tiny_model()
     plan = plan_of(model, UNEVEN, GAINS)
     pruned = cl.prune(model, plan)
-    assert f"realised: {plan.realized_ratio:.2%}" in text
+    assert f"realized: {plan.realized_ratio:.2%}" in text
     assert f"parameters removed: {plan.pruned_cost:,} " in text
     assert model.num_parameters() - pruned.num_parameters() == plan.pruned_cost
     assert f"left: {pruned.num_parameters():,} in float32" in text
@@ -454,7 +454,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
-    (folder / MODELLING_FILE).write_text("raise SystemExit('the folder was run')")
+    (folder / MODELING_FILE).write_text("raise SystemExit('the folder was run')")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"]["AutoConfig"] = "modeling_cocurve.Config"
     (folder / "config.json").write_text(json.dumps(config))
@@ -468,7 +468,7 @@ def test_folders_of_the_first_version_are_read(folder: Path) -> None:
     new = {"loads_with", "parameters", "base_model", "ffn_groups", "guards", "removed_parameters"}
     new |= {"dense_fingerprint", "weights_fingerprint", "weights_since_pruning", "earlier_rounds"}
     old = {key: value for key, value in manifest.items() if key not in new} | {"version": 1}
-    for name in (MODELLING_FILE, "README.md"):
+    for name in (MODELING_FILE, "README.md"):
         (folder / name).unlink()
     pruned.config.save_pretrained(folder)
     (folder / MANIFEST).write_text(json.dumps(old, indent=1))

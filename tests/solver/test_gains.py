@@ -41,7 +41,7 @@ def kept_ffn(plan: Selection) -> list[int]:
 def test_equals_least_squares_on_the_features(
     seed: int, pruned: set[int], ridge: float, clip: float
 ) -> None:
-    """The paper's minimisation on features, never forming H: rows sqrt(gamma) I are the ridge."""
+    """The paper's minimization on features, never forming H: rows sqrt(gamma) I are the ridge."""
     features = np.random.default_rng(seed).normal(size=(15, 40)) / np.sqrt(40)
     curvature = gram_curvature(UNITS, features)
     plan = plan_of(curvature, sorted(pruned))
@@ -173,7 +173,7 @@ def test_a_singular_system_without_ridge_takes_the_least_norm() -> None:
 def test_unclipped_gains_never_raise_the_predicted_risk(
     seed: int, ratio: float, ridge: float
 ) -> None:
-    """alpha = 0 is feasible for the minimisation, so its risk bounds that of the solution."""
+    """alpha = 0 is feasible for the minimization, so its risk bounds that of the solution."""
     curvature = random_curvature(UNITS, seed)
     plan = solve_greedy(curvature, ratio)
     risks = [

@@ -364,7 +364,7 @@ def test_protection_and_kinds() -> None:
 def brute_force_reach(
     units: UnitSet, guards: Guards, ratio: float, include: Any = (), exclude: Any = ()
 ) -> float:
-    """The largest realised ratio over all sets of units that keep to the guards."""
+    """The largest realized ratio over all sets of units that keep to the guards."""
     free = [u for u in range(len(units)) if u not in (*include, *exclude)]
     best = 0
     for count in range(len(free) + 1):

@@ -1,4 +1,4 @@
-"""Targets: quantities as people write them, what they cost in units, and what a plan realises."""
+"""Targets: quantities as people write them, what they cost in units, and what a plan realizes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_bytes_are_parameters_times_their_width(dtype: Any, item: int) -> None:
     assert plan.realized_target == item * (200 - plan.pruned_cost)
 
 
-def test_the_realised_size_is_that_of_the_pruned_model() -> None:
+def test_the_realized_size_is_that_of_the_pruned_model() -> None:
     model = tiny_model(tie_word_embeddings=True).to(torch.bfloat16)
     units = cl.enumerate_units(model, GROUPS)
     plan = solve_greedy(random_curvature(units), Target(size="60 kB", dtype=model.dtype))
@@ -160,13 +160,13 @@ def test_llama_8b_at_six_billion() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (Target(parameters="1T"), "at most 1T parameters asked, 200 parameters realised"),
+        (Target(parameters="1T"), "at most 1T parameters asked, 200 parameters realized"),
         (Target(size="1 GB", dtype="bf16"), "1 GB of weights in bfloat16 asked, 400 B of weights"),
         (Target(size="300", dtype="bf16"), "at most 300 B of weights in bfloat16 asked"),
         (Target(size="0.3 kB", dtype="bf16"), "at most 0.3 kB of weights in bfloat16 asked, 0."),
     ],
 )
-def test_what_is_realised_is_shown_in_a_unit_that_can_show_it(target: Target, words: str) -> None:
+def test_what_is_realized_is_shown_in_a_unit_that_can_show_it(target: Target, words: str) -> None:
     assert words in repr(solve_greedy(random_curvature(WHOLE), target))
 
 

@@ -611,7 +611,7 @@ def test_a_matrix_alone_has_no_grey_points() -> None:
     bare = cl.Curvature(CURVATURE.matrix, UNITS)
     scatter = FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
     assert scatter.points == []
-    assert "no grey points" in scatter.controls.caption.value
+    assert "no gray points" in scatter.controls.caption.value
     assert "r unknown" in scatter.controls.caption.value
     assert "overlap cannot be checked" in scatter.controls.caption.value
     scatter.measure_lambda_sweep(0.3, [0.0, 1.0])

@@ -50,7 +50,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
             the bridges, unless a threshold is given or no unit is listed.
         sign: "both", "positive" (worse together) or "negative" (losses partly cancel).
         blocks: blocks of shown edges, a subset of ["attention", "cross", "ffn"].
-        ego: show only the selected unit, its edges and its neighbours.
+        ego: show only the selected unit, its edges and its neighbors.
         compared_ratio: ratio of the two compared plans, [0, 0.6]; None takes the session plan's
             (0.2 without one) or, where the two treat the listed units alike there, the nearest
             ratio of 5, 10, ... 60 % where they do not.

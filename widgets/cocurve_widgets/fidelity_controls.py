@@ -305,10 +305,10 @@ def _caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
         f"{text or 'the text each point names'}."
     ]
     if curvature.single_unit_risk is None:
-        parts.append("This curvature does not hold the KL of single units: no grey points.")
+        parts.append("This curvature does not hold the KL of single units: no gray points.")
     else:
         parts.append(
-            f"Grey: each unit alone, {alone} against its KL in the build, on the calibration text; "
+            f"Gray: each unit alone, {alone} against its KL in the build, on the calibration text; "
             f"that KL is over {curvature.risk_support}."
         )
     if text and "row_fingerprints" not in known:

@@ -1,7 +1,7 @@
 """The picture of FidelityScatter: a plotly FigureWidget with a fixed number of traces.
 
 The number is fixed because restyling is one small message, while adding and removing traces takes
-many. The legend consists of empty traces: colour is the ratio, the symbol the method and lambda.
+many. The legend consists of empty traces: color is the ratio, the symbol the method and lambda.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cocurve_lab.figures import ORDERED, PALETTE, finish
 
 from .instrument import front
 
-GREY = PALETTE[-1]
-RATIOS = [  # upper end of the realised ratio, name, colour
+GRAY = PALETTE[-1]
+RATIOS = [  # upper end of the realized ratio, name, color
     (0.075, "up to 7.5 %", ORDERED[0]),
     (0.15, "7.5 to 15 %", ORDERED[1]),
     (0.25, "15 to 25 %", ORDERED[2]),
@@ -46,7 +46,7 @@ DESCRIPTION = (
 
 
 def color(ratio: float) -> str:
-    """The colour of a realised ratio."""
+    """The color of a realized ratio."""
     return next(c for upper, _, c in RATIOS if ratio <= upper)
 
 
@@ -100,23 +100,23 @@ class FidelityFigure:
         self.widget = QuietFigure(_legend())
         self._sent: dict[str, str] = {}  # what each part of the picture was last made of
         add = self.widget.add_scatter
-        line = {"color": GREY, "width": 1.5}
+        line = {"color": GRAY, "width": 1.5}
         add(name="measured = predicted", mode="lines", line=line | {"dash": "dash"})
         add(name="within a factor of 2", mode="lines", line=line | {"dash": "dot", "width": 1})
         add(
             name="one unit alone",
             mode="markers",
             y=np.array([point["measured_risk"] for point in singles]),
-            marker={"color": GREY, "size": 5, "opacity": 0.55},
+            marker={"color": GRAY, "size": 5, "opacity": 0.55},
             showlegend=bool(singles),
         )
         add(
             mode="markers",
             showlegend=False,
-            marker={"size": 11, "line": {"color": GREY, "width": 0.7}},
-            error_y={"type": "data", "color": GREY, "thickness": 1, "width": 0},
+            marker={"size": 11, "line": {"color": GRAY, "width": 0.7}},
+            error_y={"type": "data", "color": GRAY, "thickness": 1, "width": 0},
         )
-        ring = {"color": GREY, "size": 20, "symbol": "circle-open", "line": {"width": 2.5}}
+        ring = {"color": GRAY, "size": 20, "symbol": "circle-open", "line": {"width": 2.5}}
         add(name="chosen plan or unit", mode="markers", marker=ring, hoverinfo="skip")
         add(name="chosen, not measured yet", mode="lines", line=line | {"dash": "dashdot"})
         self.equal, self.band, self.singles, self.plans, self.ring, self.waiting = list(
@@ -239,9 +239,9 @@ def _finite(error: float) -> float:
 
 
 def _legend() -> list[go.Scatter]:
-    """Empty traces that make the legend of colours and symbols."""
-    entries = [("ratio", "Removed (colour)", name, shade, "square") for _, name, shade in RATIOS]
-    entries += [("method", "Method (symbol)", name, GREY, mark) for name, mark in MARKERS.items()]
+    """Empty traces that make the legend of colors and symbols."""
+    entries = [("ratio", "Removed (color)", name, shade, "square") for _, name, shade in RATIOS]
+    entries += [("method", "Method (symbol)", name, GRAY, mark) for name, mark in MARKERS.items()]
     return [
         go.Scatter(
             x=[None],

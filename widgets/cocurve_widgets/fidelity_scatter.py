@@ -47,7 +47,7 @@ class FidelityScatter(Instrument, W.VBox):
     can predict instead (`surrogate`), on the part "price" of the sketch.
 
     The prediction is on the teacher's top-r support and the calibration text; the measurement is
-    over the full vocabulary, on held-out text. Grey points are single units: both values are the
+    over the full vocabulary, on held-out text. Gray points are single units: both values are the
     build's, the measurement over the tokens of `Curvature.risk_support`. Both axes are logarithmic:
     a plan whose prediction or measurement is not above 0 (the empty plan) is not drawn but named in
     the status.

@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...tables import Row, Table, as_csv, pick
 
 OURS = "CoCurve"  # its label in the table
-COMPARABLE = 0.012  # largest distance of realised from requested ratio at which rows are ranked
+COMPARABLE = 0.012  # largest distance of realized from requested ratio at which rows are ranked
 LOWER_IS_BETTER = ("kl", "perplexity")
 COSTS = ("evaluations", "seconds")
 DAGGER = "†"
@@ -46,10 +46,10 @@ class Comparison:
         return tuple([name for name in ("kl", "perplexity") if name in names] + accuracies)
 
     def summary(self, ratio: float, search: str = "none") -> Table:
-        """Summarise each method at a ratio: mean and spread over calibrations, and its rank.
+        """Summarize each method at a ratio: mean and spread over calibrations, and its rank.
 
         `<metric>` is the mean over calibrations and `<metric>_spread` their standard deviation
-        (None with one). `<metric>_rank` is 1 for the best of the ranked rows, those whose realised
+        (None with one). `<metric>_rank` is 1 for the best of the ranked rows, those whose realized
         ratio is within 1.2 points of the requested one in every calibration. The others carry a
         dagger. Methods that ignore guards have the same row in both searches.
 
@@ -62,12 +62,12 @@ class Comparison:
             cells = pick(self.rows, method=method, requested_ratio=ratio, search=search)
             cells = cells or pick(self.rows, method=method, requested_ratio=ratio, search="none")
             if cells:
-                rows.append(self._summarise(method, cells))
+                rows.append(self._summarize(method, cells))
         for metric in self.metrics:
             _rank(rows, metric)
         return rows
 
-    def _summarise(self, method: str, cells: Table) -> Row:
+    def _summarize(self, method: str, cells: Table) -> Row:
         done = [cell for cell in cells if not cell["failed"]]
         row: Row = {
             "method": method,
@@ -178,7 +178,7 @@ class Comparison:
                 cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
             lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
         note = (
-            f"Best bold, second underlined. {DAGGER} not ranked: the realised ratio is more than "
+            f"Best bold, second underlined. {DAGGER} not ranked: the realized ratio is more than "
             f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
             "perplexity are shares of right answers; ± is the standard deviation over calibrations."
             + " Passes (rows run through all layers) and seconds are those of the evidence, a "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
-GREY = GUIDE["color"]
+GRAY = GUIDE["color"]
 TITLES = {"none": "without guards", "searched": "each with its own best guards"}
 
 
@@ -28,7 +28,7 @@ def plot_perplexity(
     """Draw perplexity (log axis) against the share removed: a line per method, dense dotted.
 
     Error bars are the standard deviation over calibrations, where there are several. Every cell is
-    drawn at the ratio it realised; failed cells are omitted.
+    drawn at the ratio it realized; failed cells are omitted.
 
     Args:
         comparison: of `compare`.
@@ -114,11 +114,11 @@ def plot_capabilities(
             type="line",
             y0=dense[family],
             y1=dense[family],
-            line={"color": GREY},
+            line={"color": GRAY},
             **ends_x,
         )
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
-    title = f"Right answers by family, {ratio:.0%} removed (grey lines: dense model)"
+    title = f"Right answers by family, {ratio:.0%} removed (gray lines: dense model)"
     return _legend_right(finish(figure, title, height=460))
 
 
@@ -141,7 +141,7 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
             mode="lines",
             showlegend=False,
             hoverinfo="skip",
-            line={"color": GREY, "width": 1},
+            line={"color": GRAY, "width": 1},
         )
     marks = {"none": ("diamond-open", PALETTE[1]), "searched": ("circle", PALETTE[0])}
     for search, (symbol, color) in marks.items():
@@ -253,7 +253,7 @@ def plot_frontier(
             marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
             hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
         )
-    marker = {"symbol": "cross", "size": 12, "color": GREY}
+    marker = {"symbol": "cross", "size": 12, "color": GRAY}
     figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)

@@ -73,7 +73,7 @@ def speed_table(
 
 
 def speed_summary(table: Table) -> Table:
-    """Summarise whether plans of one budget differ in speed, by ratio, quantity and batch size.
+    """Summarize whether plans of one budget differ in speed, by ratio, quantity and batch size.
 
     `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model.
     `spread` is the median width of a plan's own quartile range, the change from repeating one
@@ -84,10 +84,10 @@ def speed_summary(table: Table) -> Table:
     """
     timed = [row for row in table if row["quantity"] in ("prefill", "decode")]
     keys = dict.fromkeys((r["requested_ratio"], r["quantity"], r["batch_size"]) for r in timed)
-    return [_summarise(timed, *key) for key in keys]
+    return [_summarize(timed, *key) for key in keys]
 
 
-def _summarise(timed: Table, ratio: float, quantity: str, batch: int) -> Row:
+def _summarize(timed: Table, ratio: float, quantity: str, batch: int) -> Row:
     mine = pick(timed, requested_ratio=ratio, quantity=quantity, batch_size=batch)
     slow, fast = (end(mine, key=lambda row: float(row["ratio"])) for end in (min, max))
     return {

@@ -229,7 +229,7 @@ def stability_table(
     def compute() -> Table:
         assert curvature.group_positions is not None
         filled = np.flatnonzero(curvature.group_positions)
-        # neighbouring groups hold neighbouring documents, which are alike; parts must not be
+        # neighboring groups hold neighboring documents, which are alike; parts must not be
         order = np.random.default_rng(seed).permutation(filled)
         counts = sorted({len(groups), *(2**k for k in range(1, len(groups).bit_length()))})
         rows: Table = []

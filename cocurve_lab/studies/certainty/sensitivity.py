@@ -378,7 +378,7 @@ def outside(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, held_out: CalibrationSet
 ) -> list[str]:
     """The documents whose first 16 tokens do not stand one after the other in the held-out rows."""
-    # rows are neighbouring cuts of one stream of documents
+    # rows are neighboring cuts of one stream of documents
     text = f" {' '.join(map(str, held_out.input_ids.flatten().tolist()))} "
     kept = []
     for document in documents:

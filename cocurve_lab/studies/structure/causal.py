@@ -120,7 +120,7 @@ def causal_study(
         One row per arms and outcome. Columns of the arms: thresholds, `fill`, `seed`, `bridges`,
         `pairs`, `unmatched` with `reasons`, `worst_pair` and its `worst_distance` (|log saliency|),
         median and smallest `contrast` (connectivity of bridge over control), units `forced` and
-        `shared`, realised ratios, predicted risks 1/2 s^T H s (full signed H, nats per token). Of
+        `shared`, realized ratios, predicted risks 1/2 s^T H s (full signed H, nats per token). Of
         the outcome: `outcome` ("kl" nats per token, "perplexity", "accuracy", "log_likelihood" nats
         per answer), `family` ("all" or one), values `dense`, `bridge`, `control`, `difference`
         (bridge - control) with its paired `difference_error` over `observations` (sequences or

@@ -106,7 +106,7 @@ def _halves(curvature: Curvature) -> list[np.ndarray] | None:
 
 
 def plot_blocks(table: Table) -> Figure:
-    """Mean |rho| per block and reach with error bars; grey bars are the noise floor."""
+    """Mean |rho| per block and reach with error bars; gray bars are the noise floor."""
     figure = graph_objects().Figure()
     looks = (("attention", COLORS["attention"], ""), ("cross", COLORS["bridge"], "x"))
     for block, color, pattern in (*looks, ("ffn", COLORS["ffn"], "/")):

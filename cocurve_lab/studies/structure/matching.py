@@ -256,7 +256,7 @@ def causal_arms(
         matching: the pairs, from `match_controls` on the same units.
         ratio: share of removable cost of each arm, [0, 1).
         guards: where units may go, in both arms.
-        fill: "greedy" is the cost-normalised greedy at lambda 1 over the fill alone (it sees no
+        fill: "greedy" is the cost-normalized greedy at lambda 1 over the fill alone (it sees no
             edge to the forced units, or it would differ between the arms); "diagonal" the same at
             lambda 0; "random" takes units in random order.
         seed: for the random fill; the others ignore it.

@@ -52,7 +52,7 @@ def proposition_table(
       S); `holds` where the two are within a factor of 2.
     - "when", spread of the diagonal: std / mean of H_uu and of the measured single-unit KL by kind.
     - "bridges": correlation of saliency and connectivity, Pearson and Spearman.
-    - "overshoot" (Prop. "Overshoot bound"): realised less requested ratio, at most the largest
+    - "overshoot" (Prop. "Overshoot bound"): realized less requested ratio, at most the largest
       unit's share of the cost.
 
     Args:
@@ -190,7 +190,7 @@ def _plan_rows(curvature: Curvature, plan: Selection) -> Table:
     most = units.costs.max() / units.total_cost
     over = plan.realized_ratio - plan.requested_ratio
     rows = [
-        _row("overshoot", "realised less requested ratio", over, 0.0, plan)
+        _row("overshoot", "realized less requested ratio", over, 0.0, plan)
         | {"reference": most, "holds": bool(over <= most)}
     ]
     if len(plan) < 2:

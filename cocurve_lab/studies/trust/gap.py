@@ -15,7 +15,7 @@ _AXES: dict[Literal["p_max", "shift"], str] = {
     "p_max": "probability of the teacher's first choice",
     "shift": "predicted ½ dzᵀF dz at the position, nats",
 }
-_BARS = {  # column of `RiskSplit.rows`: name, colour, pattern
+_BARS = {  # column of `RiskSplit.rows`: name, color, pattern
     "predicted": ("predicted", COLORS["attention"], ""),
     "kl_of_sum": ("additive KL", COLORS["ffn"], "."),
     "measured": ("measured", COLORS["bridge"], "/"),
@@ -27,13 +27,13 @@ def plot_split(split: RiskSplit) -> Figure:
 
     Between them the additive KL, the exact KL of the summed shifts, on the same positions.
 
-    Bars are parts of the whole, nats per token, so those of one colour add up to the same total in
+    Bars are parts of the whole, nats per token, so those of one color add up to the same total in
     both panels; above them stands the share of positions in the bin.
     """
     figure: Any = graph_objects().Figure()
     for place, by in enumerate(_AXES):
         rows, axis = split.rows(by), {"xaxis": f"x{place + 1}", "yaxis": f"y{place + 1}"}
-        for name, (label, colour, pattern) in _BARS.items():
+        for name, (label, color, pattern) in _BARS.items():
             spread = {"array": column(rows, "measured_error"), "thickness": 1, "color": "#808080"}
             figure.add_bar(
                 x=column(rows, "bin"),
@@ -41,7 +41,7 @@ def plot_split(split: RiskSplit) -> Figure:
                 name=label,
                 legendgroup=name,
                 showlegend=place == 0,
-                marker={"color": colour, "pattern": {"shape": pattern}},
+                marker={"color": color, "pattern": {"shape": pattern}},
                 error_y=spread if name == "measured" else None,
                 text=[f"{share:.0%}" for share in column(rows, "share")],
                 textposition="outside" if name == "predicted" else "none",

@@ -71,7 +71,7 @@ def iterative_study(
 ) -> Table:
     """Compare pruning in steps with one shot (conclusion, as an outlook).
 
-    Both plans stop at the first unit that reaches the ratio, so their realised ratios differ by
+    Both plans stop at the first unit that reaches the ratio, so their realized ratios differ by
     less than one unit. Both are measured against the dense model. `staged_plan` makes them.
 
     Args:

@@ -188,7 +188,7 @@ def test_benefits_within_noise_cannot_be_told() -> None:
     assert verdict(found, "at 30% the edges help") is None
     assert verdict(found, "gate tells") is None
     assert verdict(found, "E is positive") is False
-    assert verdict(found, "falls with the ratio") is None  # one ratio has no neighbour
+    assert verdict(found, "falls with the ratio") is None  # one ratio has no neighbor
 
 
 # Sections 3 to 7 ----------------------------------------------------------------------------------
