@@ -26,6 +26,7 @@ from cocurve_lab.studies.bake_off.compare import compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
 from cocurve_lab.studies.bake_off.contenders import (
     BASELINES,
+    DEPTH,
     OURS_CHOSEN,
     Contender,
     Repairing,
@@ -165,9 +166,11 @@ def leads(part: str, result: Comparison) -> None:
     if part not in REPAIRED:
         return
     repair = REPAIRED[part]
-    if treated(OURS_CHOSEN, repair) not in {row["method"] for row in result.rows}:
+    measured = {row["method"] for row in result.rows}
+    if treated(OURS_CHOSEN, repair) not in measured:
         return  # not among --only
-    rivals = [treated(get_method(name).title, repair) for name in BASELINES]
+    rivals = [treated(get_method(name).title, repair) for name in (*BASELINES, *DEPTH)]
+    rivals = [rival for rival in rivals if rival in measured]
     rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
     ratios = list(dict.fromkeys(row["requested_ratio"] for row in rows))
