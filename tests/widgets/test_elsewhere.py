@@ -1,14 +1,18 @@
-"""The instruments in Notebook 7 and in marimo, where these are installed; they are no dependency.
+"""The instruments in Notebook 7, marimo and the widget managers of other places, none a dependency.
 
-`pip install notebook marimo` beside the lab, then `pytest tests/widgets/test_elsewhere.py`.
+`pip install notebook marimo` beside the lab; in the folder COCURVE_NPM (default
+~/.cache/cocurve-lab/npm) `npm pack @vscode/jupyter-ipywidgets8 @jupyter-widgets/html-manager
+requirejs`. What is missing is skipped.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -17,8 +21,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import nbformat
 import pytest
+from ipywidgets.embed import embed_minimal_html
 
 from helpers.lab import CHROMIUM, FLAGS, KERNEL_READY, NO_BROWSER, Visit
 from helpers.waiting import eventually
@@ -45,6 +51,63 @@ SHOWN = {
     "heat": "CurvatureMap(H)",
     "compare": "GenerationCompare(model, tokenizer, H, selection=plan)",
 }
+SCATTER = {"scatter": "FidelityScatter(H, model, held_out)"}
+
+NPM = Path(os.environ.get("COCURVE_NPM") or "~/.cache/cocurve-lab/npm").expanduser()
+# What VS Code's Jupyter extension does in its web view: a manager on a kernel's messages, with a
+# loader that finds a widget's script among the nbextensions of the environment.
+VS_CODE = """async (source) => {
+  (await import(source)).activate();
+  vscIPyWidgets8.load();
+  const kernels = jupyterapp.serviceManager.kernels;
+  const kernel = await kernels.startNew({name: 'python3'}, {handleComms: true});
+  const known = new Set();
+  const loader = {widgetsRegisteredInRequireJs: known, async loadWidgetScript(name) {
+    requirejs.config({paths: {[name]: `/nbextensions/${name}/index`}});
+    known.add(name);
+  }};
+  document.documentElement.style.overflow = document.body.style.overflow = 'auto';
+  document.body.replaceChildren();
+  const manager = new vscIPyWidgets.WidgetManager(kernel, document.body, loader, () => {});
+  window.run = async (code) => {
+    let text = '';
+    const views = [];
+    const show = async (data) => {
+      const node = document.body.appendChild(document.createElement('div'));
+      const view = await manager.create_view(await manager.get_model(data.model_id), {el: node});
+      await manager.display_view(data, view, {node});
+    };
+    const future = kernel.requestExecute({code});
+    future.onIOPub = ({content}) => {
+      text += content.text ?? content.evalue ?? '';
+      const data = content.data?.['application/vnd.jupyter.widget-view+json'];
+      if (data) views.push(show(data));
+    };
+    await future.done;
+    await Promise.all(views);
+    return text;
+  };
+}"""
+
+
+def packed(name: str, file: str) -> str:
+    """A file of a package that `npm pack` has fetched."""
+    with tarfile.open(sorted(NPM.glob(f"{name}-*.tgz"))[-1]) as archive:
+        found = archive.extractfile(f"package/{file}")
+        assert found, file
+        return found.read().decode()
+
+
+def needs(package: str) -> Any:
+    """Skip where a package or RequireJS, with which both managers load scripts, is missing."""
+    there = any(NPM.glob(f"{package}-*.tgz")) and any(NPM.glob("requirejs-*.tgz"))
+    return pytest.mark.skipif(not there, reason=f"no {package} and requirejs from npm in {NPM}")
+
+
+def serve_anywidget(page: Any, addresses: str) -> None:
+    """Answer requests for anywidget's script with the installed one."""
+    script = Path(anywidget.__file__).parent / "nbextension" / "index.js"
+    page.route(addresses, lambda r: r.fulfill(path=script, content_type="text/javascript"))
 
 
 @contextmanager
@@ -100,7 +163,7 @@ def drive(page: Any) -> None:
 
 @pytest.mark.skipif(find_spec("notebook") is None, reason="Notebook 7 is not installed")
 def test_every_instrument_works_in_notebook_7(tmp_path: Path) -> None:
-    made = SHOWN | {"scatter": "FidelityScatter(H, model, held_out)"}
+    made = SHOWN | SCATTER
     cells = [MADE, *(f"{name} = {code}\n{name}" for name, code in made.items())]
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     content.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
@@ -148,3 +211,72 @@ def test_the_instruments_on_anywidget_work_in_marimo(tmp_path: Path) -> None:
         eventually(text, lambda found: wanted in found)
         # the one instrument that is made of other widgets
         eventually(text, lambda found: "Jupyter widgets are not supported" in found)
+
+
+@needs("vscode-jupyter-ipywidgets8")
+def test_every_instrument_works_in_the_widget_manager_of_vs_code(tmp_path: Path) -> None:
+    command = ["jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root"]
+    command += ["--IdentityProvider.token=local", "--LabApp.expose_app_in_browser=True"]
+    shown = "".join(
+        f"\n{name} = {code}\ndisplay({name})" for name, code in (SHOWN | SCATTER).items()
+    )
+    manager = packed("vscode-jupyter-ipywidgets8", "dist/ipywidgets.js")
+    with page_of(command, tmp_path, "/api/status?token=local", "/lab?token=local&reset") as visit:
+        page = visit.page
+        page.wait_for_function("() => window.jupyterapp && jupyterapp.serviceManager.isReady")
+        page.route(
+            "**/vs_code.js", lambda r: r.fulfill(body=manager, content_type="text/javascript")
+        )
+        serve_anywidget(page, "**/nbextensions/anywidget/index.js")
+        page.add_script_tag(content=packed("requirejs", "require.js"))
+        page.evaluate(VS_CODE, "/vs_code.js")
+        assert page.evaluate("code => run(code)", MADE + shown) == ""
+        drive(page)
+        page.get_by_role("button", name="Ratio sweep").click()
+        told = (
+            "explorer.interaction_strength, explorer.agrees, bridges.threshold > 0.2, "
+            "len(heat.clustered), 'written together' in compare.status, "
+            "sum(p['kind'] == 'plan' for p in scatter.points) > 3"
+        )
+        eventually(
+            lambda: page.evaluate("code => run(code)", f"print(({told}))"),
+            lambda text: text.strip() == "(0.0, True, True, 160, True, True)",
+        )
+
+
+@needs("jupyter-widgets-html-manager")
+def test_a_page_without_a_kernel_shows_the_explorers_and_solves(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    names: dict[str, Any] = {}
+    exec(MADE, names)
+    views = [eval(SHOWN[name], names) for name in ("explorer", "bridges", "heat")]
+    place = tmp_path / "page.html"
+    embed_minimal_html(place, views=views, drop_defaults=False, embed_url="embed-amd.js")
+    page_text = place.read_text(encoding="utf-8")
+    script = r'<script src="[^"]*?([\w-]+)(?:\.min)?\.js"[^>]*>'
+    own, count = re.subn(script, r'<script src="\1.js">', page_text)  # beside the page
+    assert count == 2
+    place.write_text(own, encoding="utf-8")
+    for package, file in [
+        ("jupyter-widgets-html-manager", "dist/embed-amd.js"),
+        ("requirejs", "require.js"),
+    ]:
+        (tmp_path / Path(file).name).write_text(packed(package, file), encoding="utf-8")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        visit = Visit(page)
+        visit.listen("file:")
+        serve_anywidget(page, "https://cdn.jsdelivr.net/npm/anywidget@*/**")
+        page.goto(place.as_uri())
+        page.locator(".cocurve canvas").nth(7).wait_for(state="attached")
+        for strength, key in [(1.0, "End"), (0.0, "Home")]:
+            page.get_by_label("lambda, weight of the edges").focus()
+            page.keyboard.press(key)
+            plan = names["cl"].solve_greedy(names["H"], 0.2, strength)
+            wanted = " ".join(map(str, plan.pruned))
+            page.locator(f'.cocurve[data-pruned="{wanted}"]').wait_for()
+        page.get_by_role("alert").filter(has_text="The kernel does not answer").wait_for()
+        assert {"anywidget" in address for address in visit.outside} == {True}
+        browser.close()
