@@ -209,7 +209,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     root = page.locator(".cocurve").first
     damage = root.locator(".cc-damage", has_text="Measured damage")
     cells = damage.locator("tbody tr").first.locator("td")
-    expect(cells.nth(3)).to_have_text("…")  # nobody measured at 20 %
+    expect(cells.nth(3)).to_have_text("–")  # nobody measured at 20 %, and nobody will
     damage.get_by_role("button", name="30 %").click()
     last = len(plans) - 1
     expect(cells.nth(3)).to_have_text(f"{0.1 * last:.3g} ± 0.01")

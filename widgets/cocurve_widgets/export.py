@@ -44,9 +44,10 @@ header ol {{ padding-left: 1.6em; }}
 </head>
 <body>
 <header><h1>{title}</h1>
-<p>Which parts of a language model can be removed <em>together</em>? Each cell of the map below is a
-part: an attention head or a block of FFN channels. Removing two of them can cost more than the sum
-of both, or less. The first slider says how much such pairs count in the choice.</p>
+<p>Each cell of the map below is a part of a language model, an attention head or a block of FFN
+channels, and the colored ones are removed to make the model smaller. Which of them go
+<em>together</em> matters: removing two can cost more than the sum of both, or less, and the first
+slider says how much that counts in the choice.</p>
 <ol><li>Drag “weight of the edges” to the left: every cell of its bar is another plan.</li>
 <li>Watch the colors of A and B: parts that only one of the two plans removes.</li>
 <li>Compare “predicted KL” with “measured KL”, then drag “share to remove” to the right.</li></ol>

@@ -43,6 +43,9 @@ test("two plans are compared on one text only", () => {
   assert.deepEqual(cells(plan([1]), plan([7]), "measured KL"), ["0.9 ± 0.01", "not measured", ""]);
   assert.equal(cells(plan([1]), plan([7]), "measured KL", paired)[2], ""); // nothing to compare
   assert.deepEqual(cells(null, plan([2]), "– units"), ["no plan", "1", ""]);
+  const again = { ...plan([1]), node: 0.1 + 2e-17, edge: 0.02 - 1e-17 }; // summed in another order
+  assert.equal(cells(plan([1]), again, "predicted KL")[2], "0");
+  assert.equal(cells(plan([1]), { ...again, node: 0.1001 }, "– units alone")[2], "+0.0001");
 });
 
 test("differences have a sign", () => {

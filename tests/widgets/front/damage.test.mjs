@@ -18,6 +18,11 @@ test("bars of the dense model, A and B come from one text", () => {
     ["0", "0.9 ± 0.01", "0.3 ± 0.01"], ["4 of 4", "1 of 4", "3 of 4"]]);
   assert.ok(Math.abs(alone.rows[0].cells[2].share - 0.3 / 0.91) < 1e-12);
   assert.equal(alone.rows[1].cells[1].share, 0.25);
+  assert.deepEqual(alone.rows.map((row) => row.change), ["", "+2"]);
+  assert.equal(damageRows(b, a, marks, {}).rows[1].change, "−2");
+  const unknown = damageRows({ order: [7] }, { order: [8] }, marks, {}).rows[1];
+  assert.deepEqual(unknown.cells.map((cell) => cell?.text ?? null), ["4 of 4", null, null]);
+  assert.equal(unknown.change, "");
 
   // what is measured now wins, and tells what is still to come
   const live = { text: "now", rows: 16, asked: { sums: 20 }, measured: [of([2], "now", 0.2, 2, {}),
@@ -25,6 +30,7 @@ test("bars of the dense model, A and B come from one text", () => {
   const now = damageRows(a, b, knownOf(marks, live), live);
   assert.equal(now.text, "now");
   assert.deepEqual(now.rows[1].cells.map((cell) => cell?.text ?? null), ["2 of 2", "1 of 4", null]);
+  assert.equal(now.rows[1].change, ""); // of two texts
   assert.equal(originText(now.records[2], live, 105), "2 of 16 rows, just now");
   assert.equal(originText(now.records[1], live, 160, now.text), "64 rows, 60 s ago, on kept");
 });

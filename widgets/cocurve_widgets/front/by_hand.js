@@ -118,7 +118,7 @@ export function handPanels(problem, { put, clear }) {
     const { rows, origin } = account;
     const most = (name) => Math.max(1e-12, ...rows.map((r) => Math.abs(r[name] ?? 0)));
     const color = (r, k) => (k < 4 ? "var(--cc-muted)" : COLORS[r < 0 ? "negative" : "positive"]);
-    const cell = (value, error, k, scale) => (value === null ? h("td", {}, "…") : meter(
+    const cell = (value, error, k, scale) => (value === null ? h("td", {}, live.text ? "…" : "–") : meter(
       k < 4 ? withError({ risk: value, error })
         : signed(value, (x) => withError({ risk: x, error })), Math.abs(value) / scale, color(value, k)));
     const [p, m] = [most("predicted"), most("measured")];

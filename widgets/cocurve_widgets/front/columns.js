@@ -2,9 +2,10 @@
 
 /**
  * Place the columns [map, curves, numbers] in a body, so that its width is used and nothing
- * overflows; `shares` goes below the map or the curves. Returns their widths.
+ * overflows; `shares` and `hands` (what clicks made) go below the map or the curves. Returns their
+ * widths.
  */
-export function placeColumns(body, columns, shares) {
+export function placeColumns(body, columns, shares, hands) {
   const [mapColumn, curveColumn, sideColumn] = columns;
   const wide = Math.max(280, body.clientWidth || 900);
   const gap = 24;
@@ -19,8 +20,12 @@ export function placeColumns(body, columns, shares) {
     widths[2] = wide >= 760 ? widths[1] : wide;
   }
   // two columns: the numbers below the curve, or below both where that is narrow
-  move(sideColumn, wide >= 760 && wide < 1080 ? curveColumn : body);
+  const under = wide >= 760 && wide < 1080;
+  move(sideColumn, under ? curveColumn : body);
   move(shares, wide >= 1080 ? curveColumn : mapColumn);
+  // so that nothing stands between the curve and the numbers
+  if (!under) move(hands, curveColumn);
+  else if (hands.parentNode !== mapColumn) shares.before(hands);
   columns.forEach((column, k) => {
     column.style.width = `${widths[k]}px`;
   });

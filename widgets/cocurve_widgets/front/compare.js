@@ -25,6 +25,8 @@ export function layersText(layers, { joined, left }) {
   }).join(", ");
 }
 
+export const CHANGE = "B\u00a0−\u00a0A"; // in one line
+
 /** A number with its sign, for a difference. */
 export function signed(x, text = show) {
   if (x === null || x === undefined || Number.isNaN(x)) return "";
@@ -51,6 +53,9 @@ export const withError = (m) => (m.error ? `${brief(m.risk)} ± ${show(Number(m.
 /** A number of a table: three digits are what can be told apart, and all columns then look alike. */
 export const brief = (x) => show(Number(x.toPrecision(3)));
 
+/** x − y, or 0 where the two differ in the last bits only: the same sum in another order. */
+const less = (x, y) => (Math.abs(x - y) > 1e-12 * Math.abs(x) ? x - y : 0);
+
 /**
  * The rows of the comparison: [name, A, B, B − A], each a text; null for a plan that does not exist.
  *
@@ -60,7 +65,7 @@ export const brief = (x) => show(Number(x.toPrecision(3)));
 export function comparisonRows(a, b, marks, paired = null) {
   const rows = [];
   const row = (name, of, text = brief) => rows.push([name,
-    ...[a, b].map((p) => (p ? text(of(p)) : "no plan")), a && b ? signed(of(b) - of(a), text) : ""]);
+    ...[a, b].map((p) => (p ? text(of(p)) : "no plan")), a && b ? signed(less(of(b), of(a)), text) : ""]);
   row("predicted KL", (p) => p.node + p.edge);
   row("– units alone", (p) => p.node);
   row("– edges", (p) => p.edge);
@@ -87,7 +92,7 @@ export function drawComparison(place, { a, b, marks, paired, layers }) {
     h("table", { class: "cc-numbers" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, term("nats", "nats per token")),
         head("A", COLORS.a, a?.name ?? "no plan"), head("B", COLORS.b, b?.name ?? "no plan"),
-        h("th", { scope: "col" }, "B − A"))),
+        h("th", { scope: "col" }, CHANGE))),
       h("tbody", {}, ...rows.map(([name, ...cells]) =>
         h("tr", {}, h("td", {}, name), ...cells.map((cell) => h("td", {}, cell)))))),
     h("p", {}, !change ? "" : !change.joined.length && !change.left.length

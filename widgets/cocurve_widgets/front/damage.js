@@ -1,6 +1,6 @@
 // What the plans break, measured: KL and right answers of the dense model, plan A and plan B as bars.
 
-import { brief, markOf, measurementOf, withError } from "./compare.js";
+import { CHANGE, brief, markOf, measurementOf, signed, withError } from "./compare.js";
 import { COLORS, h, percent } from "./kit.js";
 
 /** Everything measured: what the session keeps, then what is being measured now, which wins. */
@@ -34,8 +34,9 @@ export function originText(record, live, now, text = record?.text) {
 }
 
 /**
- * The damage of plans A and B beside the dense model: {text, rows}. A row is {name, cells}, a cell
- * {text, share} with the length of its bar from 0 to 1, or null where nothing is known.
+ * The damage of plans A and B beside the dense model: {text, rows}. A row is {name, cells, change},
+ * a cell {text, share} with the length of its bar from 0 to 1, or null where nothing is known;
+ * `change` is how many more answers are right under B.
  */
 export function damageRows(a, b, known, live) {
   const record = (plan, text) => plan && measurementOf(known, plan.order, text);
@@ -43,7 +44,7 @@ export function damageRows(a, b, known, live) {
   const ma = record(a, mb?.text ?? live.text ?? null);
   const text = (mb ?? ma)?.text ?? live.text ?? null;
   const dense = measurementOf(known, [], text);
-  const all = [dense?.text === text ? dense : null, ma, mb];
+  const all = [text === null || dense?.text === text ? dense : null, ma, mb];
   const most = Math.max(1e-12, ...[ma, mb].map((m) => (m ? m.risk + (m.error ?? 0) : 0)));
   const bar = (m) => (m ? { text: withError(m), share: m.risk / most } : null);
   const abilities = Object.keys(live.asked ?? {}).length ? Object.keys(live.asked)
@@ -52,9 +53,14 @@ export function damageRows(a, b, known, live) {
     const [right, asked] = m?.abilities?.[name] ?? [0, 0];
     return asked ? { text: `${right} of ${asked}`, share: right / asked } : null;
   };
+  const change = (name) => {
+    const [x, y] = [ma, mb].map((m) => m?.abilities?.[name]);
+    return x && y && ma.text === mb.text && x[1] === y[1] ? signed(y[0] - x[0]) : "";
+  };
   return { text, records: all, rows: [
-    { name: "KL", cells: [{ text: brief(0), share: 0 }, bar(ma), bar(mb)] },
-    ...abilities.map((name) => ({ name, cells: all.map((m) => answers(m, name)) })),
+    { name: "KL", cells: [{ text: brief(0), share: 0 }, bar(ma), bar(mb)], change: "" },
+    ...abilities.map((name) => ({ name, cells: all.map((m) => answers(m, name)),
+      change: change(name) })),
   ] };
 }
 
@@ -77,7 +83,7 @@ export function damagePanel(put) {
   const panel = h("div", { class: "cc-damage" },
     h("div", { class: "cc-row" }, h("h4", {}, "Measured damage"), choice), table, words, offer);
   const colors = ["var(--cc-muted)", COLORS.a, COLORS.b];
-  const cell = (found, color) => h("td", {}, found ? found.text : "…", h("div", {},
+  const cell = (found, color, none) => h("td", {}, found ? found.text : none, h("div", {},
     h("i", { style: `width:${100 * Math.min(1, found?.share ?? 0)}%;background:${color}` })));
 
   /** facts: a, b, marks, live (what the kernel measures now), on (whether it does), alone. */
@@ -91,12 +97,14 @@ export function damagePanel(put) {
     box.checked = on;
     const head = ["dense", "A", "B"].map((name, k) => h("th", { scope: "col" },
       h("i", { class: "cc-swatch", style: `background:${colors[k]}` }), name));
+    head.push(h("th", { scope: "col" }, CHANGE));
+    const none = on && live.text && !alone ? "…" : "–"; // being measured, or not at all
     const origins = records.map((m, k) => h("td", {}, k ? originText(m, live, now, text) : ""));
-    table.replaceChildren(h("table", {},
+    table.replaceChildren(h("table", { class: "cc-abilities" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "KL, right answers"), ...head)),
-      h("tbody", {}, ...rows.map(({ name, cells }) => h("tr", {}, h("td", {}, name),
-        ...cells.map((found, k) => cell(found, colors[k])))),
-      h("tr", { class: "cc-muted" }, h("td", {}, "measured on"), ...origins))));
+      h("tbody", {}, ...rows.map(({ name, cells, change }) => h("tr", {}, h("td", {}, name),
+        ...cells.map((found, k) => cell(found, colors[k], none)), h("td", {}, change))),
+      h("tr", { class: "cc-muted" }, h("td", {}, "measured on"), ...origins, h("td", {})))));
     const doing = !alone && on && live.busy ? " Measuring goes on while you look." : "";
     words.textContent = (text ? `Text: ${text}.` : "") + doing;
     offer.hidden = !alone || !ratios.length;

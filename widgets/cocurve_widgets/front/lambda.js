@@ -110,8 +110,8 @@ export function renderLambda({ model, el }) {
   const mapColumn = h("div", { class: "cc-column" }, title("Units by layer"), hand.modes, map, legend,
     shares);
   const curveTitle = title("");
-  const curveColumn = h("div", { class: "cc-column" }, curveTitle, curves, lines,
-    hand.pair, hand.next);
+  const hands = h("div", {}, hand.pair, hand.next);
+  const curveColumn = h("div", { class: "cc-column" }, curveTitle, curves, lines, hands);
   const damage = damagePanel(put);
   const sideColumn = h("div", { class: "cc-column" }, versus, damage.panel, card);
   ui.body.append(mapColumn, curveColumn, sideColumn);
@@ -317,7 +317,8 @@ export function renderLambda({ model, el }) {
     showControls();
     if (!view) return;
     const colors = palette(ui.root);
-    const [mapWidth, curveWidth] = placeColumns(ui.body, [mapColumn, curveColumn, sideColumn], shares);
+    const [mapWidth, curveWidth] = placeColumns(ui.body, [mapColumn, curveColumn, sideColumn], shares,
+      hands);
     const now = controls();
     const [a, b] = [planA(), planB()];
     grid.place(mapWidth);
@@ -333,7 +334,7 @@ export function renderLambda({ model, el }) {
     whose.textContent = `Removed share of each layer, ${a?.hand ? "your plan (A)" : "plan B"}`;
     const thin = (strength) => [a?.strength, now.strength].includes(strength);
     const drawn = [!thin(1) && { curve: view.curves[1], color: colors.muted, thin: true },
-      a?.curve && { curve: a.curve, color: COLORS.a },
+      a && (a.curve ? { curve: a.curve, color: COLORS.a } : { plan: a, color: COLORS.a }),
       { curve: view.curves[2], color: COLORS.b }].filter(Boolean);
     curveTitle.textContent = `${onMatrix() ? "Predicted risk" : "Additive KL"} by ratio`;
     paintCurves(curves, { curves: drawn, colors, ratio: now.ratio }, curveWidth);

@@ -65,9 +65,11 @@ export function paintBudget(canvas, { problem, colors, geometry, gone, cap }) {
 
 /**
  * Draw predicted risk over ratio: total, node and edge part of plans A and B, and the total of
- * lambda 1. curves: [{curve, color, thin}], the last on top.
+ * lambda 1. curves: [{curve, color, thin}], the last on top; {plan, color} is a plan without a
+ * curve, a dot.
  */
-export function paintCurves(canvas, { curves, colors, ratio }, width) {
+export function paintCurves(canvas, { curves: drawn, colors, ratio }, width) {
+  const [curves, plans] = [drawn.filter((c) => c.curve), drawn.filter((c) => c.plan)];
   const height = Math.round(Math.max(190, Math.min(330, 0.5 * width)));
   const pen = fit(canvas, width, height);
   const [left, right, top, base] = [66, width - 16, 10, height - 38];
@@ -80,6 +82,7 @@ export function paintCurves(canvas, { curves, colors, ratio }, width) {
   ];
   const values = curves.flatMap((entry) => parts.flatMap(([, , part]) =>
     Array.from({ length: within(entry) }, (_, i) => part(entry.curve, i))));
+  values.push(...plans.map(({ plan }) => plan.node + plan.edge));
   const [low, high] = [Math.min(0, ...values), Math.max(1e-12, ...values)];
   const x = (r) => left + (r / end) * (right - left);
   const y = (v) => base - ((v - low) / (high - low)) * (base - top);
@@ -112,6 +115,12 @@ export function paintCurves(canvas, { curves, colors, ratio }, width) {
   pen.setLineDash([]);
   pen.fillStyle = colors.text;
   pen.fillRect(x(ratio), top, 1, base - top);
+  for (const { plan, color } of plans) {
+    pen.fillStyle = color;
+    pen.beginPath();
+    pen.arc(x(Math.min(plan.realized, end)), y(plan.node + plan.edge), 5, 0, 7);
+    pen.fill();
+  }
 }
 
 /** The measured plans of a ratio, which have a place on the lambda axis. */

@@ -78,7 +78,6 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
     if (!step) return;
     place.textContent = `${step} of ${TOUR.length}`;
     text.textContent = TOUR[step - 1].say;
-    parts[TOUR[step - 1].on].scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" });
   }
   function move() {
     const seconds = (performance.now() - begun) / 1000;
@@ -97,7 +96,8 @@ export function addTour({ model, cleaner, ui, parts, slide, order }) {
     begun = performance.now();
     clearInterval(timer);
     timer = setInterval(move, TICK);
-    move();
+    move(); // before it is scrolled to: a card has its size then
+    parts[TOUR[step - 1].on].scrollIntoView({ block: "nearest", behavior: still.matches ? "auto" : "smooth" });
   }
   /** End; `back` puts the controls back to where they were before the tour. */
   function end(back) {
