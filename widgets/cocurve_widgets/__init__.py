@@ -8,6 +8,7 @@ another.
     glossary.py            the words explained on hover, from front/glossary.js
     tour.py                the tour: five steps that move the controls of LambdaExplorer
     packing.py             H as the browser receives it
+    still.py               what stays of an instrument in a saved notebook
     build_monitor.py       BuildMonitor: progress of a build (notebook 01)
     curvature_map.py       CurvatureMap: H as a picture to order, zoom and brush (01)
     damage.py              what plans break, measured while one looks

@@ -12,9 +12,11 @@ import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
 import cocurve_lab as cl
+from cocurve_lab.figures import COLORS
 
 from .instrument import KIT, Instrument, front, guarded, named_matrix, plan_code
 from .session import Session, require_units
+from .still import plot_html
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -315,6 +317,22 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         everyone = range(len(self.session.curvature.units))
         chosen = everyone if self.table_of == "units" else self.bridges["indices"]
         return [self._unit_row(unit) for unit in chosen]
+
+    def _still_picture(self) -> str:
+        """Saliency against connectivity of all units."""
+        listed = set(self.bridges["indices"])
+        points = [
+            (x, y, COLORS["bridge" if u in listed else unit.kind])
+            for u, (unit, x, y) in enumerate(
+                zip(
+                    self.session.curvature.units,
+                    self.nodes["saliency"],
+                    self.nodes["connectivity"],
+                    strict=True,
+                )
+            )
+        ]
+        return plot_html(points, ("saliency, nats per token", "connectivity, nats per token"))
 
     def _edge_rows(self) -> list[dict[str, Any]]:
         curvature, rho = self.session.curvature, self.session.curvature.correlation()

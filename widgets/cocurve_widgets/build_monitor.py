@@ -9,13 +9,15 @@ import anywidget
 from traitlets import Float, Int, List, Unicode
 
 import cocurve_lab as cl
+from cocurve_lab.figures import COLORS
 
 from .instrument import KIT, front
+from .still import Still, plot_html
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
 
 
-class BuildMonitor(anywidget.AnyWidget):
+class BuildMonitor(Still, anywidget.AnyWidget):
     """Progress of a build and the stability of its plans, while it runs.
 
     Use it as `cl.BuildOptions(on_sequence=BuildMonitor())`. It splits the groups of sequences in
@@ -71,6 +73,15 @@ class BuildMonitor(anywidget.AnyWidget):
                 self.overlap = [*self.overlap, [build.done, round(overlap, 4)]]
             self.status = self._sentence(overlap, bool(build.stopped))
         self._looked = time.monotonic()
+
+    def table(self) -> list[dict[str, Any]]:
+        """The curve: sequences done, and the overlap of the two plans, 0 to 1."""
+        return [{"sequences": done, "overlap": overlap} for done, overlap in self.overlap]
+
+    def _still_picture(self) -> str:
+        points = [(done, 100 * overlap, COLORS["attention"]) for done, overlap in self.overlap]
+        names = ("sequences done", "overlap of the plans, %")
+        return plot_html(points, names, log=False, joined=True)
 
     def _sentence(self, overlap: float | None, stopped: bool) -> str:
         text = f"{self.done} of {self.total} sequences"

@@ -11,6 +11,7 @@ import ipywidgets as W
 from traitlets import Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
+from cocurve_lab.figures import COLORS
 
 from .fidelity_controls import FidelityControls
 from .fidelity_figure import FidelityFigure
@@ -33,6 +34,7 @@ from .fidelity_points import (
 )
 from .instrument import Instrument, guarded, named_matrix
 from .session import MeasuredPlan, Session, text_name
+from .still import plot_html
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -207,6 +209,14 @@ class FidelityScatter(Instrument, W.VBox):
     def table(self) -> Rows:
         """The points, as in `points`."""
         return self.points
+
+    def _still_picture(self) -> str:
+        """Predicted against measured KL of the shown points."""
+        points = [
+            (row["predicted_risk"], row["measured_risk"], COLORS["attention"])
+            for row in predicted_by(self.points, self.surrogate)
+        ]
+        return plot_html(points, ("predicted, nats per token", "measured, nats per token"))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """How well the predictions of `surrogate` agree with measurements, for the shown points.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
@@ -473,6 +474,17 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
                 f"kl = cl.forced_kl(model, selection, {forced})  # nats per token",
             ]
         )
+
+    def _still_picture(self) -> str:
+        """The two texts side by side."""
+        texts = self.dense_text, self.pruned_text
+        if not any(texts):
+            return ""
+        cells = "".join(
+            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(text)}</td>'
+            for text in texts
+        )
+        return f"<table><tr><th>dense</th><th>pruned</th></tr><tr>{cells}</tr></table>"
 
     def table(self) -> list[dict[str, Any]]:
         """The ribbon: position, text and KL (nats) of every token from the second on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import html
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -19,12 +18,9 @@ import cocurve_lab as cl
 from cocurve_lab.tables import as_csv
 
 from .session import Session, require_unit
+from .still import Still
 
 KIT = ("glossary.js", "kit.js")  # what every front end of ours begins with
-
-_STILL = """<style>.jp-OutputArea:has(.cocurve, .jupyter-widgets) .cocurve-still {{ display: none }}</style>
-<div class="cocurve-still">{picture}<p><b>{name}</b>: run this cell to use it. A saved notebook does
-not hold the live instrument.</p><p>When the cell ran: {text}</p></div>"""  # noqa: E501
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -58,7 +54,7 @@ def guarded(method: Method) -> Method:
     return run  # type: ignore[return-value]
 
 
-class Instrument(DOMWidget):
+class Instrument(Still, DOMWidget):
     """Base class of the instruments, combined with AnyWidget (drawn by us) or with a box.
 
     Attributes:
@@ -122,30 +118,6 @@ class Instrument(DOMWidget):
         value: int | None = proposal.value
         require_unit(self.session.curvature, value, "selected_unit is")
         return value
-
-    # Showing ------------------------------------------------------------------------------------
-
-    def _ipython_display_(self) -> None:
-        """Show the instrument, and with it what stays in a saved notebook.
-
-        A notebook that is opened again has no kernel behind its outputs, and JupyterLab then shows
-        an error in place of a widget. The note beside it is hidden as long as the widget lives.
-        """
-        from IPython.display import display
-
-        display({"text/html": self._still(), "text/plain": repr(self)}, raw=True)
-        shown: Any = self._repr_mimebundle_()
-        data, metadata = shown if isinstance(shown, tuple) else (shown, {})
-        display(data, metadata=metadata, raw=True)
-
-    def _still(self) -> str:
-        """The note as HTML: how to get the instrument back, and what it showed when it was made."""
-        text = html.escape(" ".join(part for part in (self.error, self.status) if part))
-        return _STILL.format(name=type(self).__name__, text=text, picture=self._still_picture())
-
-    def _still_picture(self) -> str:
-        """A small picture for the note, as HTML; empty for none."""
-        return ""
 
     # Linking ------------------------------------------------------------------------------------
 
