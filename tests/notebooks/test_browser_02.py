@@ -59,6 +59,9 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         eventually(root.count, lambda count: count == 1)
         root.scroll_into_view_if_needed()
         by_label = root.get_by_label
+        # the numbers stand on the first screen, above what clicks and prompts add
+        facts = root.locator(".cc-facts tr", has_text="measured KL").bounding_box()
+        assert facts["y"] + facts["height"] - root.bounding_box()["y"] < 780
 
         # lambda by keyboard: End and Home of a native slider, typed, and the plan keys
         slider = by_label("lambda, weight of the edges")
@@ -199,14 +202,16 @@ def damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
     assert float(cells(0)[3].split(" ± ")[0]) == pytest.approx(found, rel=0.01)
     assert found > 0
     # all twenty questions of an ability in the end, beside the dense model's
-    eventually(lambda: cells(1), lambda all_: all(text.endswith("of 20") for text in all_[1:]), 90)
+    eventually(lambda: cells(1), lambda all_: all(text.endswith("of 20") for text in all_[1:4]), 90)
+    of_a, of_b = (int(text.split()[0]) for text in cells(1)[2:4])
+    assert cells(1)[4] == f"{of_b - of_a:+d}".replace("-", "−").replace("+0", "0")
     assert {cells(row)[0] for row in range(1, 6)} == set(json.loads(visit.ask(ABILITIES)[1:-1]))
     root.get_by_label("measure by itself").uncheck()
     visit.becomes("explorer.live", "False")
     visit.ask("setattr(explorer, 'ratio', 0.52)")
-    eventually(lambda: cells(0)[3], lambda text: text == "…")
+    eventually(lambda: cells(0)[3], lambda text: text == "–")  # nothing measures it
     root.get_by_label("measure by itself").check()
-    eventually(lambda: cells(0)[3], lambda text: text != "…")
+    eventually(lambda: cells(0)[3], lambda text: text not in "…–")
     visit.ask("setattr(explorer, 'ratio', 0.2)")
 
 

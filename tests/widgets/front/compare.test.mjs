@@ -40,6 +40,10 @@ test("two plans are compared on one text only", () => {
   assert.deepEqual(cells(plan([1]), plan([2]), "measured KL"), ["0.5 ± 0.01", "0.2 ± 0.01", "−0.3"]);
   const paired = { difference: -0.31, error: 0.004 };
   assert.equal(cells(plan([1]), plan([2]), "measured KL", paired)[2], "−0.31 ± 0.004");
+  const uneven = structuredClone(marks);
+  uneven.measured[2].rows = 3;
+  const named = comparisonRows(plan([1]), plan([2]), uneven, paired).map(([name]) => name);
+  assert.ok(named[3].endsWith("on the rows of both"));
   assert.deepEqual(cells(plan([1]), plan([7]), "measured KL"), ["0.9 ± 0.01", "not measured", ""]);
   assert.equal(cells(plan([1]), plan([7]), "measured KL", paired)[2], ""); // nothing to compare
   assert.deepEqual(cells(null, plan([2]), "– units"), ["no plan", "1", ""]);

@@ -32,6 +32,9 @@ test("bars of the dense model, A and B come from one text", () => {
   assert.deepEqual(now.rows[1].cells.map((cell) => cell?.text ?? null), ["2 of 2", "1 of 4", null]);
   assert.equal(now.rows[1].change, ""); // of two texts
   assert.equal(originText(now.records[2], live, 105), "2 of 16 rows, just now");
+  const first = { ...now.records[2], rows: 1 };
+  assert.equal(originText(first, live, 105), "1 of 16 rows, just now");
+  assert.equal(originText(first, { text: "now", rows: 1 }, 105), "1 row, just now");
   assert.equal(originText(now.records[1], live, 160, now.text), "64 rows, 60 s ago, on kept");
 });
 

@@ -41,7 +41,9 @@ export function renderBridge({ model, el }) {
 
   const bounded = (text) => Math.min(1, Math.max(0, Number(text) || 0));
   // the slider ends where the strongest edge is: beyond it there is nothing to see
-  const most = edges.rho.length ? Math.max(1, Math.floor(200 * Math.abs(edges.rho[0]) + 1e-9)) / 200 : 1;
+  // the threshold ends where an edge is left
+  const steps = Math.floor(200 * Math.abs(edges.rho[0] ?? 1) + 1e-9);
+  const most = Math.max(1, steps) / 200;
   const slider = h("input", { type: "range", min: 0, max: most, step: 0.005,
     "aria-label": "threshold", oninput: () => put("threshold", bounded(slider.value)) });
   const box = h("input", { type: "number", min: 0, max: 1, step: 0.01,

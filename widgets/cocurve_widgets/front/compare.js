@@ -65,7 +65,8 @@ const less = (x, y) => (Math.abs(x - y) > 1e-12 * Math.abs(x) ? x - y : 0);
 export function comparisonRows(a, b, marks, paired = null) {
   const rows = [];
   const row = (name, of, text = brief) => rows.push([name,
-    ...[a, b].map((p) => (p ? text(of(p)) : "no plan")), a && b ? signed(less(of(b), of(a)), text) : ""]);
+    ...[a, b].map((p) => (p ? text(of(p)) : "no plan")),
+    a && b ? signed(less(of(b), of(a)), text) : ""]);
   row("predicted KL", (p) => p.node + p.edge);
   row("– units alone", (p) => p.node);
   row("– edges", (p) => p.edge);
@@ -73,7 +74,8 @@ export function comparisonRows(a, b, marks, paired = null) {
   const ma = a && measurementOf(marks, a.order, mb?.text);
   const same = ma && mb && ma.text === mb.text;
   const measured = (m) => (m ? withError(m) : "not measured");
-  rows.push(["measured KL", measured(ma), measured(mb), !same ? "" : paired
+  const uneven = same && paired && ma.rows !== mb.rows; // the plan of now has fewer as yet
+  rows.push([`measured KL${uneven ? `, ${CHANGE} on the rows of both` : ""}`, measured(ma), measured(mb), !same ? "" : paired
     ? signed(paired.difference, (x) => withError({ risk: x, error: paired.error }))
     : signed(mb.risk - ma.risk, brief)]);
   row("removed", (p) => p.realized, (x) => percent(x, 2));

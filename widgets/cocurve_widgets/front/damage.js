@@ -29,7 +29,7 @@ export function ageText(at, now) {
 export function originText(record, live, now, text = record?.text) {
   if (!record) return "";
   const all = record.text === live.text && record.rows !== live.rows ? ` of ${live.rows}` : "";
-  const rows = record.rows ? `${record.rows}${all} ${record.rows === 1 ? "row" : "rows"}, ` : "";
+  const rows = record.rows ? `${record.rows}${all} ${record.rows === 1 && !all ? "row" : "rows"}, ` : "";
   return rows + ageText(record.at, now) + (record.text === text ? "" : `, on ${record.text}`);
 }
 
