@@ -725,3 +725,21 @@ def test_closing_stops_the_measurement(slowly: threading.Semaphore) -> None:
 
 
 # Notebook ---------------------------------------------------------------------------------------
+
+
+def test_a_page_that_comes_later_gets_the_figure_of_now(scatter: FidelityScatter) -> None:
+    """A page that is reloaded asks for the state; plotly would give that of the beginning."""
+    figure = scatter.figure.widget
+    scatter.measure_ratio_sweep(1.0, [0.2, 0.4])
+    settle(scatter)
+    state = figure.get_state()
+    assert state["_widget_layout"]["title"]["text"] == figure.layout.title.text
+
+    def values(sent: Any) -> list[float]:
+        binary = isinstance(sent, dict)
+        return np.frombuffer(sent["buffer"], sent["dtype"]).tolist() if binary else list(sent or [])
+
+    sent = [x for trace in state["_widget_data"] for x in values(trace.get("x"))]
+    for plan in plans(scatter):
+        assert any(x == pytest.approx(plan["predicted_risk"]) for x in sent if x is not None)
+    assert figure.get_state("_config").keys() == {"_config"}

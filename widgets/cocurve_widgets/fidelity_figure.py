@@ -7,6 +7,7 @@ many. The legend consists of empty traces: color is the ratio, the symbol the me
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,19 @@ class QuietFigure(go.FigureWidget):
             "displayModeBar": True,
             "toImageButtonOptions": {"filename": "predicted_and_measured", "scale": 2},
         }
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        """The state for a page that comes later (reloaded, opened again, embedded in HTML).
+
+        plotly keeps that of the beginning: later changes reach the page as messages alone.
+        """
+        state: dict[str, Any] = super().get_state(key, drop_defaults)
+        if "_layout_obj" not in vars(self):  # plotly is still making it
+            return state
+        now = {"_widget_data": self._data, "_widget_layout": self._layout_obj._props}
+        for name in now.keys() & state.keys():
+            state[name] = self.trait_metadata(name, "to_json")(deepcopy(now[name]), self)
+        return state
 
 
 class FidelityFigure:
