@@ -20,7 +20,7 @@ from cocurve_lab.export.gguf import export_gguf
 from cocurve_lab.export.quantizing import quantize_gguf, with_gguf_weights
 from helpers.llama_cpp import Job, log_softmax, mean_kl, run_llama_cpp
 from helpers.tiny_models import tiny_model
-from helpers.wheels import CYLLAMA, installed
+from helpers.wheels import installed
 
 GGUFReader = pytest.importorskip("gguf").GGUFReader
 
@@ -30,7 +30,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
 @pytest.fixture
 def quantizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's quantizer from the tests' own folder, seen by its process alone."""
-    folder = str(installed(*CYLLAMA))
+    folder = str(installed("cyllama"))
     monkeypatch.setattr(quantizing.shutil, "which", lambda _: None)
     monkeypatch.setattr(quantizing, "find_spec", lambda _: object())
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]))

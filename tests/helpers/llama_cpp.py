@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .wheels import CYLLAMA, installed
+from .wheels import installed
 
 _SCRIPT = """
 import json, sys
@@ -125,7 +125,7 @@ def run_llama_cpp(path: Path, job: Job) -> Answer:
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
         input=json.dumps(content),
-        env=os.environ | {"PYTHONPATH": str(installed(*CYLLAMA))},
+        env=os.environ | {"PYTHONPATH": str(installed("cyllama"))},
         capture_output=True,
         encoding="utf-8",
         errors="replace",

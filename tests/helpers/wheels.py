@@ -1,13 +1,15 @@
 """Packages that the environment of the tests lacks, for subprocesses: prebuilt wheels.
 
-Each is installed into a folder of its own and is seen by the subprocess alone. COCURVE_WHEELS says
-where these folders are kept (default ~/.cache/cocurve-lab/wheels).
+Each is installed into a folder of its own and is seen by the subprocess alone. Versions and hashes
+are those of .ci/apart.txt. COCURVE_WHEELS says where the folders are kept (default
+~/.cache/cocurve-lab/wheels).
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,13 +17,16 @@ from pathlib import Path
 
 import pytest
 
-CYLLAMA, TORCHAO = ("cyllama", "0.2.18"), ("torchao", "0.18.0")
+LOCKED = Path(__file__).resolve().parents[2] / ".ci" / "apart.txt"
 WHEELS = Path(os.environ.get("COCURVE_WHEELS") or "~/.cache/cocurve-lab/wheels").expanduser()
 _UNREACHABLE = ("No matching distribution", "Could not find a version", "connection", "timed out")
 
 
-def installed(name: str, version: str) -> Path:
+def installed(name: str) -> Path:
     """A folder with a package, fetched where it is not there yet; skips where it cannot be."""
+    found = re.search(rf"^{name}==(\S+) (?:.*\\\n)+.*$", LOCKED.read_text(), re.MULTILINE)
+    assert found, f"{name} is not in {LOCKED}"
+    requirement, version = found[0], found[1]
     folder = WHEELS / f"{name}-{version}-py{sys.version_info[0]}{sys.version_info[1]}"
     if (folder / name).is_dir():
         return folder
@@ -31,15 +36,17 @@ def installed(name: str, version: str) -> Path:
         if not (folder / name).is_dir():
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            _fetch(partial, name, version)
+            _fetch(partial, name, requirement)
             partial.rename(folder)
     return folder
 
 
-def _fetch(folder: Path, name: str, version: str) -> None:
-    options = ["--only-binary=:all:", "--no-deps", "--target", str(folder)]
+def _fetch(folder: Path, name: str, requirement: str) -> None:
+    file = folder.with_suffix(".txt")
+    file.write_text(requirement + "\n")  # pip reads hashes from files only
+    options = ["--require-hashes", "--only-binary=:all:", "--no-deps", "--target", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, f"{name}=={version}"],
+        [sys.executable, "-m", "pip", "install", *options, "-r", str(file)],
         capture_output=True,
         encoding="utf-8",
         errors="replace",

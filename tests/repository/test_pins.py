@@ -63,7 +63,7 @@ def locked(name: str) -> dict[str, tuple[Requirement, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "build.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "build.txt", "apart.txt"])
 def test_every_requirement_has_hashes_and_no_address(name: str) -> None:
     for requirement, hashes in locked(name).values():
         assert requirement.url is None
@@ -80,8 +80,10 @@ def test_hashes_are_those_of_the_constraints() -> None:
         for pin in pins()
         if pin.marker is None or pin.marker.evaluate(environment)
     }
-    found = locked("requirements.txt")
-    assert {name: found[name][0].specifier for name in pinned if name in found} == pinned
+    found, apart = locked("requirements.txt"), locked("apart.txt")
+    assert not apart.keys() & found.keys()
+    every = found | apart
+    assert {name: every[name][0].specifier for name in pinned if name in every} == pinned
     built = {name: pin.specifier for name, (pin, _) in locked("build.txt").items()}
     assert {name: built[name] for name in built if name in pinned} == {
         name: pinned[name] for name in built if name in pinned
@@ -94,7 +96,8 @@ def test_hashes_are_those_of_the_constraints() -> None:
         marker = found[name][0].marker
         foreign = marker and not marker.evaluate({"sys_platform": "linux"})
         assert foreign or re.match(omitted[1], name), f"{name} is in no list of pins"
-    assert {name for name in pinned if re.match(omitted[1], name)} == {"torch"}
+    here = pinned.keys() - apart.keys()
+    assert {name for name in here if re.match(omitted[1], name)} == {"torch"}
 
 
 def test_conda_environment_adds_nothing() -> None:
