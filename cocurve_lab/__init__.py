@@ -193,7 +193,7 @@ _ALSO = {
     "GGUFFile": "export.gguf",
     "quantize_gguf": "export.quantizing",
     "write_modelfile": "export.ollama",
-    "quantize_folder": "pruner.int8",
+    "quantize_folder": "pruner.eight_bits",
     "quantization_table": "evaluation.quantized",
     "QUANTIZED_COLUMNS": "evaluation.quantized",
     "Matching": "studies.structure.matching",

@@ -51,8 +51,8 @@ def add_to(verbs: Any) -> None:
         metavar="KIND",
         nargs="+",
         default=[],
-        help="with --against: also both models with rounded weights: INT8 (torchao), Q8_0 (gguf) "
-        "or, with llama.cpp's quantizer, Q4_K_M and its like",
+        help="with --against: also both models with rounded weights: INT8, FP8 (torchao), Q8_0 "
+        "(gguf) or, with llama.cpp's quantizer, Q4_K_M and its like",
     )
     add_text(parser, "text", 16, "text to measure on", "none")
     parser.add_argument(

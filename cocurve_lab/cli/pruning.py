@@ -57,12 +57,13 @@ EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf ids.gguf --no-tokenizer"""
 
 QUANTIZE = """\
-Write a pruned model again, with 8-bit weights. transformers loads the new folder where torchao is
-installed; here it is needed too. The projections of the layers are rounded, each row with a scale
-of its own; the embedding, the head and the norms are not. For GGUF files: `cocurve export
---quantize`."""
+Write a pruned model again, with 8-bit weights. transformers and vLLM load the new folder where
+torchao is installed; here it is needed too (pip install 'cocurve-lab[quantize]'). The projections
+of the layers are rounded, each row with a scale of its own; the embedding, the head and the norms
+are not. For GGUF files: `cocurve export --quantize`."""
 QUANTIZE_EXAMPLE = """\
-  cocurve quantize smaller --out smaller-int8"""
+  cocurve quantize smaller --out smaller-int8
+  cocurve quantize smaller --out smaller-fp8 --to FP8"""
 
 
 def add_to(verbs: Any) -> None:
@@ -98,6 +99,9 @@ def add_to(verbs: Any) -> None:
         "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
     )
     parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
+    parser.add_argument(
+        "--to", choices=("INT8", "FP8"), default="INT8", help="the weights' numbers (%(default)s)"
+    )
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
     parser.add_argument(
         "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
@@ -308,9 +312,9 @@ def _verified(
 
 def quantize(options: argparse.Namespace) -> int:
     """Run `cocurve quantize`."""
-    from ..pruner.int8 import quantize_folder
+    from ..pruner.eight_bits import quantize_folder
 
-    print(f"Saved to {quantize_folder(options.folder, options.out)}.")
+    print(f"Saved to {quantize_folder(options.folder, options.out, options.to)}.")
     return 0
 
 

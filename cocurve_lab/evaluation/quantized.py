@@ -12,13 +12,13 @@ from ..errors import InputError
 from ..export.quantizing import KINDS, require_kind, with_gguf_weights
 from ..measuring.risk import model_risk, standard_error
 from ..progress import Progress
-from ..pruner.int8 import require_torchao, with_int8_weights
+from ..pruner.eight_bits import EIGHT_BITS, require_torchao, with_torchao_weights
 from ..tables import Columns, Row, Table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-INT8, Q8_0 = "INT8", "Q8_0"
+Q8_0 = "Q8_0"
 # columns of `quantization_table` for reading, with `shown`
 QUANTIZED_COLUMNS: Columns = {
     "weights": "",
@@ -48,8 +48,8 @@ def quantization_table(
         dense: the model before pruning, in memory.
         pruned: what `prune` returned, in memory.
         text: held-out rows; at least two for the errors.
-        kinds: "INT8" (rows with a scale each, by torchao), "Q8_0" (needs gguf), or one of
-            `export.quantizing.KINDS` (needs llama.cpp's quantizer too).
+        kinds: "INT8" or "FP8" (rows with a scale each, by torchao), "Q8_0" (needs gguf), or one
+            of `export.quantizing.KINDS` (needs llama.cpp's quantizer too).
         progress: show bars; "lines" writes lines for a log file instead.
 
     Returns:
@@ -77,16 +77,19 @@ def quantization_table(
 
 
 def _require(kind: str) -> None:
-    if kind == INT8:
+    if kind in EIGHT_BITS:
         require_torchao()
     elif kind != Q8_0:
         if kind not in KINDS:
-            raise InputError(f"kind is {kind!r}. Use one of {', '.join((INT8, Q8_0, *KINDS))}.")
+            raise InputError(
+                f"kind is {kind!r}. Use one of {', '.join((*EIGHT_BITS, Q8_0, *KINDS))}."
+            )
         require_kind(kind)
 
 
 def _with_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    return with_int8_weights(model) if kind == INT8 else with_gguf_weights(model, kind)
+    make = with_torchao_weights if kind in EIGHT_BITS else with_gguf_weights
+    return make(model, kind)
 
 
 def _row(kind: str, pruned: np.ndarray, quantized: np.ndarray, both: np.ndarray) -> Row:

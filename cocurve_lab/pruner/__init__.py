@@ -13,7 +13,7 @@ In reading order:
     manifest.py          the record of widths and plan beside the weights
     saving.py            `save_pruned` and `load_pruned`
     on_disk.py           `prune(..., out=)`: read, cut and written one weight at a time
-    int8.py              `quantize_folder`: a saved folder in 8 bits, by torchao
+    eight_bits.py        `quantize_folder`: a saved folder in 8 bits, by torchao
     folder.py            the configuration that lets transformers load the folder alone
     card.py              the model card
     modeling_cocurve.py  copied beside the weights; builds layers of different widths

@@ -95,10 +95,10 @@ def test_one_row_of_text_has_no_error() -> None:
 
 def test_bad_input_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "model_risk", None)
-    with pytest.raises(InputError, match=r"kind is 'Q9'. Use one of INT8, Q8_0, Q6_K"):
+    with pytest.raises(InputError, match=r"kind is 'Q9'. Use one of INT8, FP8, Q8_0, Q6_K"):
         quantization_table(tiny_model(), tiny_model(), tiny_text(2), ["Q8_0", "Q9"])
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(InputError, match="pip install torchao"):
+    with pytest.raises(InputError, match=r"pip install cocurve-lab\[quantize\]"):
         quantization_table(tiny_model(), tiny_model(), tiny_text(2), ["INT8"])
 
 

@@ -20,10 +20,11 @@ ENVIRONMENT = Path(os.environ.get("COCURVE_VLLM") or "~/.cache/cocurve-lab/vllm"
 _SCRIPT = """
 import json, sys
 import numpy as np
+job = json.load(sys.stdin)
+sys.path += job["packages"]
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-job = json.load(sys.stdin)
 settings = SamplingParams(
     temperature=0.0, max_tokens=job["greedy"], prompt_logprobs=-1, detokenize=False, ignore_eos=True
 )
@@ -65,6 +66,7 @@ def run_vllm(
     *,
     greedy: int,
     context: int,
+    packages: Sequence[Path] = (),
 ) -> list[Answer]:
     """Serve one folder after the other; fails with vLLM's output if it cannot.
 
@@ -74,12 +76,14 @@ def run_vllm(
         out: a file to write, *.npz.
         greedy: ids to add to each prompt.
         context: the longest prompt and answer together.
+        packages: folders with packages that vLLM's environment lacks.
     """
     job = {
         "folders": [(str(folder), own_code) for folder, own_code in folders],
         "prompts": [list(map(int, ids)) for ids in prompts],
         "greedy": greedy,
         "context": context,
+        "packages": [str(folder) for folder in packages],
         "out": str(out),
     }
     own = {

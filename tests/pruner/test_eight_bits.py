@@ -12,10 +12,10 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.cli import FAILED, main
 from cocurve_lab.errors import FileFormatError, InputError
-from cocurve_lab.pruner import int8
-from cocurve_lab.pruner.int8 import quantize_folder
+from cocurve_lab.pruner import eight_bits
+from cocurve_lab.pruner.eight_bits import quantize_folder
 from helpers.tiny_models import tiny_model
-from helpers.wheels import TORCHAO, installed
+from helpers.wheels import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 # in a process of its own, because torchao is not in the environment of the tests
@@ -24,25 +24,28 @@ import sys
 import torch
 import cocurve_lab as cl
 from cocurve_lab.cli import main
-from cocurve_lab.pruner.int8 import with_int8_weights
+from cocurve_lab.pruner.eight_bits import with_torchao_weights
 from transformers import AutoModelForCausalLM
 
-folder, out = sys.argv[1:]
-assert main(["quantize", folder, "--out", out]) == 0
+folder, out, kind = sys.argv[1:]
+assert main(["quantize", folder, "--out", out, "--to", kind]) == 0
 again = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
 plain = cl.load_pruned(folder, device="cpu")
-own = with_int8_weights(plain)
+own = with_torchao_weights(plain, kind)
+whole, largest = torch.arange(-128, 128.0), 127.5
+if kind == "FP8":
+    whole, largest = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float(), 448
+    whole = whole[whole.isfinite()]
 ids = torch.randint(97, (2, 30), generator=torch.Generator().manual_seed(0))
 with torch.no_grad():
     loaded, copied, exact = (m(ids).logits for m in (again, own, plain))
-    for name, module in plain.named_modules():  # 255 steps in a row, the slow way
+    for name, module in plain.named_modules():  # the nearest of all numbers of a row, the slow way
         if isinstance(module, torch.nn.Linear) and name != "lm_head" and module.weight.numel():
-            step = module.weight.abs().amax(1, keepdim=True) / 127.5
-            whole = (module.weight * (1 / step)).round().clamp(-128, 127)
+            step = module.weight.abs().amax(1, keepdim=True) / largest
             found = own.get_submodule(name).weight.dequantize()
-            apart = (found - whole * step).abs() / step
-            # the largest of a row is half-way between two steps
-            assert apart.max() < 1.01 and (apart > 0.01).float().mean() < 0.05, name
+            apart = (module.weight[..., None] - step[..., None] * whole).abs().amin(-1)
+            assert (((found - module.weight).abs() - apart) / step).max() < 0.001, name
+            assert apart.max() > 0, name
             module.weight.copy_(found)
     slow = plain(ids).logits
 print(float((loaded - copied).abs().max()), float((copied - slow).abs().max()),
@@ -51,8 +54,10 @@ print(float((loaded - copied).abs().max()), float((copied - slow).abs().max()),
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_folder_with_uneven_and_empty_blocks(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama", "INT8"), ("qwen3", "INT8"), ("qwen3", "FP8")]
+)
+def test_a_folder_with_uneven_and_empty_blocks(family: str, kind: str, tmp_path: Path) -> None:
     model = tiny_model(family, tie_word_embeddings=family == "qwen3")
     units = cl.enumerate_units(model, ffn_groups=4)
     lost = {(1, "attention"), (2, "ffn")}
@@ -63,9 +68,9 @@ def test_a_folder_with_uneven_and_empty_blocks(family: str, tmp_path: Path) -> N
     ]
     folder = cl.save_pruned(cl.prune(model, cl.Selection.from_pruned(units, gone)), tmp_path / "a")
     out = tmp_path / "b"
-    paths = [str(ROOT), str(installed(*TORCHAO))]
+    paths = [str(ROOT), str(installed("torchao"))]
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(folder), str(out)],
+        [sys.executable, "-c", _SCRIPT, str(folder), str(out), kind],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HOME": str(tmp_path / "hub")},
         capture_output=True,
         encoding="utf-8",
@@ -81,7 +86,9 @@ def test_a_folder_with_uneven_and_empty_blocks(family: str, tmp_path: Path) -> N
 
 
 def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "_settings", lambda: None)
+    with pytest.raises(InputError, match=r"kind is 'int4'\. Use INT8 or FP8"):
+        quantize_folder(tmp_path / "empty", tmp_path / "out", "int4")
+    monkeypatch.setattr(eight_bits, "_settings", lambda _: None)
     (tmp_path / "empty").mkdir()
     with pytest.raises((FileFormatError, InputError), match="empty"):
         quantize_folder(tmp_path / "empty", tmp_path / "out")
@@ -101,4 +108,4 @@ def test_without_torchao(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     assert main(["quantize", str(tmp_path), "--out", str(tmp_path / "b")]) == FAILED
-    assert "pip install torchao" in capsys.readouterr().err
+    assert "pip install cocurve-lab[quantize]" in capsys.readouterr().err

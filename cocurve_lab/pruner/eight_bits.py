@@ -22,29 +22,34 @@ from .saving import new_folder, open_pruned
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+EIGHT_BITS = INT8, FP8 = "INT8", "FP8"
 
-def quantize_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """Write a saved pruned model again, with its projections in INT8; needs the package torchao.
 
-    Each row of a projection has 8-bit integers and one scale; embedding, head and norms stay as
-    they are. transformers loads the result with `trust_remote_code=True` where torchao is
-    installed, and computes in the dtype of the folder. This library does not read it.
+def quantize_folder(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str], kind: str = INT8
+) -> Path:
+    """Write a saved pruned model again, with its projections in 8 bits; needs the package torchao.
+
+    Each row of a projection has 8-bit numbers and one scale; embedding, head and norms stay as
+    they are. transformers and vLLM load the result with `trust_remote_code=True` where torchao is
+    installed, and compute in the dtype of the folder. This library does not read it.
 
     Args:
         folder: of `save_pruned`, for example.
         out: a folder that does not exist or is empty.
+        kind: "INT8" (integers) or "FP8" (float8_e4m3fn: 4 bits of exponent, 3 of mantissa).
 
     Returns:
         The new folder: weights, configuration, modeling file and tokenizer.
 
     Raises:
         FileFormatError: `folder` has no manifest, or is damaged.
-        InputError: torchao is not installed, transformers cannot load the folder, its modeling
-            file is not this library's, or `out` is not empty.
+        InputError: another kind, torchao is not installed, transformers cannot load the folder,
+            its modeling file is not this library's, or `out` is not empty.
     """
     from transformers import AutoModelForCausalLM, TorchAoConfig
 
-    settings = _settings()
+    settings = _settings(kind)
     folder, out = as_path(folder, "folder"), as_path(out, "out")
     manifest = read_manifest(folder)
     if manifest.get("loads_with") == "cocurve_lab":
@@ -64,13 +69,13 @@ def quantize_folder(folder: str | os.PathLike[str], out: str | os.PathLike[str])
     return out
 
 
-def with_int8_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model, with its projections in INT8 as `quantize_folder` has them.
+def with_torchao_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """Copy a model, with its projections in 8 bits as `quantize_folder` has them.
 
     Raises:
         InputError: torchao is not installed, or the weights are on disk.
     """
-    settings = _settings()
+    settings = _settings(kind)
     copied = loaded_copy(model)
     from torchao.quantization import quantize_
 
@@ -87,19 +92,21 @@ def with_int8_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 def require_torchao() -> None:
     """Raise InputError unless torchao is installed."""
-    _settings()
+    _settings(INT8)
 
 
-def _settings() -> Any:
+def _settings(kind: str) -> Any:
     """torchao's settings: one scale per row, for the weights alone."""
+    if kind not in EIGHT_BITS:
+        raise InputError(f"kind is {kind!r}. Use {' or '.join(EIGHT_BITS)}.")
     try:
-        from torchao.quantization import Int8WeightOnlyConfig
+        from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
     except ImportError:
         raise InputError(
-            "INT8 needs the package torchao, which is not installed. Run "
-            "`pip install torchao` (tested with 0.18)."
+            f"{kind} needs the package torchao, which is not installed. Run "
+            "`pip install cocurve-lab[quantize]`."
         ) from None
-    return Int8WeightOnlyConfig(version=2)
+    return Int8WeightOnlyConfig(version=2) if kind == INT8 else Float8WeightOnlyConfig()
 
 
 def _require_own_code(folder: Path) -> None:
