@@ -68,5 +68,8 @@ def _parameters(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Non
     for index in stop_tokens(model):
         token = special.get(index)
         # ordinary text that happens to end a text must not be cut wherever it appears
-        if token is not None and token.special and not set(token.content) & set('"\\\n'):
+        if token is None or not token.special:
+            continue
+        # Ollama reads no escapes, and drops what is not printable
+        if token.content.isprintable() and not set(token.content) & set('"\\'):
             yield f'PARAMETER stop "{token.content}"'

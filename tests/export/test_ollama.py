@@ -19,7 +19,9 @@ def test_stops_and_sampling(tmp_path: Path) -> None:
     path.write_bytes(b"a model")
     model, vocabulary = tiny_model(vocab_size=SIZE), tokenizer.get_vocab()
     ordinary = next(i for i in vocabulary.values() if i not in tokenizer.added_tokens_decoder)
-    model.generation_config.eos_token_id = [vocabulary["<|end|>"], ordinary]
+    tokenizer.add_special_tokens({"extra_special_tokens": ['<"end">', "<end\t>"]})
+    added = tokenizer.convert_tokens_to_ids(['<"end">', "<end\t>"])
+    model.generation_config.eos_token_id = [vocabulary["<|end|>"], ordinary, *added]
     written = write_modelfile(path, model, tokenizer)
     assert written == tmp_path / "small.Modelfile"
     assert written.read_text() == 'FROM ./small.gguf\nPARAMETER stop "<|end|>"\n'
