@@ -61,6 +61,7 @@ from ..schema import (
     require_fields,
 )
 from ..storage import dump_plain, fingerprint, load_plain, require_settings
+from ..tables import fold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -83,7 +84,8 @@ class RecoverOptions:
         epochs: how often each row is read.
         rows_per_step: rows per step of AdamW.
         seed: of the random start of A, and of the order of the rows.
-        progress: show a bar; "lines" writes lines for a log file instead.
+        progress: say what memory is needed, and show a bar; "lines" writes lines for a log file
+            instead.
 
     Raises:
         InputError: a value is out of range.
@@ -165,6 +167,8 @@ def recover(
     student = loaded_copy(pruned)
     run = _Run(teacher, describe(student), calibration, held_out, options)
     run.start(None if checkpoint is None else Path(checkpoint), settings)
+    if options.progress and run.step < run.steps:
+        print(run.announcement(pruned), flush=True)
     run.train()
     run.merge()
     for before, after in zip(pruned.parameters(), student.parameters(), strict=True):
@@ -259,6 +263,20 @@ class _Run:
     def taken(self) -> int:
         """The epoch whose weights are the result; 0 for the start."""
         return int(np.argmin(self.risks)) if self.held_out is not None else self.options.epochs
+
+    def announcement(self, pruned: PreTrainedModel) -> str:
+        """Steps, and the memory that is known beforehand, in words."""
+        models = (self.teacher.model, pruned, self.student.model)
+        whole = sum(model.get_memory_footprint() for model in models)
+        # the gradient and AdamW's two means of each trained weight; the weights are in the student
+        trained = sum(weight.numel() for weight in self.weights.values())
+        return fold(
+            f"{self.steps - self.step} steps of {self.options.rows_per_step} rows of "
+            f"{self.text.seq_len} tokens, {trained:,} trained weights: "
+            f"{(whole + 3 * 4 * trained) / 1e9:.2g} GB for the dense model, the pruned one and the "
+            f"copy of it that is trained, beside the activations of "
+            f"{min(TOKENS_PER_BATCH, self.options.rows_per_step * self.text.seq_len):,} tokens."
+        )
 
     def train(self) -> None:
         """Take the remaining steps, and measure after each epoch."""
@@ -445,8 +463,8 @@ def _with_adapters(student: Architecture, options: RecoverOptions) -> dict[str, 
         target_modules=names,
         fan_in_fan_out=is_transposed(model.get_submodule(names[0])),
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(options.seed)
+    with torch.random.fork_rng(devices=[]):  # PEFT draws on the CPU, wherever the weights are
+        torch.default_generator.manual_seed(options.seed)
         inject_adapter_in_model(settings, model)
     for weight in model.parameters():
         if weight.requires_grad:

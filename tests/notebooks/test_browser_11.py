@@ -20,6 +20,8 @@ VALUES = SMALL | {
     "RATIOS": (0.2, 0.3),
     "SEARCH_ROWS": 4,
     "EVALUATIONS": 40,
+    "TRAIN_ROWS": 4,
+    "EPOCHS": 1,
 }
 
 
@@ -37,6 +39,9 @@ def test_notebook_11_measures_every_way(done: tuple[Path, nbformat.NotebookNode]
     assert "not yet: 0 of 4 cases are right" in text  # the exercise is the reader's
     assert text.count("nothing is swapped") == 2
     assert len(re.findall(r"PlanSearch: KL", text)) == 2
+    for made in ("refitted", "trained"):
+        assert re.search(rf"{made}: KL \d\.\d{{4}} nats per token", text)
+    assert "GB for the dense model, the pruned one" in " ".join(text.split())
 
     # two numbers of the last table, measured again
     model, tokenizer = cl.load_model("demo")

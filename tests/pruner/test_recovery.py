@@ -275,6 +275,18 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert len(count) == 9 - 7
 
 
+def test_memory_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    model, pruned = pair()
+    noisy = cl.RecoverOptions(4, 1e-2, epochs=3, progress="lines")
+    cl.recover(model, pruned, TEXT, options=noisy)
+    said = " ".join(capsys.readouterr().out.split())
+    shapes = [m.weight.shape for m in pruned.model.layers.modules() if isinstance(m, nn.Linear)]
+    trained = sum(4 * (out + into) for out, into in shapes if out and into)
+    weights = sum(w.numel() for m in (model, pruned, pruned) for w in m.state_dict().values())
+    assert f"9 steps of 4 rows of 24 tokens, {trained:,} trained weights" in said
+    assert f"{4 * (weights + 4 * trained) / 1e9:.2g} GB" in said  # weight, gradient, two means
+
+
 def test_a_checkpoint_of_another_run_or_a_damaged_one(tmp_path: Path) -> None:
     model, pruned = pair()
     file = tmp_path / "state.ckpt"
