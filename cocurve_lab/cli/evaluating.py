@@ -72,6 +72,10 @@ def run(options: argparse.Namespace) -> int:
     _require_suite(options)
     if options.quantized and (options.against is None or options.stream):
         raise InputError("--quantized needs --against, and models in memory, without --stream.")
+    if options.quantized:
+        from ..evaluation.quantized import quantization_table, require_kinds
+
+        require_kinds(options.quantized)
     require_text(options)
     place = options.tokenizer or options.against
     model, tokenizer = read_any_model(options.model, options, place)
@@ -92,8 +96,6 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             print(_words(found["kl"]), flush=True)
         if options.quantized:
-            from ..evaluation.quantized import quantization_table
-
             found["quantized"] = quantization_table(
                 dense, model, rows, options.quantized, progress=progress()
             )

@@ -65,8 +65,7 @@ def quantization_table(
         InputError: a kind is unknown, what makes it is not installed, or weights are on disk.
         MismatchError: the models have different vocabularies.
     """
-    for kind in kinds:  # before anything is measured
-        _require(kind)
+    require_kinds(kinds)  # before anything is measured
     alone = model_risk(dense, pruned, text, progress=progress)
     table = []
     for kind in kinds:
@@ -76,15 +75,16 @@ def quantization_table(
     return table
 
 
-def _require(kind: str) -> None:
-    if kind in EIGHT_BITS:
-        require_torchao()
-    elif kind != Q8_0:
-        if kind not in KINDS:
-            raise InputError(
-                f"kind is {kind!r}. Use one of {', '.join((*EIGHT_BITS, Q8_0, *KINDS))}."
-            )
-        require_kind(kind)
+def require_kinds(kinds: Sequence[str]) -> None:
+    """Raise InputError unless all kinds are known, and what makes them is installed."""
+    for kind in kinds:
+        if kind in EIGHT_BITS:
+            require_torchao()
+        elif kind not in (Q8_0, *KINDS):
+            every = ", ".join((*EIGHT_BITS, Q8_0, *KINDS))
+            raise InputError(f"kind is {kind!r}. Use one of {every}.")
+        elif kind != Q8_0:
+            require_kind(kind)
 
 
 def _with_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.cli import DONE, FAILED, main
+from cocurve_lab.cli import DONE, FAILED, evaluating, main
 from cocurve_lab.errors import InputError
 from cocurve_lab.evaluation import quantized
 from cocurve_lab.evaluation.quantized import quantization_table
@@ -123,3 +123,14 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["quantized"][0]["pruned"] == found["kl"]["mean"]
     assert main(["evaluate", "demo", "--quantized", "Q8_0"]) == FAILED
     assert "--quantized needs --against" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "message"), [("Q9", "kind is 'Q9'"), ("FP8", "[quantize]")])
+def test_the_command_tells_bad_kinds_at_once(
+    kind: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    monkeypatch.setattr(evaluating, "read_any_model", None)
+    command = ["evaluate", "demo", "--against", "demo", "--quantized", "Q8_0", kind]
+    assert main(command) == FAILED
+    assert message in capsys.readouterr().err
