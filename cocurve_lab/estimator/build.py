@@ -54,6 +54,7 @@ from ..schema import (
 from ..storage import dump_plain, load_plain, require_settings
 from ..tables import fold
 from .batches import SMALLER, memory_needed, sweeps
+from .refitted import Preparing
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
 
@@ -406,14 +407,17 @@ class Build:
 
     def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
         """Time, memory and size of the build, in words."""
-        seconds, batch = crew.seconds(), crew.units_per_batch
+        stream, batch = stream_of(model), crew.units_per_batch
+        before = 0 if stream is None else stream.bytes_read
+        seconds = crew.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "
-        stream = stream_of(model)
+        preparing = Preparing.of(describe(model), self.calibration, self.options.refit_ratio)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,
             block=0 if stream is None else crew.block,
         )
+        memory = max(memory + preparing.kept, preparing.peak)
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
         left = len(self.units) - len(self.removed)
@@ -423,11 +427,14 @@ class Build:
             ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
             passes = sweeps(ablated, batch, crew.block, bool(gone))
             read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
+            first = stream.bytes_read - before + crew.workers * preparing.bytes_read
+            everything = first + read * (self.total - self.done)
             beside = "the weights that stay"
             reading = (
                 f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
                 f"most {max(batch, crew.block)}: {read / 1e9:.2g} GB of weights are read for each "
-                f"sequence, {read * (self.total - self.done) / 1e9:.2g} GB in all. "
+                f"sequence, {everything / 1e9:.2g} GB in all"
+                f"{f' ({first / 1e9:.2g} GB before the first)' if first else ''}. "
             )
         text = (
             f"{left} units x {self.total - self.done} sequences{whose} of "

@@ -233,6 +233,7 @@ class RayCrew:
         self._spare = executor.workers  # replacements: one for each worker, on average
         self._devices: set[str] = set()
         self.units_per_batch, self.block = job.units_per_batch or 0, 1
+        self.workers = executor.workers
         self.device_kind = self._place
         for _ in range(executor.workers):
             self._begin()

@@ -49,8 +49,7 @@ def run_rows(
         InputError: text that does not fit the model.
     """
     require_measurable(model, calibration.input_ids)
-    architecture, device = describe(model), model_device(model)
-    step = max(1, TOKENS_PER_BATCH // calibration.seq_len)
+    architecture, device, step = describe(model), model_device(model), rows_together(calibration)
     with measuring(model, torch.get_num_threads()), ExitStack() as stack:
         for handle in hooks():
             stack.callback(handle.remove)
@@ -60,6 +59,11 @@ def run_rows(
         for ids in calibration.input_ids.split(step):
             architecture.decoder(input_ids=ids.to(device), use_cache=False)
             bar.update(len(ids))
+
+
+def rows_together(calibration: CalibrationSet) -> int:
+    """Rows of one forward pass in `run_rows`."""
+    return min(len(calibration), max(1, TOKENS_PER_BATCH // calibration.seq_len))
 
 
 def watch_inputs(

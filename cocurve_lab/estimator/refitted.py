@@ -17,7 +17,7 @@ left to predict from, and the two are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from torch import Tensor
 from ..calibration import CalibrationSet
 from ..errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed
+from ..models.identity import embedding_weight
+from ..models.streaming import stream_of
 from ..models.units import Unit
-from .inputs import Block, present_blocks, watch_inputs
+from .inputs import Block, present_blocks, rows_together, watch_inputs
 from .least_squares import cholesky, ridge_of, wide_product
 
 if TYPE_CHECKING:
@@ -57,18 +59,11 @@ def leftovers(
         columns x give what remains of x_u. One block at a time is inverted in float64.
 
     Raises:
-        ArchitectureError: weights are packed in 4 bits.
         NumericalError: the moments are singular or not finite.
     """
-    if any(
-        is_packed(architecture.output_projection(*block)) for block in present_blocks(architecture)
-    ):
-        raise ArchitectureError(
-            "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
-            "Load the model in bfloat16, or leave refit_ratio at 0."
-        )
-    found = {}
-    for key, moments in _moments(architecture.model, calibration).items():
+    found, sums = {}, _moments(architecture.model, calibration)
+    for key in list(sums):
+        moments = sums.pop(key)
         owner = torch.full((len(moments),), -1, device=moments.device)
         for number, unit in enumerate(units):
             if (unit.layer, unit.kind) == key:
@@ -76,6 +71,52 @@ def leftovers(
         dtype = architecture.output_weight(*key).dtype
         found[key] = _leftover(moments, owner, ratio).to(dtype)
     return found
+
+
+def require_refittable(architecture: Architecture) -> None:
+    """Raise ArchitectureError if weights of output projections are packed in 4 bits."""
+    if any(
+        is_packed(architecture.output_projection(*block)) for block in present_blocks(architecture)
+    ):
+        raise ArchitectureError(
+            "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
+            "Load the model in bfloat16, or leave refit_ratio at 0."
+        )
+
+
+class Preparing(NamedTuple):
+    """What `leftovers` take.
+
+    Attributes:
+        peak: bytes while they are made, weights that come included.
+        kept: bytes of the result.
+        bytes_read: bytes of weights that are read meanwhile.
+    """
+
+    peak: float
+    kept: int
+    bytes_read: int
+
+    @classmethod
+    def of(cls, architecture: Architecture, calibration: CalibrationSet, ratio: float) -> Preparing:
+        """What they take of a model on these rows: nothing at a ratio of 0."""
+        if not ratio:
+            return cls(0, 0, 0)
+        stream, rows = stream_of(architecture.model), rows_together(calibration)
+        size = embedding_weight(architecture.model).element_size()
+        widths = [architecture.width(*block) for block in present_blocks(architecture)]
+        widest, hidden = max(widths), architecture.model.config.hidden_size
+        # activations of one layer, and the columns in float64; then a block's part of the sum
+        tokens = rows * calibration.seq_len
+        passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
+        solving = 4 * 8 * widest**2  # damped, its factor, the inverse, and one to work in
+        present = 0 if stream is None else stream.bytes_present
+        passes = -(-len(calibration) // rows)
+        return cls(
+            8 * sum(width**2 for width in widths) + max(passing + present, solving),
+            size * sum(width**2 for width in widths),
+            0 if stream is None else passes * stream.bytes_from(0),
+        )
 
 
 def _leftover(moments: Tensor, owner: Tensor, ratio: float) -> Tensor:

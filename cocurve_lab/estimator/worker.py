@@ -25,7 +25,7 @@ from ..models.units import UnitSet
 from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, sweeps
 from .features import sequence_gram
 from .fisher import kl_divergence
-from .refitted import Leftovers, leftovers
+from .refitted import Leftovers, Preparing, leftovers, require_refittable
 from .replay import Replay
 from .sketch import SequenceSketch
 from .teacher import Teacher, row
@@ -106,12 +106,14 @@ class Crew(Protocol):
     Attributes:
         units_per_batch: ablations per forward pass that all of them use.
         block: ablations that advance together (`batches.choose_block`).
+        workers: how many they are.
         device_kind: "cpu" or "cuda".
         device: names of the devices, as text.
     """
 
     units_per_batch: int
     block: int
+    workers: int
     device_kind: str
 
     @property
@@ -149,7 +151,10 @@ class Worker:
     def __init__(self, model: PreTrainedModel, job: Job, sharing: int = 1) -> None:
         self.architecture, self.job = describe(model), job
         room = Room.of(model)
-        room = replace(room, free=room.free / sharing)
+        if job.refit_ratio:
+            require_refittable(self.architecture)
+        self.preparing = Preparing.of(self.architecture, job.calibration, job.refit_ratio)
+        room = replace(room, free=room.free / sharing - self.preparing.kept)
         chosen = (self.architecture, job.units, job.calibration, job.top_r)
         self.units_per_batch = job.units_per_batch or choose_batch(
             *chosen, job.full_vocabulary, room
@@ -159,10 +164,7 @@ class Worker:
         # a support that is the whole vocabulary has nothing to add
         if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
             self.full_kl = FullVocabulary(self.architecture, job.temperature).kl
-        self.leftovers: Leftovers | None = None
-        if job.refit_ratio:
-            inputs = (self.architecture, job.units, job.calibration, job.refit_ratio)
-            self.leftovers = leftovers(*inputs)
+        self.leftovers: Leftovers | None = None  # made for the first sequence
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
 
@@ -174,6 +176,9 @@ class Worker:
             NumericalError: NaN or infinite logits.
         """
         job, size = self.job, len(self.job.units)
+        if job.refit_ratio and self.leftovers is None:
+            inputs = (self.architecture, job.units, job.calibration, job.refit_ratio)
+            self.leftovers = leftovers(*inputs)
         batches = Batches(self.units_per_batch, tick, self.block)
         left, gone = job.left, [job.units[index] for index in job.removed]
         inputs = ([job.units[index] for index in left], job.calibration, number, job.top_r)
@@ -202,7 +207,8 @@ class Worker:
     def seconds(self) -> float | None:
         """Estimate the duration of the job in seconds from a few ablations.
 
-        None if a batch does not fit in memory yet.
+        None if a batch does not fit in memory yet. For a refit_ratio the passes over the rows
+        count, but not the inverses of the moments.
         """
         job, left = self.job, [self.job.units[index] for index in self.job.left]
         layers = [units for _, units in by_layer(left)]
@@ -210,7 +216,7 @@ class Worker:
         streamed = stream_of(self.architecture.model) is not None
         for _ in range(1 if streamed else 2):  # the first one warms up
             begun = time.monotonic()
-            replay = Replay(self.architecture, ids, positions, self.leftovers)
+            replay = Replay(self.architecture, ids, positions)
             teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)
             teacher_seconds = time.monotonic() - begun
         per_ablation = []
@@ -229,23 +235,27 @@ class Worker:
                     raise
                 return None  # the build will halve the batch and report it
             per_ablation.append((time.monotonic() - begun) / len(batch))
+        preparing = teacher_seconds * len(job.calibration) if job.refit_ratio else 0.0
         if replay.stream is not None:
             # a unit runs half of the layers on average; a teacher pass takes as long as reading
             mean = per_ablation[-1] + self._layer_seconds(replay) * (len(layers) - 1) / 2
             starts = sweeps(left, self.units_per_batch, self.block, bool(job.removed))
-            passes = sum(map(replay.stream.bytes_from, starts)) / replay.stream.bytes_from(0)
-            return job.sequences * (teacher_seconds * passes + len(left) * mean)
+            whole = replay.stream.bytes_from(0)
+            passes = sum(map(replay.stream.bytes_from, starts)) / whole
+            preparing = teacher_seconds * self.preparing.bytes_read / whole
+            return preparing + job.sequences * (teacher_seconds * passes + len(left) * mean)
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
         # of the last and the first layer is the mean of all
         mean = sum(per_ablation[1:]) / 2
-        return job.sequences * (teacher_seconds + len(left) * mean)
+        return preparing + job.sequences * (teacher_seconds + len(left) * mean)
 
     def _layer_seconds(self, replay: Replay) -> float:
         """Duration of one layer for one ablation, in seconds, once its weights are there."""
-        hidden = replay.calls[0].hidden.expand(self.units_per_batch, -1, -1)
-        with replay.held(0):
+        last = len(replay.calls) - 1  # no other is fetched meanwhile
+        hidden = replay.calls[last].hidden.expand(self.units_per_batch, -1, -1)
+        with replay.held(last):
             begun = time.monotonic()
-            replay.run(0, hidden)
+            replay.run(last, hidden)
             return (time.monotonic() - begun) / self.units_per_batch
 
 
@@ -260,6 +270,8 @@ def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:
 
 class LocalCrew(Worker):
     """The one worker of this process."""
+
+    workers = 1
 
     def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
         for number in numbers:

@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches, worker
+from cocurve_lab.estimator import batches, inputs, worker
+from cocurve_lab.estimator.refitted import Preparing
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.streaming import stream_of
@@ -192,6 +193,58 @@ def test_the_announced_weights_are_read(
         assert f"for each sequence, {2 * layers * layer / 1e9:.2g} GB in all" in said
         assert "GB beside the weights that stay" in said
         assert stream.bytes_read - before == 2 * layers * layer  # 2 rows
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        # the estimate of time: the teacher's 3 layers, two batches of the last one, and that layer;
+        # then 2 rows in one block
+        ({}, 6 + 2 * 3),
+        ({"units_per_batch": 3}, 6 + 2 * 3),
+        # 40 tokens in one pass over the rows, or in two
+        ({"refit_ratio": 0.4}, 6 + 3 + 2 * 3),
+        ({"refit_ratio": 0.4, "tokens": 20}, 6 + 2 * 3 + 2 * 3),
+        ({"removed": (0, 7)}, 6 + 2 * (3 + 3)),
+    ],
+)
+def test_what_is_read_beforehand_is_announced_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+    layers: int,
+) -> None:
+    loaded = tiny_model()
+    model = streamed(tmp_path, loaded)
+    stream, options = stream_of(model), dict(options)
+    assert stream is not None
+    monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", options.pop("tokens", 2048))
+    build(model)  # what is checked once is checked now
+    before = stream.bytes_read
+    found = build(model, progress="lines", **options)
+    read = stream.bytes_read - before
+    assert read == layers * stream.bytes_from(2)
+    each = (6 if "removed" in options else 3) * stream.bytes_from(2)
+    said = f"{read / 1e9:.2g} GB in all ({(read - 2 * each) / 1e9:.2g} GB before the first)"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert same_bits(found, build(loaded, **options))
+
+
+def test_what_a_refit_ratio_takes_is_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model(intermediate_size=400)
+    own = streamed(tmp_path, model)
+    # moments of 3 layers in float64, then the results in float32
+    moments = 3 * (32**2 + 400**2)
+    kept = Preparing.of(describe(own), TEXT, 0.4)
+    assert kept.kept == 4 * moments
+    assert 8 * moments < kept.peak < 4 * 8 * moments
+    build(own, refit_ratio=0.4, progress="lines")
+    assert f"{kept.peak / 1e9:.2g} GB beside" in " ".join(capsys.readouterr().out.split())
+    assert Preparing.of(describe(model), TEXT, 0.4).bytes_read == 0
+    assert Preparing.of(describe(own), TEXT, 0) == (0, 0, 0)
 
 
 def test_a_killed_build_loses_the_row_in_hand(tmp_path: Path) -> None:
