@@ -12,7 +12,8 @@ DESCRIPTION = """\
 Find the best smaller model that some minutes of work buy: build H on as many rows as fit, solve on
 it and on the shifts, search by measured KL from the best plan, refit, and measure on text that no
 step before has seen. The result is a folder, as `cocurve prune` writes it, and a report of ten
-lines. Each step is also a verb or a function of its own."""
+lines. Each step is also a verb or a function of its own. The model must fit in memory twice; for a
+larger one run the steps with --stream: build, solve, search, and prune with --refit."""
 EXAMPLE = """\
   cocurve compress demo --ratio 0.2 --minutes 10 --out smaller
   cocurve compress MODEL --parameters 6B --minutes 120 --text c4.jsonl --out smaller"""

@@ -40,19 +40,22 @@ command builds H, solves a plan for each ratio and lambda, prunes the model, and
 suite on each pruned model and on the dense one. It times one plan per ratio. Every finished task is
 kept in the folder. You can stop with Ctrl-C or SIGTERM at any time; running the same command again
 resumes. results.md has the tables, results.csv all numbers, plans/ the plans. Tasks that run
-programs which the model wrote are left out without --allow-code-execution."""
+programs which the model wrote are left out without --allow-code-execution. With --stream size and
+speed are left out too, each plan's model is kept in the folder while its tasks run, and tasks that
+generate read all layers for each token."""
 EXAMPLE = """\
   cocurve paper demo --out demo_results --sequences 16 --limit 20
   cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
   cocurve paper MODEL --out results --ratios 0.1 0.2 0.3 0.4 0.5 --lambdas 1
   cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
+  cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
   cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl"""
 
 
 def add_to(verbs: Any) -> None:
     """Add the verb `paper`."""
     parser = add_verb(verbs, "paper", run, DESCRIPTION, EXAMPLE)
-    add_model(parser)
+    add_model(parser, stream=True)
     parser.add_argument(
         "--out", metavar="FOLDER", type=as_path, required=True, help="folder for H and all results"
     )
@@ -145,7 +148,11 @@ def _settings(options: argparse.Namespace) -> Any:
     for strength in options.lambdas:
         require_strength(strength)
     for name in options.methods:
-        get_method(name)
+        if get_method(name).needs_gradients and options.stream:
+            raise InputError(
+                f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
+                "--stream."
+            )
     if options.release is not None:
         for ratio in options.ratios:
             reference_metrics(options.release, ratio)

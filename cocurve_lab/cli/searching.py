@@ -96,6 +96,11 @@ def run(options: argparse.Namespace) -> int:
     settings = SearchOptions(seed=options.search_seed)
     if options.refit_rows is not None and not options.refit:
         raise InputError(f"--refit-rows is {options.refit_rows}. Add --refit, or leave it out.")
+    if options.refit and options.stream:
+        raise InputError(
+            "--refit refits every plan in memory, which --stream is to avoid. Search without "
+            "--refit, then refit the plan: cocurve prune MODEL PLAN --refit --stream --out FOLDER."
+        )
     require_text(options)
     require_new(options.out)
     if options.checkpoint is not None:

@@ -11,6 +11,7 @@ from ..calibration import CalibrationSet
 from ..errors import InputError
 from ..export.quantizing import KINDS, require_kind, with_gguf_weights
 from ..measuring.risk import model_risk, standard_error
+from ..models.runtime import require_one_device
 from ..progress import Progress
 from ..pruner.eight_bits import EIGHT_BITS, require_torchao, with_torchao_weights
 from ..tables import Columns, Row, Table
@@ -62,10 +63,12 @@ def quantization_table(
 
     Raises:
         ArchitectureError: GGUF cannot hold the model.
-        InputError: a kind is unknown, what makes it is not installed, or weights are on disk.
+        InputError: a kind is unknown, what makes it is not installed, or weights are not in memory.
         MismatchError: the models have different vocabularies.
     """
     require_kinds(kinds)  # before anything is measured
+    for model in (dense, pruned):  # all weights are rounded in memory
+        require_one_device(model)
     alone = model_risk(dense, pruned, text, progress=progress)
     table = []
     for kind in kinds:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +19,9 @@ from ..atomic import write_atomically
 from ..errors import InfeasibleError
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.runtime import device_name
-from ..pruner.cutting import cut
+from ..models.streaming import stream_of
+from ..pruner.cutting import cut, prune
+from ..pruner.saving import load_pruned
 from ..solver.selection import Selection
 from ..storage import fingerprint
 from ..tables import Row, Table, cached_table, is_kept, pick, plus_minus
@@ -101,6 +105,11 @@ class Reproduction:
         """The folder of what is measured."""
         return self.options.folder / "measured"
 
+    @property
+    def _streamed(self) -> bool:
+        """Whether layers are read when they run, so that nothing can be timed."""
+        return stream_of(self.model) is not None
+
     @cached_property
     def _tasks(self) -> dict[str, TaskFile | None]:
         """The tasks to run; None for one of the paper's."""
@@ -125,6 +134,8 @@ class Reproduction:
             KeyboardInterrupt: the run was stopped; finished tasks are kept.
         """
         require_harness()
+        if self._streamed:
+            self.say("size and speed left out: they need all weights in memory")
         ratios = list(dict.fromkeys(candidate.ratio for candidate in self.candidates))
         # the release's files are read before hours of tasks
         told = [row for ratio in (0.0, *ratios) for row in self._told(ratio)]
@@ -148,7 +159,9 @@ class Reproduction:
                 rows.append(self._failure(label, ratio, error))
             else:
                 timed = label, plan
-        return rows if timed is None else rows + self._speed(*timed, ratio)
+        if timed is None or self._streamed:
+            return rows
+        return rows + self._speed(*timed, ratio)
 
     def _keep_plan(self, label: str, ratio: float, plan: Selection) -> None:
         name = f"{label.replace(' ', '_')}_{100 * ratio:g}.json"
@@ -160,40 +173,53 @@ class Reproduction:
         options = self.options
         todo = {name: self._settings(name, made, plan) for name, made in self._tasks.items()}
         kept = [name for name, s in todo.items() if is_kept(self._kept, "suite", s)]
-        model = self.model
-        if plan is not None and len(kept) < len(todo):
-            model = cut(self.model, plan)
+        pruned = plan is not None and len(kept) < len(todo)
         rows: Table = []
-        for name, settings in todo.items():
+        with self._pruned(plan) if plan and pruned else nullcontext(self.model) as model:
+            for name, settings in todo.items():
 
-            def compute(name: str = name) -> Table:
-                report = evaluate_tasks(
-                    model,
-                    self.tokenizer,
-                    options.suite,
-                    options.limit,
-                    options.allow_code_execution,
-                    options=replace(options.tasks, tasks=(name,)),
-                )
-                notes = " ".join(report.settings["notes"])
-                return [row | {"notes": notes} for row in report.rows()]
+                def compute(name: str = name) -> Table:
+                    report = evaluate_tasks(
+                        model,
+                        self.tokenizer,
+                        options.suite,
+                        options.limit,
+                        options.allow_code_execution,
+                        options=replace(options.tasks, tasks=(name,)),
+                    )
+                    notes = " ".join(report.settings["notes"])
+                    return [row | {"notes": notes} for row in report.rows()]
 
-            try:
-                found = cached_table(self._kept, "suite", settings, compute)
-            except Exception as error:  # one task must not cost the others
-                rows.append(self._failure(label, ratio, error, name))
-                continue
-            shown = _shown_metric(name, found)
-            rows += [
-                self._row("measured", label, ratio, name, row["metric"], row["value"], plan)
-                | {"value_error": row["value_error"], "shown": row["metric"] == shown}
-                for row in found
-            ]
-            (head,) = pick(found, metric=shown)
-            how = " (kept)" if name in kept else ""
-            value = plus_minus(head["value"], head["value_error"])
-            self.say(f"{_title(label, ratio)}: {name} {shown} {value}{how}")
+                try:
+                    found = cached_table(self._kept, "suite", settings, compute)
+                except Exception as error:  # one task must not cost the others
+                    rows.append(self._failure(label, ratio, error, name))
+                    continue
+                shown = _shown_metric(name, found)
+                rows += [
+                    self._row("measured", label, ratio, name, row["metric"], row["value"], plan)
+                    | {"value_error": row["value_error"], "shown": row["metric"] == shown}
+                    for row in found
+                ]
+                (head,) = pick(found, metric=shown)
+                how = " (kept)" if name in kept else ""
+                value = plus_minus(head["value"], head["value_error"])
+                self.say(f"{_title(label, ratio)}: {name} {shown} {value}{how}")
         return rows + self._average(label, ratio, plan, rows)
+
+    @contextmanager
+    def _pruned(self, plan: Selection) -> Iterator[PreTrainedModel]:
+        """The pruned model; where the dense one is streamed, it is too, from a folder that goes."""
+        if not self._streamed:
+            yield cut(self.model, plan)
+            return
+        # by the plan, so that a run that was killed finds it again
+        folder = self.options.folder / "pruned" / plan.fingerprint[:10]
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            prune(self.model, plan, out=folder)
+        yield load_pruned(folder, device=model_device(self.model), stream=True)
+        shutil.rmtree(folder)
 
     def _average(self, label: str, ratio: float, plan: Selection | None, rows: Table) -> Table:
         metrics = {name: _average_of(name, made) for name, made in self._tasks.items()}

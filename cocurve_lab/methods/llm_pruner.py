@@ -78,8 +78,8 @@ class LlmPruner(Scored):
         """
         model, architecture = subject.model, subject.architecture
         units, calibration = subject.units, subject.calibration
-        require_measurable(model, calibration.input_ids)
         require_one_device(model)  # gradients need the weights after the forward too
+        require_measurable(model, calibration.input_ids)
         architecture.require_unpacked()
         scores = np.zeros(len(units))
         for layers in layer_passes(architecture, self.layers_per_pass):

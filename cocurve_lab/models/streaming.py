@@ -17,7 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Read = Callable[[], Tensor]
 _STREAMS: WeakKeyDictionary[nn.Module, Stream] = WeakKeyDictionary()
+_FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies of it are not in here
 
 
 class _Place(NamedTuple):
@@ -320,6 +321,12 @@ def _register(model: PreTrainedModel, stream: Stream) -> None:
     """Let a model be known as a streamed one."""
     _STREAMS[model] = stream
     vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
+    for name in ("to", "cuda", "xpu"):  # accelerate's own, which refuse without the next step
+        vars(model).pop(name, None)
+    for module in model.modules():
+        if any(weight.is_meta for weight in module.parameters()):
+            _FIXED.add(module)
+            vars(module)["_apply"] = MethodType(_apply, module)
 
 
 def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
@@ -331,6 +338,16 @@ def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
             "selection, out=folder)."
         )
     type(model).save_pretrained(model, *args, **kwargs)
+
+
+def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """What `to`, `half`, `cuda` and the like call: refused before the first weight is changed."""
+    if module in _FIXED:
+        raise InputError(
+            "the layers of this model come from where they were loaded, as they are there, so it "
+            "cannot be moved or converted. Load it again with the device= and dtype= you want."
+        )
+    return type(module)._apply(module, change, recurse)
 
 
 def _layer(device: torch.device, places: list[_Place]) -> _Layer:

@@ -31,6 +31,7 @@ from ..measuring.risk import Side, compare_models, measure_plans
 from ..measuring.search import PlanSearch, search_plan
 from ..models.identity import model_device, model_name
 from ..models.loading import is_demo
+from ..models.runtime import require_one_device
 from ..models.units import UnitSet, enumerate_units
 from ..numeric import as_float
 from ..progress import Progress, duration
@@ -190,14 +191,15 @@ def best_plan(
         A BestPlan; `.model` can be saved with `save_pruned`.
 
     Raises:
-        InputError: minutes are not above 0, there is too little text, the hub cannot be reached, or
-            a question cannot be judged.
+        InputError: minutes are not above 0, weights are spread over devices or streamed, there is
+            too little text, the hub cannot be reached, or a question cannot be judged.
         InfeasibleError: no plan reaches the target under the guards.
         KeyboardInterrupt: Ctrl-C; with a checkpoint nothing that was measured is lost.
     """
     minutes = as_float(minutes, "minutes")
     if not 0 < minutes < math.inf:
         raise InputError(f"minutes are {minutes}. Give the time to spend, such as 30.")
+    require_one_device(model)  # it is pruned and refitted in memory
     clock = _Clock(60 * minutes)
     calibration, others = default_calibration(
         model_name(model),

@@ -152,6 +152,7 @@ def recover(
         KeyboardInterrupt: Ctrl-C; with a checkpoint nothing is lost.
     """
     require_type(options, RecoverOptions, "options")
+    require_one_device(pruned)
     texts = [calibration] if held_out is None else [calibration, held_out]
     for text in texts:
         require_type(text, CalibrationSet, "the text of a recovery")
@@ -159,7 +160,6 @@ def recover(
             require_measurable(one, text.input_ids)
     if held_out is not None:
         held_out.require_disjoint(calibration)
-    require_one_device(pruned)
     describe(pruned).require_unpacked()
     teacher = describe(model)
     require_one_vocabulary(teacher, describe(pruned))

@@ -165,6 +165,8 @@ def repair(
         NumericalError: the statistics are singular or not finite.
     """
     require_type(options, RepairOptions, "options")
+    if out is None:
+        require_one_device(model)  # before the check of the text, which runs the model
     require_rows(model, calibration)
     if out is not None:
         if gains is not None:
@@ -179,7 +181,6 @@ def repair(
             progress=options.progress,
             refit=_refit_on_disk(model, selection, calibration, sequential, options),
         )
-    require_one_device(model)
     if gains is None:
         return _repaired(model, selection, calibration, sequential, options)
     if not isinstance(gains, tuple) or len(gains) != 2:
@@ -230,8 +231,8 @@ def refit(
     options: RepairOptions = RepairOptions(),
 ) -> None:
     """Refit what `prune` returned, in place, and record it in the manifest; see `repair`."""
-    require_rows(model, calibration)
     require_one_device(model)
+    require_rows(model, calibration)
     columns = _refitted_columns(model, selection, options)
     if columns:
         record = _refit_layers(

@@ -14,6 +14,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
 from cocurve_lab.evaluation import reproduction
+from cocurve_lab.evaluation.side_by_side import HOURS, SIZES
 from cocurve_lab.tables import pick
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
@@ -105,6 +106,27 @@ def test_the_average_is_of_seven_tasks(done: Path) -> None:
         found = {row["task"]: float(row["value"]) for row in mine}
         seven = [found[name] for name in reproduction.PAPER_HARNESS if name != "gsm8k_5shot"]
         assert found["average"] == pytest.approx(np.mean(seven))
+
+
+def test_a_streamed_run_has_the_same_scores_and_leaves_no_model(
+    done: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate")
+    assert main(command(place, tmp_path, "--stream", "--methods", "llm-pruner")) == FAILED
+    assert "llm-pruner needs gradients" in capsys.readouterr().err
+    assert main(command(place, tmp_path, "--stream")) == DONE
+    assert "size and speed left out" in capsys.readouterr().out
+    scores = [
+        {
+            (row["plan"], row["task"], row["metric"]): row["value"]
+            for row in pick(results(folder), source="measured")
+            if row["task"] not in (*SIZES, HOURS)
+        }
+        for folder in (done, tmp_path)
+    ]
+    assert scores[0] == scores[1]
+    assert len(scores[0]) > 20
+    assert not any((tmp_path / "pruned").iterdir())
 
 
 def test_a_second_run_measures_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
+from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models import streaming
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.streaming import stream_of
+from cocurve_lab.pruner.cutting import cut
+from cocurve_lab.pruner.repair import refit
+from cocurve_lab.studies.bake_off.contenders import Contender
+from cocurve_lab.studies.bake_off.speeds import speed_table
 from helpers.tiny_models import GROUPS, MORE_FAMILIES, tiny_model, tiny_text, word_tokenizer
 
 pytest.importorskip("accelerate")
-TEXT = tiny_text(2, 20, 6)
+TEXT, OTHER = tiny_text(2, 20, 6), tiny_text(2, 20, 6, seed=1)
 # tied embeddings, fused projections, weights under other names, blocks without a module
 KINDS = ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"]
 
@@ -160,19 +166,98 @@ def test_dense_and_pruned_text_side_by_side_and_questions(tmp_path: Path) -> Non
     assert forced[0].max() > 0
 
 
-def test_what_needs_all_weights_says_so(tmp_path: Path) -> None:
+# each gets the model, a plan and H, and the model pruned by the plan
+NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "prune": lambda m, plan, h, small: cl.prune(m, plan),
+    "prune in place": lambda m, plan, h, small: cl.prune(m, plan, inplace=True, verify=TEXT),
+    "cut": lambda m, plan, h, small: cut(m, plan),
+    "repair": lambda m, plan, h, small: cl.repair(m, plan, TEXT),
+    "repair with gains": lambda m, plan, h, small: cl.repair(m, plan, TEXT, gains=(h, OTHER)),
+    "refit": lambda m, plan, h, small: refit(m, small, plan, TEXT),
+    "exact": lambda m, plan, h, small: cl.exact_curvature(m, plan.units, TEXT, 8, progress=False),
+    "probe": lambda m, plan, h, small: cl.estimate_curvature(
+        m, plan.units, TEXT, 8, method="probe", progress=False
+    ),
+    "efficiency": lambda m, plan, h, small: cl.measure_efficiency(m, small),
+    "speeds": lambda m, plan, h, small: speed_table(m, {"plan": plan}),
+    "quantization": lambda m, plan, h, small: cl.quantization_table(m, small, TEXT),
+    "best plan": lambda m, plan, h, small: cl.best_plan(m, word_tokenizer(), 0.2),
+    "LLM-Pruner": lambda m, plan, h, small: cl.get_method("llm-pruner").measure(
+        m, plan.units, TEXT, progress=False
+    ),
+    "SlimGPT's repair": lambda m, plan, h, small: bake_off(m, SlimGpt(reconstruct=True)),
+    "LLM-Pruner compared": lambda m, plan, h, small: bake_off(m, "llm-pruner"),
+    "refits compared": lambda m, plan, h, small: bake_off(
+        m, Contender((cl.get_method("magnitude"),), "refit")
+    ),
+    "training": lambda m, plan, h, small: cl.recover(small, m, TEXT),
+}
+
+
+def bake_off(model: Any, contender: Any) -> Any:
+    judges = cl.Judges(OTHER, tiny_text(2, 20, 6, seed=2))
+    tokenizer, options = word_tokenizer(), cl.CompareOptions(progress=False, ffn_groups=GROUPS)
+    return cl.compare(model, tokenizer, {"one": contender}, [0.2], TEXT, judges, options)
+
+
+@pytest.mark.parametrize("name", NEED_ALL)
+def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path, name: str) -> None:
     whole, streamed = pair(saved(tmp_path))
     units = cl.enumerate_units(whole, GROUPS)
-    plan = cl.Selection.from_pruned(units, [0])
-    calls = (
-        lambda: cl.prune(streamed, plan),
-        lambda: cl.repair(streamed, plan, TEXT),
-        lambda: cl.measure_efficiency(streamed, streamed),
-        lambda: cl.exact_curvature(streamed, units, TEXT, 8, progress=False),
-    )
-    for call in calls:
-        with pytest.raises(cl.InputError, match="all of them on one device"):
-            call()
+    plan = cl.Selection.from_pruned(units, [0, 5])
+    curvature = cl.Curvature(np.eye(len(units)), units)
+    small, stream = cl.prune(whole, plan), stream_of(streamed)
+    said = r"needs all of them on one device\. Load the model .* \(out=\) also take it"
+    with pytest.raises(cl.InputError, match=said):
+        NEED_ALL[name](streamed, plan, curvature, small)
+    assert stream is not None
+    assert stream.bytes_read == 0
+
+
+def test_repairs_that_are_masks_are_compared_on_a_streamed_model(tmp_path: Path) -> None:
+    whole, streamed = pair(saved(tmp_path))
+    contender = Contender((cl.get_method("magnitude"),), "gains")
+    tables = [bake_off(model, contender).rows for model in (whole, streamed)]
+    names = ("failed", "kl", "kl_rows", "perplexity", "guards")
+    found = [[[row[name] for name in names] for row in table] for table in tables]
+    assert found[0] == found[1]
+    assert all(failed == "" and kl > 0 for failed, kl, *_ in found[0][1:])
+    assert len(found[0]) > 1
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "to dtype": lambda m: m.to(torch.bfloat16),
+    "half": lambda m: m.half(),
+    "bfloat16 inside": lambda m: m.model.bfloat16(),
+    "double of a layer": lambda m: m.model.layers[1].double(),
+    "float of a projection": lambda m: m.model.layers[1].mlp.up_proj.half(),
+    "to device": lambda m: m.to("meta"),
+    "cpu": lambda m: m.cpu(),
+    "cuda": lambda m: m.cuda(),
+}
+
+
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_what_is_streamed_is_not_converted(tmp_path: Path, how: str) -> None:
+    whole, streamed = pair(saved(tmp_path))
+    with pytest.raises(cl.InputError, match=r"Load it again with the device= and dtype="):
+        CONVERSIONS[how](streamed)
+    assert {weight.dtype for weight in streamed.parameters()} == {torch.float32}
+    assert torch.equal(logits(streamed), logits(whole))
+
+
+def test_what_is_offloaded_is_not_converted_either(tmp_path: Path) -> None:
+    import accelerate
+
+    model, _ = cl.load_model(saved(tmp_path), device="cpu")
+    expected = logits(model)
+    accelerate.cpu_offload(model, torch.device("cpu"))
+    cl.enumerate_units(model, GROUPS)
+    assert torch.equal(logits(model), expected)
+    assert stream_of(model) is not None
+    with pytest.raises(cl.InputError, match=r"Load it again with the device= and dtype="):
+        model.half()
+    assert torch.equal(logits(model), expected)
 
 
 def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:

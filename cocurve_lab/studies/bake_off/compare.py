@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...calibration import CalibrationSet
 from ...errors import InputError
 from ...methods.base import Method
+from ...models.runtime import require_one_device
 from ...models.units import enumerate_units
 from ...progress import Bar
 from .bench import Bench
@@ -51,7 +52,8 @@ def compare(
         A Comparison with one row per cell, and one for the dense model.
 
     Raises:
-        InputError: no method, no ratio, two methods of one label, an unknown name.
+        InputError: no method, no ratio, two methods of one label, an unknown name; weights that are
+            streamed or spread over devices, and a method that needs all of them.
         MismatchError: a judge shares rows with a calibration.
     """
     options = options or CompareOptions()
@@ -62,6 +64,8 @@ def compare(
             f"compare got {len(contenders)} methods, {len(ratios)} ratios and {len(repeats)} "
             "calibration sets. Give at least one method, one ratio and one calibration set."
         )
+    if any(contender.needs_whole_model for contender in contenders.values()):
+        require_one_device(model)
     for calibration in repeats:
         judges.held_out.require_disjoint(calibration)
         judges.test.require_disjoint(calibration)

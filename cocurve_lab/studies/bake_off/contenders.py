@@ -69,6 +69,13 @@ class Contender:
         """Whether weights that stay are changed."""
         return self.repair != "own" or any(method.repairs for method in self.methods)
 
+    @property
+    def needs_whole_model(self) -> bool:
+        """Whether all weights must be on one device: for gradients, or a repair of weights."""
+        own = any(m.repairs and not isinstance(m, CoCurve) for m in self.methods)
+        repaired = own if self.repair == "own" else self.repair != "gains"
+        return repaired or any(method.needs_gradients for method in self.methods)
+
     def mark(self) -> list[Any]:
         """Everything that tells this contender from another, as JSON values."""
         methods = [[m.name, asdict(m)] for m in self.methods]  # type: ignore[call-overload]

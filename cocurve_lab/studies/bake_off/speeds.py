@@ -12,7 +12,7 @@ import torch
 
 from ...evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from ...models.identity import fingerprint_model, model_device, model_dtype
-from ...models.runtime import device_name
+from ...models.runtime import device_name, require_one_device
 from ...pruner.cutting import cut
 from ...solver.selection import Selection
 from ...tables import Row, Table, cached_table, pick
@@ -45,6 +45,7 @@ def speed_table(
         and prune_seconds (None where they are not known).
     """
     options = options or EfficiencyOptions()
+    require_one_device(model)
 
     def compute() -> Table:
         rows: Table = []
