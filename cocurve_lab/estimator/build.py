@@ -34,7 +34,7 @@ from ..errors import CocurveError, FileFormatError, InputError
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, require_threads
-from ..models.streaming import stream_of
+from ..models.streaming import bytes_of, stream_of
 from ..models.units import Unit, UnitSet
 from ..numeric import as_float, as_int, as_list
 from ..progress import Progress, duration, open_bar
@@ -421,7 +421,8 @@ class Build:
         shard = self.settings.get("shard")
         whose = "" if shard is None else f" (shard {shard[0]} of {shard[1]})"
         left = len(self.units) - len(self.removed)
-        beside, reading = "the model", ""
+        present = bytes_of(weight for weight in model.parameters() if not weight.is_meta)
+        beside, reading = "of the model", ""
         if stream is not None:
             gone = set(self.removed)
             ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
@@ -429,7 +430,7 @@ class Build:
             read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
             first = stream.bytes_read - before + crew.workers * preparing.bytes_read
             everything = first + read * (self.total - self.done)
-            beside = "the weights that stay"
+            beside = "that stay"
             reading = (
                 f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
                 f"most {max(batch, crew.block)}: {read / 1e9:.2g} GB of weights are read for each "
@@ -439,8 +440,9 @@ class Build:
         text = (
             f"{left} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
-            f"each: {taking}{memory / 1e9:.2g} GB beside {beside} "
-            f"({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations per batch). "
+            f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
+            f"{beside} ({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations "
+            "per batch). "
             f"{reading}You can interrupt at any time; finished sequences are kept."
         )
         return fold(text)

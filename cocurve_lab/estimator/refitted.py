@@ -109,7 +109,7 @@ class Preparing(NamedTuple):
         # activations of one layer, and the columns in float64; then a block's part of the sum
         tokens = rows * calibration.seq_len
         passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
-        solving = 4 * 8 * widest**2  # damped, its factor, the inverse, and one to work in
+        solving = 6 * 8 * widest**2  # scaled, damped, factor, inverse, and the copies of LAPACK
         present = 0 if stream is None else stream.bytes_present
         passes = -(-len(calibration) // rows)
         return cls(

@@ -321,10 +321,18 @@ class SupportHead:
         self.identity = support.shape[1] == vocabulary  # then the support is every token, in order
         self.columns: Tensor | None = None  # [P, d, r]
         if not self.identity and support.numel() * size * 4 <= GATHER_BYTES:
-            self.columns = widen(F.embedding(support, self.weight)).transpose(1, 2)
+            self.columns = self._columns().transpose(1, 2)
         self.whole = self.columns is None and vocabulary <= _WHOLE_HEAD_FACTOR * support.shape[1]
         if self.whole:
             self.weight = widen(self.weight)
+
+    def _columns(self) -> Tensor:
+        """The rows of the support [P, r, d], float32 or better, with no second copy in half."""
+        dtype, place = widen(self.weight[:0]).dtype, self.weight.device
+        rows = torch.empty(*self.support.shape, self.weight.shape[1], dtype=dtype, device=place)
+        for some, support in zip(rows.split(8), self.support.split(8), strict=True):
+            some.copy_(F.embedding(support, self.weight))
+        return rows
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Compute the logits [B, P, r], float32 or better, of hidden states [B, P, d]."""

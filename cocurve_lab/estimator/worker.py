@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -215,6 +215,8 @@ class Worker:
         ids, positions = row(self.architecture, job.calibration, 0)
         streamed = stream_of(self.architecture.model) is not None
         for _ in range(1 if streamed else 2):  # the first one warms up
+            replay: Any = None
+            teacher: Any = None  # else there would be two for a while
             begun = time.monotonic()
             replay = Replay(self.architecture, ids, positions)
             teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)

@@ -152,11 +152,7 @@ class Stream:
             else:
                 weights = [place.read().to(stored.device) for place in stored.places]
         except Exception as error:  # a file that changed or vanished can raise nearly anything
-            raise InputError(
-                f"the weights of layer {layer} cannot be read ({type(error).__name__}: "
-                f"{one_line(error)}). Check that the model's files are where they were when it was "
-                "loaded, and load it again."
-            ) from error
+            raise _unreadable(f"the weights of layer {layer}", error) from error
         self.bytes_read += stored.bytes
         return [nn.Parameter(weight, requires_grad=False) for weight in weights]
 
@@ -175,8 +171,21 @@ class Stream:
 
         Raises:
             KeyError: it does not lie elsewhere.
+            InputError: it cannot be read.
         """
-        return self._readers[name]().cpu()
+        reader = self._readers[name]
+        try:
+            return reader().cpu()
+        except Exception as error:
+            raise _unreadable(name, error) from error
+
+
+def _unreadable(what: str, error: Exception) -> InputError:
+    """The error for weights that were there when the model was loaded."""
+    return InputError(
+        f"{what} cannot be read ({type(error).__name__}: {one_line(error)}). Check that the "
+        "model's files are where and what they were when it was loaded, and load it again."
+    )
 
 
 # Finding the weights ------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ def leave_in_files(
         places = []
         for key, owner, attribute in _weights(layer, True):
             name = f"{architecture.stack}.{number}.{key}"
-            readers[name] = partial(read, name)
+            readers[name] = _shaped(partial(read, name), getattr(owner, attribute))
             places.append(_Place(owner, attribute, readers[name]))
         layers[number] = _layer(device, places)
     stream = Stream(layers, readers)
@@ -290,7 +299,14 @@ def _taken_over(architecture: Architecture) -> Stream:
         if not hooks:
             continue
         places = [
-            _Place(owner, attribute, _reader(owner, f"{names[owner]}.{attribute}", hook, key))
+            _Place(
+                owner,
+                attribute,
+                _shaped(
+                    _reader(owner, f"{names[owner]}.{attribute}", hook, key),
+                    getattr(owner, attribute),
+                ),
+            )
             for module in layer.modules()
             for hook in _offloading(module)
             for key, owner, attribute in _weights(module, hook.place_submodules)
@@ -380,6 +396,19 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
     for key, _ in module.named_parameters(recurse=deep):
         path, _, attribute = key.rpartition(".")
         yield key, module.get_submodule(path), attribute
+
+
+def _shaped(read: Read, absent: Tensor) -> Read:
+    """A reader that raises ValueError for a weight of another shape than the one it stands for."""
+
+    def shaped() -> Tensor:
+        weight = read()
+        if weight.shape != absent.shape:
+            found, wanted = tuple(weight.shape), tuple(absent.shape)
+            raise ValueError(f"its shape is {found}, not {wanted}")
+        return weight
+
+    return shaped
 
 
 def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:

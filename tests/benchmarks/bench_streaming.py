@@ -9,13 +9,20 @@ the ratio of times is one of neighbors. Prints a Markdown table:
 - peak memory: the most anonymous memory of the process during the build, beyond what it had when
   everything was imported. Files that are mapped into memory do not count; weights in memory do.
 
+With --against, a model in memory is built by this checkout and by another one instead, in turn, at
+several row lengths. It prints the time of this one over that of the other, and fails unless both
+give the same bits of H. A checkout is made with `git worktree add OTHER COMMIT`; the commit before
+layers were streamed is 1938841^.
+
     python tests/benchmarks/bench_streaming.py
     python tests/benchmarks/bench_streaming.py --quick     # for checking the script
+    python tests/benchmarks/bench_streaming.py --against OTHER
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -25,6 +32,7 @@ import threading
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -32,9 +40,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.runtime import require_known_head
-from cocurve_lab.models.streaming import stream_of
 from helpers.tiny_models import word_tokenizer
 
 WAYS = {
@@ -56,6 +61,12 @@ def main() -> None:
     if options.child is not None:
         print(json.dumps(child(*options.child)))
         return
+    if options.built is not None:
+        print(json.dumps(built(*options.built)))
+        return
+    if options.against is not None:
+        compare(options)
+        return
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +87,7 @@ def main() -> None:
             print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def save(size: str, folder: str) -> int:
+def save(size: str, folder: str, tokens: int = TOKENS) -> int:
     """Save a random model in float32; return the bytes of its weights."""
     layers, hidden, width = SIZES[size]
     torch.manual_seed(0)
@@ -87,7 +98,7 @@ def save(size: str, folder: str) -> int:
         num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=2,
-        max_position_embeddings=TOKENS,
+        max_position_embeddings=tokens,
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -106,6 +117,10 @@ def measured(way: str, folder: str) -> dict[str, float]:
 def child(way: str, folder: str) -> dict[str, float]:
     import accelerate
     import psutil  # noqa: F401, imported now because a build would import it
+
+    from cocurve_lab.models.architectures import describe
+    from cocurve_lab.models.runtime import require_known_head
+    from cocurve_lab.models.streaming import stream_of
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     before = anonymous()
@@ -127,6 +142,60 @@ def child(way: str, folder: str) -> dict[str, float]:
         seconds = time.perf_counter() - begun
     read = 0 if stream is None else stream.bytes_read - read
     return {"s": seconds, "read": read, "peak": peak.most - before}
+
+
+# Against another checkout -------------------------------------------------------------------------
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print the time of this checkout over that of another, for each size and row length."""
+    print("| model | tokens per row | new / old |\n|---|---|---|")
+    here = Path(__file__).resolve().parents[2]
+    places = {"new": here, "old": options.against.resolve()}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            save(size, folder, max(options.tokens))
+            for tokens in options.tokens:
+                ratios = []
+                for round_ in range(options.repeats):
+                    order = list(places) if round_ % 2 else list(places)[::-1]
+                    found = {way: built_by(places[way], folder, tokens) for way in order}
+                    assert found["new"]["H"] == found["old"]["H"], "the bits of H differ"
+                    ratios.append(found["new"]["s"] / found["old"]["s"])
+                ratios.sort()
+                spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                print(f"| {size} | {tokens} | {spread} |", flush=True)
+
+
+def built_by(checkout: Path, folder: str, tokens: int) -> dict[str, Any]:
+    """What a process with the library of a checkout measures: seconds, and a mark of H."""
+    if not (checkout / "cocurve_lab" / "__init__.py").is_file():
+        raise SystemExit(f"{checkout} is no checkout of the lab: it has no cocurve_lab")
+    command = [sys.executable, __file__, "--built", folder, str(tokens)]
+    place = os.environ | {"PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=place)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert Path(found["library"]).is_relative_to(checkout), found["library"]
+    return found
+
+
+def built(folder: str, tokens: str) -> dict[str, Any]:
+    """The fastest of three builds; only with functions that both checkouts have."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    model, _ = cl.load_model(folder, device="cpu")
+    units = cl.enumerate_units(model, GROUPS)
+    ids = torch.randint(0, 97, (ROWS, int(tokens)), generator=torch.Generator().manual_seed(0))
+    options = cl.BuildOptions(units_per_batch=8)  # the batch decides the last bits
+    seconds, marks = [], set()
+    for _ in range(4):  # the first one warms up
+        begun = time.perf_counter()
+        found = cl.estimate_curvature(
+            model, units, cl.CalibrationSet(ids), TOP_R, progress=False, options=options
+        )
+        seconds.append(time.perf_counter() - begun)
+        marks.add(hashlib.sha256(found.matrix.tobytes()).hexdigest())
+    assert len(marks) == 1, "one process gave several H"
+    return {"s": min(seconds[1:]), "H": marks.pop(), "library": cl.__file__}
 
 
 class Peak:
@@ -159,7 +228,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--sizes", nargs="+", default=["23M", "176M"], choices=SIZES)
     made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--against", metavar="OTHER", type=Path, help="another checkout")
+    made.add_argument(
+        "--tokens", nargs="+", type=int, default=[64, 128, 256], help="with --against"
+    )
     made.add_argument("--quick", action="store_const", const=["tiny"], dest="sizes")
+    made.add_argument("--built", nargs=2, metavar=("FOLDER", "TOKENS"), help=argparse.SUPPRESS)
     made.add_argument("--child", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     return made
 

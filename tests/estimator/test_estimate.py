@@ -6,6 +6,7 @@ import errno
 import logging
 import operator
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -787,4 +788,4 @@ def test_announcement_states_time_and_memory(capsys: pytest.CaptureFixture[str])
     cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6), 32)
     said = capsys.readouterr().out
     assert "18 units x 2 sequences of 20 tokens, 6 scored each: about" in said
-    assert "GB beside the model" in said
+    assert re.search(r"GB beside the [\d.e-]+ GB of weights of the model", said)

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -348,6 +349,35 @@ def test_space_is_checked_before_anything_is_read(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=size))
     with pytest.raises(AssertionError, match="a weight was read"):
         cl.prune(open_model(tmp_path / "model"), plan, out=tmp_path / "small")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "another shape"])
+def test_files_that_change_under_a_streamed_model_are_told_and_nothing_is_left(
+    tmp_path: Path, damage: str
+) -> None:
+    pytest.importorskip("accelerate")
+    plan = ragged(dense(tmp_path / "model"))
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    own, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)
+    cl.pruning_risk(own, plan, tiny_text())  # what is checked once is checked before
+    file = next((tmp_path / "model").glob("*.safetensors"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        save_file(load_file(file) | {name: torch.zeros(40, 32)}, file, {"format": "pt"})
+    outs = [
+        lambda: cl.prune(own, plan, out=tmp_path / "small"),
+        lambda: cl.repair(own, plan, tiny_text(), out=tmp_path / "small"),
+    ]
+    if find_spec("gguf"):
+        outs.append(lambda: cl.export_gguf(own, None, tmp_path / "small.gguf"))
+    for write in outs:
+        with pytest.raises(cl.InputError, match=r"cannot be read .* load it again"):
+            write()
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_other_files_are_not_replaced(tmp_path: Path) -> None:
