@@ -786,6 +786,6 @@ def test_load_or_estimate_goes_on_after_an_interrupt(
 def test_announcement_states_time_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model()
     cl.estimate_curvature(model, cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6), 32)
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "18 units x 2 sequences of 20 tokens, 6 scored each: about" in said
     assert re.search(r"GB beside the [\d.e-]+ GB of weights of the model", said)
