@@ -177,8 +177,9 @@ class Worker:
         """
         job, size = self.job, len(self.job.units)
         if job.refit_ratio and self.leftovers is None:
-            inputs = (self.architecture, job.units, job.calibration, job.refit_ratio)
-            self.leftovers = leftovers(*inputs)
+            self.leftovers = leftovers(
+                self.architecture, job.units, job.calibration, job.refit_ratio
+            )
         batches = Batches(self.units_per_batch, tick, self.block)
         left, gone = job.left, [job.units[index] for index in job.removed]
         inputs = ([job.units[index] for index in left], job.calibration, number, job.top_r)
