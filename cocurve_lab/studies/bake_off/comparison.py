@@ -148,6 +148,17 @@ class Comparison:
             if not cell["failed"]
         }
 
+    def unreached(self) -> str:
+        """Say which methods have no plan at which ratio, and why, with one line for each."""
+        ratios = dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
+        lines = [
+            f"{row['method']} has no plan at {ratio:.0%}: {row['failed']}"
+            for ratio in ratios
+            for row in self.summary(ratio, "searched")
+            if not row["calibrations"]
+        ]
+        return "\n".join(lines) or "Every method has a plan at every ratio."
+
     # Files ----------------------------------------------------------------------------------------
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:

@@ -244,6 +244,15 @@ def test_csv_holds_every_cell(tmp_path: Path) -> None:
     assert (rows[0]["kl"], rows[1]["failed"], rows[0]["extra"]) == ("0.2", "why", "")
 
 
+def test_methods_without_a_plan_are_named_with_their_reason() -> None:
+    reached = [cell("A", 0.2), cell("A", 0.3, search="searched", requested_ratio=0.4)]
+    assert Comparison(reached).unreached() == "Every method has a plan at every ratio."
+    failed = [cell("B", None, failed="why", search=search) for search in ("none", "searched")]
+    one_of_two = [cell("C", None, failed="no"), cell("C", 0.2, calibration=1)]
+    result = Comparison([*reached, *failed, *one_of_two])
+    assert result.unreached() == "B has no plan at 20%: why"
+
+
 # Bad input ---------------------------------------------------------------------------------------
 
 
