@@ -7,6 +7,7 @@ also has a symbol of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ FONT = "system-ui, sans-serif"  # that of the instruments
 SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"]))
 # a share that grows, from light to dark: the middle of viridis, which both themes can show
 ORDERED = ("#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E")
+DEEP = tuple((place / 2, color) for place, color in enumerate(ORDERED[3:]))  # below white numbers
 LABELS = {"attention": "attention", "ffn": "FFN"}
 # for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
 # one of the two themes, and a gray. Lengths without a common divisor give the most pairs.
@@ -137,9 +139,9 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
         },
         hovertemplate="%{text}: bridge<extra></extra>",
     )
-    decades = {"type": "log", "exponentformat": "power", "dtick": 1}
-    figure.update_xaxes(title_text="saliency H<sub>uu</sub>, nats per token", **decades)
-    figure.update_yaxes(title_text="connectivity Σ|H<sub>uv</sub>|, nats per token", **decades)
+    x_title, y_title = "saliency H<sub>uu</sub>", "connectivity Σ|H<sub>uv</sub>|"
+    figure.update_xaxes(title_text=f"{x_title}, nats per token", **log_axis(saliency))
+    figure.update_yaxes(title_text=f"{y_title}, nats per token", **log_axis(connectivity))
     title = "Cheap alone, tied to many: bridge units are top left"
     if bridges.ranked:
         title = "Few bridge units; ringed are the most connected for their saliency"
@@ -226,24 +228,46 @@ def finish(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"color": "#808080", "family": FONT},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080", "orientation": "v"},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": "#808080"},
         margin={"l": 70, "r": 20, "t": 60, "b": 60},
-        legend=_legend_place(figure, title),
     )
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
+    _place_legend(figure, title)
     if note:
         _add_note(figure, title, note)
     return figure
 
 
-def _legend_place(figure: Any, title: str) -> dict[str, Any]:
+def _place_legend(figure: Any, title: str) -> None:
     """Beside the title while both fit there (about 7 pixels a letter, 45 a symbol), else right."""
     names = [trace.name for trace in figure.data if trace.name and trace.showlegend is not False]
-    if 8 * len(title) + sum(45 + 7 * len(name) for name in names) > 950:
-        return {"orientation": "v", "y": 1, "yanchor": "top", "x": 1.01, "xanchor": "left"}
-    return {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}
+    if not names or 8 * len(title) + sum(45 + 7 * len(name) for name in names) > 950:
+        legend_beside(figure)
+        return
+    above = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"}
+    figure.update_layout(legend=above, modebar={"orientation": "v"})
+
+
+def legend_beside(figure: Any) -> Figure:
+    """Put the legend in a column beside the picture, where many names fit.
+
+    The buttons, which come with the mouse, then lie above it and not on it.
+    """
+    side = {"orientation": "v", "y": 1, "yanchor": "top", "x": 1.01, "xanchor": "left"}
+    return figure.update_layout(legend=side, modebar={"orientation": "h"})
+
+
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
+    """Settings of a logarithmic axis: ticks at 2 and 5 too, or at powers of ten alone.
+
+    On a long axis the small digits of plotly would run into the powers of ten.
+    """
+    positive = [value for value in values if value > 0]
+    ratio = max(positive) / min(positive) if positive else 1.0
+    step = 1 if ratio >= 1000 else "D2" if ratio >= 10 else None
+    return {"type": "log", "exponentformat": "power", "dtick": step}
 
 
 def _add_note(figure: Any, title: str, note: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InputError
-from ...figures import DASHES, GUIDE, PALETTE, SYMBOLS, finish, graph_objects
+from ...figures import DASHES, DEEP, GUIDE, PALETTE, SYMBOLS, finish, graph_objects, legend_beside
 from ...measuring.answers import wilson
 from ...solver.selection import Selection
 from ...tables import Row, Table, pick
@@ -58,10 +58,10 @@ def plot_perplexity(
     ends = [end(x for trace in figure.data for x in trace.x) for end in (min, max)]
     line = GUIDE
     figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=line)
-    figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".0%")
+    figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".1~%")
     _perplexity_axis(figure)
     finish(figure, f"Perplexity against ratio, {TITLES.get(search, search)}", height=560)
-    return _legend_right(figure)
+    return legend_beside(figure)
 
 
 def plot_capabilities(
@@ -119,7 +119,7 @@ def plot_capabilities(
         )
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
     title = f"Right answers by family, {ratio:.0%} removed (gray lines: dense model)"
-    return _legend_right(finish(figure, title, height=460))
+    return legend_beside(finish(figure, title, height=460))
 
 
 def plot_guards(comparison: Comparison, ratio: float) -> Figure:
@@ -182,9 +182,10 @@ def plot_layers(plans: Mapping[str, Selection]) -> Figure:
             x=layers,
             y=names,
             zmin=0,
-            zmax=1,
-            colorscale="Viridis",
+            zmax=float(values.max()) or 1.0,
+            colorscale=DEEP,
             texttemplate="%{z:.0%}" if few else None,
+            textfont={"color": "white"},
             showscale=not few,  # few layers have their numbers written in
             colorbar={"title": {"text": "removed"}, "tickformat": ".0%"},
             hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
@@ -258,7 +259,7 @@ def plot_frontier(
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)
     title = "Perplexity against speed (right and down is better)"
-    return _legend_right(finish(figure, title, height=480))
+    return legend_beside(finish(figure, title, height=480))
 
 
 # Shared parts -------------------------------------------------------------------------------------
@@ -300,7 +301,8 @@ def _perplexity_axis(figure: Any) -> None:
     values = np.concatenate([np.asarray(trace.y, dtype=float) for trace in figure.data])
     low, high = float(values.min()), float(values.max())
     if high / low < 3:
-        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 10**9) if (high - low) / s < 9)
+        steps = (unit * 10.0**power for power in range(-4, 300) for unit in (1, 2, 5))
+        step = next(step for step in steps if high - low < 9 * step)
         ticks = np.arange(np.floor(low / step), high / step + 1) * step
     else:
         decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
@@ -308,10 +310,3 @@ def _perplexity_axis(figure: Any) -> None:
     text = [f"{tick:.6g}" for tick in ticks]
     axis = {"tickvals": ticks, "ticktext": text, "type": "log"}
     figure.update_yaxes(title_text="perplexity, per token", **axis)
-
-
-def _legend_right(figure: Any) -> Figure:
-    """Put the legend in a column beside the picture, where many names fit."""
-    side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
-    figure.update_layout(legend=side)
-    return figure

@@ -15,7 +15,7 @@ from ...curvature.uncertainty import jackknife, relative
 from ...estimator.build import Build, BuildOptions
 from ...estimator.estimate import build_settings, estimate_curvature
 from ...estimator.probing import ProbeOptions
-from ...figures import COLORS, GUIDE, LABELS, SYMBOLS, finish, graph_objects, look
+from ...figures import COLORS, GUIDE, LABELS, SYMBOLS, finish, graph_objects, log_axis, look
 from ...models.identity import fingerprint_model, model_dtype, model_name
 from ...models.units import UnitSet
 from ...solver.stability import StopWhenConverged
@@ -76,6 +76,7 @@ def plot_intervals(table: Table) -> Figure:
     """
     figure = graph_objects().Figure()
     ranked = sorted(table, key=lambda row: row["saliency"])
+    saliency = [row["saliency"] for row in table]
     for number, kind in enumerate(("attention", "ffn")):
         chosen = [(rank, row) for rank, row in enumerate(ranked) if row["kind"] == kind]
         rows = [row for _, row in chosen if row["saliency"] > 0]
@@ -97,8 +98,8 @@ def plot_intervals(table: Table) -> Figure:
             hovertemplate="%{text}<br>%{y:.2g} nats per token<extra></extra>",
         )
     figure.update_xaxes(title_text="units, least salient first")
-    figure.update_yaxes(title_text="saliency H_uu, nats per token", type="log", exponentformat="e")
-    return finish(figure, "Saliency of every unit, with 95 % intervals")
+    figure.update_yaxes(title_text="saliency H<sub>uu</sub>, nats per token", **log_axis(saliency))
+    return finish(figure, "Saliency of every unit, with 95% intervals")
 
 
 # Stopping -----------------------------------------------------------------------------------------

@@ -319,7 +319,10 @@ def plot_sensitivity(table: Table) -> Figure:
     for number, strength in enumerate(dict.fromkeys(r["interaction_strength"] for r in table)):
         rows = pick(table, interaction_strength=strength)
         figure.add_scatter(
-            x=[[row["knob"] for row in rows], [str(row["value"]) for row in rows]],
+            x=[
+                [row["knob"].replace("_", " ") for row in rows],
+                [str(row["value"]) for row in rows],
+            ],
             y=column(rows, "difference"),
             error_y={"type": "data", "array": column(rows, "difference_error")},
             mode="markers",

@@ -17,7 +17,7 @@ from ...curvature.graph import Bridges, bridge_units
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import jackknife
 from ...errors import InputError
-from ...figures import COLORS, finish, graph_objects
+from ...figures import COLORS, DEEP, finish, graph_objects
 from ...solver.guards import UnitsLike
 from ...solver.solve import solve_greedy
 from ...tables import Columns, Row, Table, cached_table, column, plain_table
@@ -41,8 +41,8 @@ THRESHOLD_COLUMNS: Columns = {
 EDGE_COLUMNS: Columns = {
     "bridge": "",
     "partner": "",
-    "curvature": "H_uv",
-    "correlation": "ρ",
+    "curvature": "edge H_uv",
+    "correlation": "correlation ρ",
     "to_saliency": "to saliency",
     "cross_module": "other module",
     "same_layer": "same layer",
@@ -212,7 +212,8 @@ def plot_bridge_thresholds(table: Table) -> Figure:
             z=[[row["bridges"] for row in line] for line in grid],
             text=[[_cell(row) for row in line] for line in grid],
             texttemplate="%{text}",
-            colorscale="Cividis",
+            colorscale=DEEP,
+            textfont={"color": "white"},
             colorbar={"title": {"text": "units"}},
             hovertemplate="saliency ≤ %{x}, connectivity ≥ %{y}: %{z} units<extra></extra>",
         )

@@ -343,7 +343,7 @@ def plot_causal(table: Table) -> Figure:
     accuracy = pick(summary, outcome="accuracy")
     for number, family in enumerate(dict.fromkeys(row["family"] for row in accuracy)):
         points = _points(pick(accuracy, family=family), family, number, "difference")
-        figure.add_trace(points, 1, 2)
+        figure.add_trace(points.update(legend="legend2"), 1, 2)
     figure.add_vline(x=0, line=GUIDE)
     figure.update_xaxes(title_text="bridge − control, ± 1 paired standard error")
     figure.update_yaxes(autorange="reversed")
@@ -352,9 +352,12 @@ def plot_causal(table: Table) -> Figure:
     ratio = f"{summary[0]['requested_ratio']:.0%}"
     title = f"Forcing out bridges instead of matched controls, {ratio} removed"
     finish(figure, title, height=280 + 46 * len(kl))
-    below = {"y": -70 / (46 * len(kl) + 100), "yanchor": "top", "x": 0, "xanchor": "left"}
-    # the panels have their titles where the legend of other figures is
-    return figure.update_layout(legend=below, margin={"l": 190, "b": 120, "t": 80})
+    # the panels have their titles where the legend of other figures is, and each its own names
+    below = {"orientation": "v", "y": -70 / (46 * len(kl) + 100), "yanchor": "top"}
+    left, right = (below | {"x": side, "xanchor": "left"} for side in (0, 0.55))
+    figure.update_annotations(font={"size": 13})  # titles of panels, below that of the whole
+    margin = {"l": 190, "b": 120, "t": 80}
+    return figure.update_layout(legend=left, legend2=right, margin=margin)
 
 
 def _points(rows: Table, name: str, number: int, value: str, size: int = 9) -> Any:

@@ -14,12 +14,12 @@ import numpy as np
 from ...curvature.matrix import BLOCKS, Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InfeasibleError, InputError
-from ...figures import COLORS, DASHES, LABELS, SYMBOLS, finish, graph_objects
+from ...figures import COLORS, DASHES, LABELS, SYMBOLS, finish, graph_objects, log_axis, look
 from ...models.families import KINDS
 from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
-from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
 from ..shared import errors_of, group_marks, resampled, spread_of
 
 if TYPE_CHECKING:
@@ -277,8 +277,7 @@ def _spectrum(curvature: Curvature) -> Table:
 def plot_spectrum(table: Table) -> Figure:
     """Share of the trace by rank, log axis, and the cumulative share."""
     figure = graph_objects().Figure()
-    looks = (("share", "attention", "circle"), ("cumulative", "bridge", "square"))
-    for name, color, symbol in looks:
+    for number, name in enumerate(("share", "cumulative")):
         rows = [row for row in table if row[name] > 0]
         figure.add_scatter(
             x=[row["rank"] for row in rows],
@@ -286,8 +285,8 @@ def plot_spectrum(table: Table) -> Figure:
             error_y={"type": "data", "array": [row[f"{name}_error"] or 0.0 for row in rows]},
             mode="markers",
             name=name,
-            marker={"color": COLORS[color], "symbol": symbol, "size": 6},
+            marker=look(number) | {"size": 6},
         )
     figure.update_xaxes(title_text="rank of the eigenvalue")
-    figure.update_yaxes(title_text="share of the trace of H", type="log", exponentformat="power")
+    figure.update_yaxes(title_text="share of the trace of H", **log_axis(column(table, "share")))
     return finish(figure, f"Spectrum of H: effective rank {table[0]['effective_rank']:.1f}")

@@ -7,7 +7,6 @@ can resample the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from scipy.stats import rankdata
 from ...curvature.matrix import Curvature
 from ...curvature.uncertainty import Groups
 from ...errors import InputError
-from ...figures import COLORS, GUIDE, LABELS, finish, graph_objects, look
+from ...figures import COLORS, GUIDE, LABELS, finish, graph_objects, legend_beside, log_axis, look
 from ...measuring.agreement import (
     PREDICTIONS,
     RANDOM,
@@ -452,14 +451,11 @@ def _points(figure: Any, rows: Table, name: str, style: dict[str, str]) -> None:
     )
 
 
-def _against_diagonal(figure: Any, rows: Iterable[Row], title: str) -> Figure:
+def _against_diagonal(figure: Any, rows: Table, title: str) -> Figure:
     positive = [row["predicted"] for row in rows if row["predicted"] and row["predicted"] > 0]
     ends = [min(positive), max(positive)] if positive else []
     figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
-    axis = {"type": "log", "exponentformat": "power"}
-    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **axis)
-    figure.update_yaxes(title_text="measured KL, nats per token", **axis)
-    finish(figure, title)
-    side = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
-    figure.update_layout(legend=side)  # above, so many names would run into the title
-    return figure
+    measured = [row["measured"] for row in rows if row["measured"]]
+    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **log_axis(positive))
+    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
+    return legend_beside(finish(figure, title))  # above, so many names would run into the title

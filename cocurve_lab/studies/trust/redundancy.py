@@ -43,7 +43,7 @@ COLUMNS: Columns = {
     "model": "",
     "requested_ratio": "removed",
     "redundancy": "mean |ρ| of FFN",
-    "edge_benefit": "KL(λ 0) - KL(λ 1)",
+    "edge_benefit": "KL(λ 0) − KL(λ 1)",
     "relative_benefit": "share of KL(λ 0)",
     "gate_band": "band",
     "gate_lambda": "gate's λ",
@@ -284,6 +284,6 @@ def plot_redundancy(table: Table) -> Figure:
     figure.add_hline(y=0, line=GUIDE)
     figure.update_xaxes(title_text="FFN redundancy, mean |ρ| (± jackknife s.e.)")
     figure.update_yaxes(
-        title_text="(KL at λ = 0 − KL at λ = 1) / KL at λ = 0 (± paired s.e.)", tickformat=".0%"
+        title_text="share of the KL that edges save (± paired s.e.)", tickformat=".0%"
     )
     return finish(figure, "Edge benefit by FFN redundancy")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.figures import DEEP
 from cocurve_lab.studies.bake_off import contenders, findings, frontier, pictures, speeds
 from cocurve_lab.studies.bake_off.compare import compare
 from cocurve_lab.studies.bake_off.comparison import Comparison
@@ -61,6 +62,19 @@ def test_perplexity_has_a_line_per_method_on_a_log_axis() -> None:
     assert len(set(looks)) == 4
     free = pictures.plot_perplexity(planted(), "none", ["Magnitude"])
     assert [y for _, y in points(free, "Magnitude")] == [pytest.approx(2.18), pytest.approx(2.36)]
+
+
+@pytest.mark.parametrize("dense", [2.0, 8.0, 30.0, 700.0])
+def test_perplexities_of_any_size_have_ticks(dense: float) -> None:
+    rows = [DENSE | {"perplexity": dense}, cell("A", 0.1, perplexity=2.4 * dense)]
+    ticks = pictures.plot_perplexity(Comparison(rows)).layout.yaxis.tickvals
+    assert 3 <= sum(dense <= tick <= 2.4 * dense for tick in ticks) <= 12
+
+
+def test_shares_of_layers_are_white_on_deep_colors() -> None:
+    units = make_units(3, attention=2, ffn=3)
+    (trace,) = pictures.plot_layers({"a": cl.Selection.from_pruned(units, [0])}).data
+    assert (trace.textfont.color, trace.colorscale) == ("white", DEEP)
 
 
 def test_seventeen_methods_look_different() -> None:
@@ -186,6 +200,9 @@ def test_chosen_plans_are_those_of_the_cells(
     monkeypatch.setattr("cocurve_lab.estimator.estimate.load_or_estimate", loads_only(setting))
     plans = setting.plans()
     assert list(plans) == ["CoCurve", "2SSP"]  # one repairs, one does not reach half
+    (row,) = pick(setting.result.summary(0.5, "searched"), method="Heads only")
+    assert row["failed"]
+    assert setting.result.unreached() == f"Heads only has no plan at 50%: {row['failed']}"
     for name, search in (("CoCurve", "searched"), ("2SSP", "none")):
         (row,) = pick(setting.result.rows, method=name, search=search)
         kl = cl.pruning_risk(setting.model, plans[name], setting.judges.test)

@@ -314,9 +314,14 @@ def test_the_picture_of_the_arms(table: Table) -> None:
     kl = pick(table, outcome="kl", family=ALL, seed=None)
     assert list(traces["measured"].x) == list(column(kl, "difference"))
     assert list(traces["measured"].error_x.array) == list(column(kl, "difference_error"))
-    # below the axis titles, not on the plot
-    assert figure.layout.legend.y < 0
-    assert figure.layout.legend.yanchor == "top"
+    # below the axis titles, not on the plot, and each panel has its own
+    for legend, names in (
+        ("legend", {"measured", "predicted from H", "single seeds"}),
+        ("legend2", {"odd", "even", ALL}),
+    ):
+        assert figure.layout[legend].y < 0
+        assert figure.layout[legend].yanchor == "top"
+        assert {n for n, trace in traces.items() if (trace.legend or "legend") == legend} == names
     assert list(traces["predicted from H"].x) == list(column(kl, "predicted_difference"))
     assert len(traces["single seeds"].x) == 3
     symbols = [traces[name].marker.symbol for name in ("odd", "even", ALL)]
