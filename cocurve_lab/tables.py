@@ -11,6 +11,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ FORMAT, VERSION = "cocurve-study", 1
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a text begins like a formula
 
 Row = dict[str, Any]
-Table = list[Row]  # one flat dict per observation; `pandas.DataFrame(table)` shows it
+Table = list[Row]  # one flat dict per observation; `shown` makes it readable
 Columns = Mapping[str, str]  # column -> its heading; "" stands for the column's own name
 Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 
@@ -216,27 +217,58 @@ def column(table: Table, name: str) -> np.ndarray:
     return np.array([np.nan if row[name] is None else row[name] for row in table])
 
 
-def shown(table: Table, columns: Columns | Sequence[str], digits: int = 3) -> Table:
+class Shown(list[Row]):
+    """Rows ready to read: a table in a notebook, Markdown in `print`; no index, no raw floats."""
+
+    def __repr__(self) -> str:
+        rows = [[_text(v).replace("\n", " ") for v in row.values()] for row in self]
+        return as_markdown(self._heads, rows)
+
+    def _repr_html_(self) -> str:
+        """Words stand left, numbers right, below their headings."""
+        columns = [[row[head] for row in self] for head in self._heads]
+        left = [any(map(_is_words, values)) for values in columns]
+        rows = [
+            [
+                escape(_text(value) if words else typeset(_text(value)))
+                for words, value in zip(left, row.values(), strict=True)
+            ]
+            for row in self
+        ]
+        return as_html([escape(head) for head in self._heads], rows, left)
+
+    @property
+    def _heads(self) -> list[str]:
+        return list(self[0]) if self else ["no rows"]
+
+
+def shown(
+    table: Iterable[Row], columns: Columns | Sequence[str] | None = None, digits: int = 3
+) -> Shown:
     """Prepare a table for reading: some columns, under headings, rounded, with their errors.
 
     A value whose row has `<column>_error` becomes "value ± error", unless that error is itself one
-    of the columns. A `requested_ratio` becomes a percentage, None an empty cell.
+    of the columns. A `requested_ratio` or `realized_ratio` becomes a percentage, None an empty
+    cell, and any other float a text of `brief`.
 
     Args:
         table: of a study; it keeps all digits.
-        columns: column -> its heading ("" for its own name), or the columns alone.
+        columns: column -> its heading ("" for its own name), or the columns alone; None for all.
         digits: significant digits of a number without an error.
 
     Returns:
-        One row per row, ready for a DataFrame.
+        One row per row, with the headings as keys.
 
     Raises:
         KeyError: a column that the table lacks.
     """
+    rows = list(table)
+    if columns is None:
+        columns = list(rows[0]) if rows else []
     headings = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-    return [
+    return Shown(
         {
-            heading or name: _cell(
+            heading or _words(name): _cell(
                 name,
                 row[name],
                 None if f"{name}_error" in headings else row.get(f"{name}_error"),
@@ -244,8 +276,8 @@ def shown(table: Table, columns: Columns | Sequence[str], digits: int = 3) -> Ta
             )
             for name, heading in headings.items()
         }
-        for row in table
-    ]
+        for row in rows
+    )
 
 
 def _cell(name: str, value: Any, error: float | None, digits: int) -> Any:
@@ -255,7 +287,69 @@ def _cell(name: str, value: Any, error: float | None, digits: int) -> Any:
         return plus_minus(value, error)
     if name == "requested_ratio":
         return f"{100 * value:.{digits}g}%"
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+    if name == "realized_ratio":
+        return f"{value:.1%}"
+    if isinstance(value, str):
+        return _words(value)
+    return brief(value, digits) if isinstance(value, float) else value
+
+
+def _words(name: str) -> str:
+    """A name from code, such as of a statistic, in words; other text as it is."""
+    return name.replace("_", " ") if re.fullmatch("[a-z_]+", name) else name
+
+
+def brief(value: float, digits: int = 3) -> str:
+    """A number for people, as in the instruments: few digits, exponents only where they help.
+
+    "0.0123", "1230", "2.12e-18"; "" for NaN.
+    """
+    if math.isnan(value):
+        return ""
+    rounded = float(f"{value:.{digits}g}") or 0.0  # no "-0"
+    if rounded == 0 or 1e-4 <= abs(rounded) < 1e6:
+        return f"{rounded:.10f}".rstrip("0").rstrip(".")
+    mantissa, _, exponent = f"{rounded:.{digits - 1}e}".partition("e")
+    return f"{mantissa}e{int(exponent):+d}" if exponent else mantissa  # infinity has none
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _is_words(value: Any) -> bool:
+    """Whether a cell holds words; a text that begins with a digit or a sign is a number."""
+    return isinstance(value, str) and bool(value) and not re.match(r"[-+]?(\d|inf)", value)
+
+
+def typeset(text: str) -> str:
+    """A text with the minus sign of the instruments, as wide as a plus, where it has a hyphen.
+
+    A hyphen is a minus before a number, and between spaces.
+    """
+    return re.sub(r"(?<![\w.\-)])-(?=\.?\d)|(?<= )-(?= )", "−", text)
+
+
+def as_html(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[bool]) -> str:
+    """Lay out cells of HTML under heads as a table; a column is aligned to the left or the right.
+
+    Args:
+        heads: one per column.
+        rows: cells, one per column.
+        left: whether a column holds words.
+    """
+    number, words = (
+        "text-align: right; white-space: nowrap",
+        "text-align: left; white-space: pre-wrap",
+    )
+    sides = [f"{words if side else number}; vertical-align: top" for side in left]
+    lines = [
+        "".join(
+            f'<{tag} style="{side}">{cell}</{tag}>' for cell, side in zip(cells, sides, strict=True)
+        )
+        for tag, cells in (("th", heads), *(("td", row) for row in rows))
+    ]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def plus_minus(value: float | None, error: float | None = None) -> str:
@@ -263,10 +357,13 @@ def plus_minus(value: float | None, error: float | None = None) -> str:
     if value is None:
         return "unknown"
     if error is None or not math.isfinite(error):  # one sequence has no spread
-        return f"{value:.3g}"
+        return brief(value)
+    if error < 1e-12 * abs(value):  # rounding of float64
+        error = 0.0
     if not 1e-6 < error < 1e6:  # 0 among them: a plan against itself
-        return f"{value:.3g} ± {error:.2g}"
+        return f"{brief(value)} ± {brief(error, 2)}"
     places = max(0, 1 - math.floor(math.log10(error)))
+    value = round(value, places) or 0.0  # no "-0.000"
     return f"{value:.{places}f} ± {error:.{places}f}"
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,14 @@ from cocurve_lab.tables import (
     WIDTH,
     Table,
     as_csv,
+    brief,
     cached_table,
     column,
     fold,
     pick,
     plus_minus,
     shown,
+    typeset,
 )
 from helpers.problems import make_units, random_curvature
 
@@ -162,9 +165,9 @@ def test_other_tables_keep_columns_that_only_look_old(tmp_path: Path) -> None:
 
 def test_columns_for_reading_are_named_and_rounded() -> None:
     table: Table = [{"knob": "rows", "kl": 0.0123456, "n": 4096, "se": None}]
-    assert shown(table, ["n", "kl"]) == [{"n": 4096, "kl": 0.0123}]
+    assert shown(table, ["n", "kl"]) == [{"n": 4096, "kl": "0.0123"}]
     (row,) = shown(table, {"kl": "KL", "se": ""}, digits=2)
-    assert list(row.items()) == [("KL", 0.012), ("se", "")]
+    assert list(row.items()) == [("KL", "0.012"), ("se", "")]
     assert table[0]["kl"] == 0.0123456
     with pytest.raises(KeyError, match="harm"):
         shown(table, ["harm"])
@@ -176,15 +179,65 @@ def test_a_table_for_reading_has_errors_beside_values_and_empty_cells_for_none()
     (line,) = shown([row], FITTING_COLUMNS)
     assert list(line) == list(FITTING_COLUMNS.values())
     assert line["removed"] == "20%"
-    assert line["E"] == 0.00123
-    assert line["b"] == "0.500 ± 0.012"
-    assert line["1 + b/E, fits"] == line["1 - b/E, printed"] == ""
+    assert line["edge mass E"] == "0.00123"
+    assert line["remainder b"] == "0.500 ± 0.012"
+    assert line["1 + b/E, fits"] == line["1 − b/E, printed"] == ""
 
 
 def test_an_error_can_have_a_column_of_its_own() -> None:
     table: Table = [{"kl": 0.5, "kl_error": 0.0123}, {"kl": 0.5, "kl_error": math.nan}]
-    assert shown(table, ["kl"]) == [{"kl": "0.500 ± 0.012"}, {"kl": 0.5}]
-    assert shown(table[:1], {"kl": "KL", "kl_error": "±"}) == [{"KL": 0.5, "±": 0.0123}]
+    assert shown(table, ["kl"]) == [{"kl": "0.500 ± 0.012"}, {"kl": "0.5"}]
+    assert shown(table[:1], {"kl": "KL", "kl_error": "±"}) == [{"KL": "0.5", "±": "0.0123"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2.12e-18, "2.12e-18"),
+        (0.0001, "0.0001"),
+        (-0.00123456, "-0.00123"),
+        (1234.5, "1230"),
+        (8.0, "8"),
+        (-0.0, "0"),
+        (999_999.0, "1.00e+6"),
+        (-math.inf, "-inf"),
+        (math.nan, ""),
+    ],
+)
+def test_numbers_are_brief(value: float, text: str) -> None:
+    assert brief(value) == text
+
+
+def test_a_minus_is_as_wide_as_a_plus_and_a_hyphen_stays() -> None:
+    assert typeset("(-0.5 ± 0.1) to -.2, a - b = -1") == "(−0.5 ± 0.1) to −.2, a − b = −1"
+    hyphens = "2.12e-18, Llama-3.1-8B, 2026-11-23, leave-one-out"
+    assert typeset(hyphens) == hyphens
+
+
+def test_a_table_for_reading_shows_itself() -> None:
+    table: Table = [
+        {
+            "plan": "<Q8_0>",
+            "requested_ratio": 0.2,
+            "realized_ratio": 0.2042,
+            "kl": -2e-18,
+            "n": 12345,
+        },
+        {"plan": "block_means", "requested_ratio": 0.2, "realized_ratio": 0.2, "kl": None, "n": 1},
+    ]
+    view = shown(table)
+    assert list(view[0].values()) == ["<Q8_0>", "20%", "20.4%", "-2.00e-18", 12345]
+    head = "| plan | requested ratio | realized ratio | kl | n |"
+    assert repr(view).splitlines()[::2] == [head, "| <Q8_0> | 20% | 20.4% | -2.00e-18 | 12,345 |"]
+    assert view[1]["plan"] == "block means"
+    page = view._repr_html_()
+    cells = re.findall(r'<t[hd] style="text-align: (left|right)[^>]*>([^<]*)</t[hd]>', page)
+    assert [side for side, _ in cells] == 3 * ["left", *4 * ["right"]]
+    assert cells[5:10] == [
+        ("left", "&lt;Q8_0&gt;"),
+        *(("right", text) for text in ("20%", "20.4%", "−2.00e-18", "12,345")),
+    ]
+    assert "no rows" in shown([], ["kl"])._repr_html_()
 
 
 def test_one_sequence_has_no_error() -> None:
@@ -197,7 +250,9 @@ def test_one_sequence_has_no_error() -> None:
     [
         (111.3, 16.2, "111 ± 16"),
         (-0.00544, 0.00254, "-0.0054 ± 0.0025"),
+        (-0.0004, 0.022, "0.000 ± 0.022"),
         (0.0, 0.0, "0 ± 0"),
+        (-0.1, 1.4e-17, "-0.1 ± 0"),
         (2.0, 0.5, "2.00 ± 0.50"),
     ],
 )

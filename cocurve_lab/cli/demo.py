@@ -98,7 +98,7 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
             lines.append(
                 f"{ratio:>6.0%} {name:<17}{row['realized_ratio']:>8.2%}"
                 f"{row['params_removed_fraction']:>8.2%}{row['predicted_risk']:>11.4f}"
-                f"{row['measured_risk']:>10.4f} +- {row['measured_risk_error']:.4f}"
+                f"{row['measured_risk']:>10.4f} ± {row['measured_risk_error']:.4f}"
             )
         values = [row["measured_risk"] for row in rows[2:]]
         # the error between plans; those above are between rows of text
@@ -106,7 +106,7 @@ def render(table: PlanTable, ratios: Sequence[float]) -> str:
         removed = float(np.mean([row["realized_ratio"] for row in rows[2:]]))
         name = f"random, {len(values)} plans"
         mean = float(np.mean(values))
-        lines.append(f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{mean:>29.4f} +- {error:.4f}")
+        lines.append(f"{ratio:>6.0%} {name:<17}{removed:>8.2%}{mean:>29.4f} ± {error:.4f}")
     return "\n".join(lines)
 
 

@@ -109,7 +109,7 @@ class Jackknife(Folded):
         else:
             low, high = self.interval
             fact = (
-                f"{self.estimate:.4g} +- {self.standard_error:.2g}, bias {self.bias:.2g}, "
+                f"{self.estimate:.4g} ± {self.standard_error:.2g}, bias {self.bias:.2g}, "
                 f"{self.confidence:.0%} interval, less the bias, {low:.4g} to {high:.4g}"
             )
         return f"Jackknife of {self.name}: {fact}. {self.note}"
@@ -358,7 +358,7 @@ class Coverage:
         return (
             f"Coverage of {self.name}: {self.confidence:.0%} intervals contain the reference in "
             f"{self.share.mean():.1%} of {self.draws} calibrations in {self.groups} groups "
-            f"(+- {self.simulation_error:.1%} for a single value); claimed over real error {ratio}."
+            f"(± {self.simulation_error:.1%} for a single value); claimed over real error {ratio}."
         )
 
 

@@ -35,7 +35,7 @@ from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
 from ..progress import Progress, open_bar
 from ..solver.selection import Selection
-from ..tables import Folded, Table
+from ..tables import Folded, Table, brief
 from .risk import standard_error
 
 if TYPE_CHECKING:
@@ -203,21 +203,22 @@ class RiskSplit(Folded):
     def __repr__(self) -> str:
         plan = self.selection
         known = plan.predicted_risk
-        from_h = "" if known is None else f", H predicts {known:.3g}"
+        from_h = "" if known is None else f", H predicts {brief(known)}"
         ratio = self.measured / self.predicted if self.predicted > 0 else float("nan")
         lines = [
             f"{len(plan)} units, {plan.realized_ratio:.1%} removed{from_h}; on these "
-            f"{self.p_max.size} positions predicted {self.predicted:.3g}, measured "
-            f"{self.measured:.3g} nats per token ({ratio:.3g} x)",
-            f"  other text {self.other_text:.3g} x, expansion of the KL {self.expansion:.3g} x, "
-            f"adding up {self.adding_up:.3g} x: {_SAID[self.cause]}",
+            f"{self.p_max.size} positions predicted {brief(self.predicted)}, measured "
+            f"{brief(self.measured)} nats per token ({brief(ratio) or '-'} x)",
+            f"  other text {brief(self.other_text)} x, expansion of the KL "
+            f"{brief(self.expansion)} x, adding up {brief(self.adding_up)} x: {_SAID[self.cause]}",
             f"  {'p_max':<12}{'positions':>10}{'predicted':>11}{'measured':>11}{'ratio':>8}",
         ]
         for found in self.rows():
+            predicted, measured = (brief(found[name], 2) for name in ("predicted", "measured"))
             ratio = found["measured_over_predicted"]
             lines.append(
-                f"  {found['bin']:<12}{found['share']:>10.0%}{found['predicted']:>11.2g}"
-                f"{found['measured']:>11.2g}{'-' if ratio is None else f'{ratio:.3g}':>8}"
+                f"  {found['bin']:<12}{found['share']:>10.0%}{predicted:>11}{measured:>11}"
+                f"{'-' if ratio is None else brief(ratio):>8}"
             )
         return "\n".join(lines)
 

@@ -173,9 +173,9 @@ class Candidate:
         spans = ", ".join(f"{a:.4g}" if a == b else f"{a:.4g}..{b:.4g}" for a, b in self.intervals)
         state = f"stopped after {self.rows} rows" if self.stopped_early else "tied" * self.tied
         return (
-            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f} +- "
+            f"lambda {spans}  {self.guards[0]}  KL {self.kl:.5f} ± "
             f"{self.standard_error:.5f}  perplexity {self.perplexity:.4g}  behind in "
-            f"{self.judge} {self.difference:.5f} +- "
+            f"{self.judge} {self.difference:.5f} ± "
             f"{self.difference_error:.5f}  {state}".rstrip()
         )
 

@@ -141,7 +141,7 @@ class PlanTable:
             lines.append(
                 f"  lambda {name}  removed {row['realized_ratio']:6.2%}  predicted "
                 f"{'      -' if predicted is None else f'{predicted:.5f}'}  measured "
-                f"{row['measured_risk']:.5f} +- {row['measured_risk_error']:.5f}"
+                f"{row['measured_risk']:.5f} ± {row['measured_risk_error']:.5f}"
             )
         return "\n".join(lines)
 

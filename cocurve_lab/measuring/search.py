@@ -179,9 +179,9 @@ class PlanSearch(Folded):
             else "the start, because no plan found is better on held-out rows"
         )
         return (
-            f"PlanSearch: KL {self.kl:.5f} +- {self.standard_error:.5f} nats per token"
+            f"PlanSearch: KL {self.kl:.5f} ± {self.standard_error:.5f} nats per token"
             f"{' after repair' * self.repaired} on {rows} held-out rows ({found})\n"
-            f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f} +- "
+            f"  start {row['start_kl']:.5f}, difference {row['difference']:+.5f} ± "
             f"{row['difference_error']:.5f}; {self.selection.realized_ratio:.2%} removed\n"
             f"  on the rows of the search {row['search_kl']:.5f}, start "
             f"{row['search_start_kl']:.5f}; {self.evaluations:,} row evaluations"
@@ -214,8 +214,8 @@ class SearchFront:
         lines = [f"SearchFront({len(self)} sizes, {self.evaluations:,} row evaluations)"]
         for row in self.rows():
             lines.append(
-                f"  removed {row['realized_ratio']:6.2%}  KL {row['kl']:.5f} +- "
-                f"{row['kl_error']:.5f}  against start {row['difference']:+.5f} +- "
+                f"  removed {row['realized_ratio']:6.2%}  KL {row['kl']:.5f} ± "
+                f"{row['kl_error']:.5f}  against start {row['difference']:+.5f} ± "
                 f"{row['difference_error']:.5f}"
             )
         return "\n".join(lines)

@@ -49,7 +49,7 @@ COLUMNS: Columns = {
     "difference": "right − base",
     "lost": "only base right",
     "gained": "only plan right",
-    "p_value": "p",
+    "p_value": "McNemar's p",
     "log_likelihood_difference": "log p(answer) − base",
 }
 

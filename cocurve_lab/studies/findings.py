@@ -11,7 +11,7 @@ from typing import Any
 from scipy.special import stdtrit
 from scipy.stats import norm
 
-from ..tables import WIDTH, Row, fold, plus_minus
+from ..tables import WIDTH, Row, as_html, brief, fold, plus_minus, typeset
 from .sections import link_to
 
 Verdict = bool | None  # agrees, does not agree, or cannot be told
@@ -73,15 +73,11 @@ class Findings(list[Finding]):
     def _repr_html_(self) -> str:
         """One row per claim; the verdict in words and as a sign, the study as a link to it."""
         heads = ("study", "the paper", "where", "here", "verdict")
-        rows = [(f.claim, f.where, f.ours, f.said) for f in self]
-        left = ' style="text-align: left; vertical-align: top"'
-        lines = ["".join(f"<th{left}>{head}</th>" for head in heads)]
-        lines += [
-            f"<td{left}>{_linked(finding.study)}</td>"
-            + "".join(f"<td{left}>{escape(cell)}</td>" for cell in row)
-            for finding, row in zip(self, rows, strict=True)
+        rows = [
+            [_linked(f.study), *(escape(typeset(t)) for t in (f.claim, f.where, f.ours, f.said))]
+            for f in self
         ]
-        return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+        return as_html(heads, rows, [True] * len(heads))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Beside table and text the bare values, for who collects them; no page shows them."""
@@ -190,7 +186,8 @@ def covered(row: Row, name: str) -> str:
     if row[f"{name}_draws_error"] is None:
         return f" (over rows alone; {row[f'{name}_note']}, so other draws of H are unknown)"
     rows, draws = row[f"{name}_rows_error"], row[f"{name}_draws_error"]
-    return f" (rows {rows:.2g}, {row[f'{name}_draws']} draws of H {draws:.2g})"
+    count = row[f"{name}_draws"]
+    return f" (rows {brief(rows, 2)}, {count} draws of H {brief(draws, 2)})"
 
 
 def number(value: Any) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..errors import InputError
-from ..figures import GUIDE, finish, graph_objects, look
+from ..figures import GUIDE, finish, graph_objects, log_axis, look
 from ..measuring.plan_memory import plans_file
 from ..measuring.risk import PlanTable, measure_plans, model_risk
 from ..measuring.swaps import Neighbors
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SURROGATES = {"by_h": "H", "by_q": "Q", "by_f": "F"}  # column of a prediction -> its name
 COLUMNS = {"requested_ratio": "asked", "way": "plan of", **SURROGATES, "measured": "measured"}
+PREFERRED_COLUMNS = {"requested_ratio": "asked", "measured": "", "H": "", "Q": "", "F": ""}
 WAY_COLUMNS = {
     "way": "plan of",
     "kl": "KL",
@@ -146,9 +147,9 @@ def plot_predictions(table: Table) -> Figure:
         )
     ends = [min(drawn), max(drawn)] if drawn else []
     figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
-    axis = {"type": "log", "exponentformat": "power"}
-    figure.update_xaxes(title_text="predicted, nats per token", **axis)
-    figure.update_yaxes(title_text="measured KL, nats per token", **axis)
+    measured = [row["measured"] for row in table]
+    figure.update_xaxes(title_text="predicted, nats per token", **log_axis(drawn))
+    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
     return finish(figure, "H, Q and F: predicted and measured")
 
 

@@ -14,6 +14,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.tables import column, pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, SOLUTIONS, figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "08_how_sure_is_H.ipynb"
@@ -59,7 +60,7 @@ def test_error_bars_and_coverage(done: tuple[Path, nbformat.NotebookNode]) -> No
         rest = np.delete(curvature.group_grams, group, axis=0).sum(axis=0)
         without.append(cl.Curvature(rest / (2 * 255), curvature.units).ffn_redundancy)
     error = np.sqrt(2 / 3 * np.square(np.array(without) - np.mean(without)).sum())
-    shown = re.search(r"ffn_redundancy: ([\d.]+) \+- ([\d.]+)", text)
+    shown = re.search(r"ffn_redundancy: ([\d.]+) ± ([\d.]+)", text)
     assert float(shown[1]) == pytest.approx(curvature.ffn_redundancy, rel=1e-3)
     assert float(shown[2]) == pytest.approx(error, rel=0.05)
     table = study(folder, "coverage")
@@ -157,6 +158,7 @@ def test_notebook_08_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         assert root.get_by_label("lambda, typed").input_value() == "0.5"
         assert visit.ask("explorer.interaction_strength, explorer.ratio") == "(0.5, 0.2)"
         visit.picture("08_preview_light", root)
+        require_readable_notebook(page)
         # anywidget complains where a busy page took 2 s to start a widget, though it came up after
         late = "Failed to initialize model"
         visit.errors = [text for text in visit.errors if late not in text]

@@ -1,4 +1,4 @@
-"""Notebook 11: a run from top to bottom without a browser; its numbers are measured ones."""
+"""Notebook 11: its numbers are measured ones, a second run measures none; also in JupyterLab."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from helpers.lab import KEPT, SMALL
+from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "11_the_best_plan.ipynb"
@@ -56,15 +57,32 @@ def test_notebook_11_measures_every_way(done: tuple[Path, nbformat.NotebookNode]
         "H, λ 0": cl.solve_greedy(curvature, 0.3, 0.0),
         "F": curvature.additive().solve(0.3, part="fit"),
     }.items():
-        cells = re.search(rf"<td>{name}</td>\s*<td>([\d.]+) ± ([\d.]+)</td>", page)
+        cells = re.search(rf">{name}</td><td[^>]*>([\d.]+) ± ([\d.]+)</td>", page)
         measured = cl.pruning_risk(model, plan, judge.rows(2, 4))
         value, error = map(float, cells.groups())
         assert value == pytest.approx(measured, abs=0.06 * error)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM.exists(), reason=IN_LAB)
 def test_a_second_run_measures_nothing(done: tuple[Path, nbformat.NotebookNode]) -> None:
     before = written(done[0])
     again = text_of(run(NOTEBOOK, done[0], VALUES))
     assert "nothing was rebuilt" in again
     assert written(done[0]) == before
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=NO_BROWSER)
+def test_notebook_11_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.NotebookNode]) -> None:
+    folder = lab.bring(done[0])
+    before = written(folder)
+    with lab.open(NOTEBOOK, VALUES, inside=folder) as visit:
+        visit.run_all()
+        assert "nothing was rebuilt" in text_of(visit.content())
+        assert written(folder) == before
+        visit.page.locator(".js-plotly-plot").first.wait_for()
+        visit.picture("11_light")
+        require_readable_notebook(visit.page)
+        visit.require_clean()

@@ -17,6 +17,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
+from cocurve_lab.tables import brief, typeset
 from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
@@ -178,3 +179,13 @@ def test_the_figure_keeps_every_kind_of_message_plotly_has() -> None:
     text = (FRONT / "figure.js").read_text(encoding="utf-8")
     listed = text.split("MESSAGES = [")[1].split("]")[0]
     assert {f"_py2js_{name}" for name in re.findall(r'"(\w+)"', listed)} == names
+
+
+def test_tables_of_notebooks_write_numbers_as_the_instruments_do() -> None:
+    values = [0.0, 2.12e-18, -0.000123456, 0.5, 8.399, 1234.5, 999_999.0, -3e7]
+    file = (FRONT / "compare.js").as_uri()
+    code = f"import {{ brief }} from '{file}'; console.log(JSON.stringify({values}.map(brief)))"
+    run = subprocess.run(
+        [node(), "--input-type=module", "-e", code], capture_output=True, text=True, check=True
+    )
+    assert json.loads(run.stdout) == [typeset(brief(value)) for value in values]

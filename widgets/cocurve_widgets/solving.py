@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import cocurve_lab as cl
+from cocurve_lab.tables import brief
 
 from .packing import curve
 
@@ -89,7 +90,7 @@ class OnMatrix:
 
     def price(self, plan: cl.Selection) -> str:
         assert plan.predicted_risk is not None
-        return f"Predicted risk {plan.predicted_risk:.4g} nats per token"
+        return f"Predicted risk {brief(plan.predicted_risk, 4)} nats per token"
 
 
 class OnAdditiveKL:
@@ -142,7 +143,7 @@ class OnAdditiveKL:
 
     def price(self, plan: cl.Selection) -> str:
         found = self.additive.predict(plan, "price")
-        return f"Additive KL {found:.4g} nats per token at positions it was not solved on"
+        return f"Additive KL {brief(found, 4)} nats per token at positions it was not solved on"
 
     def _keep(self, key: Any, find: Callable[[], Any]) -> Any:
         """What was found before, or find it now; the oldest is forgotten."""

@@ -46,8 +46,8 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
         worse, better = (sum(_behind(row) is which for row in rows) for which in (True, False))
         ours = (
             f"{leader} {own['perplexity']:.3f}, best of the others {best['method']} "
-            f"{best['perplexity']:.3f} ({gap} nats per token from it); of {len(rows)}, {better} "
-            f"clearly better and {worse} clearly worse"
+            f"{best['perplexity']:.3f} ({gap} nats per token from it, over rows alone); "
+            f"of {len(rows)}, {better} clearly better and {worse} clearly worse"
         )
     return Finding(
         study="bake-off",
@@ -111,6 +111,8 @@ def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Fin
         f"at {percent(ratio)} {OURS} has KL {plus_minus(row['leader_kl'])}, {repaired} "
         f"{plus_minus(row['kl'])}; difference {plus_minus(gap, error)}"
     )
+    if row["calibrations"] == 1:
+        ours += " over rows alone"
     verdict = judged(gap, math.inf if error is None else error, *ABOVE)
     return Finding("recovery", claim, RECOVERY, ours, verdict)
 

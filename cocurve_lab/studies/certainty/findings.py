@@ -86,7 +86,7 @@ def stability_finding(stability: Stability) -> Finding:
         claim=f"the selection is not sensitive to the text (we say: {SAME_PLAN:.0%} overlap)",
         where=SENSITIVITY,
         ours=(
-            f"overlap {stability.mean_overlap:.0%} (95 % of draws: {low:.0%} to {high:.0%}), "
+            f"overlap {stability.mean_overlap:.0%} (95% of draws: {low:.0%} to {high:.0%}), "
             f"{len(stability.contested())} units contested; the plan prunes "
             f"{len(stability.selection)}"
         ),

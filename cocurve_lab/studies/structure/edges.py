@@ -43,7 +43,7 @@ COLUMNS: Columns = {
     "measured": "KL",
     "difference": "KL − method",
     "perplexity": "",
-    "perplexity_difference": "ppl − method",
+    "perplexity_difference": "perplexity − method",
 }
 
 

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from scipy.stats import binomtest
 
-from ...tables import Row, Table, column, pick
+from ...tables import Row, Table, brief, column, pick
 from ..draws import carried
 from ..findings import (
     ABOVE,
@@ -165,9 +165,14 @@ def _error(row: Row) -> float:
     return float(math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"])))
 
 
+def _shown_error(row: Row) -> str:
+    error = _error(row)
+    return f" ± {error:.3f}" if math.isfinite(error) else " (error unknown)"  # of one question
+
+
 def _differences(rows: Table, unit: str) -> str:
     parts = [
-        f"{row['difference']:+.3f} ± {_error(row):.3f} ({row['fill']}, {row['pairs']} pairs)"
+        f"{row['difference']:+.3f}{_shown_error(row)} ({row['fill']}, {row['pairs']} pairs)"
         for row in rows
     ]
     return f"{unit}: " + "; ".join(parts) if parts else "no arms could be measured"
@@ -417,7 +422,7 @@ def proposition_findings(table: Table) -> list[Finding]:
             "propositions",
             "H is a Gram matrix: no negative eigenvalue",
             'Prop. "Gram equivalence"',
-            f"smallest over largest eigenvalue {gram[0]['value']:.1e}",
+            f"smallest over largest eigenvalue {brief(gram[0]['value'], 2)}",
             all(row["holds"] for row in gram),
         ),
         Finding(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...figures import finish, graph_objects, look
+from ...figures import finish, graph_objects, log_axis, look
 from ...measuring.choosing import (
     GuardsChoice,
     InteractionChoice,
@@ -27,7 +27,7 @@ from ...measuring.plan_memory import plans_file
 from ...measuring.racing import Candidate, ChoiceOptions, Judge
 from ...measuring.risk import measure_plans
 from ...solver.selection import Selection
-from ...tables import Columns, Folder, Row, Table, cached_table, pick
+from ...tables import Columns, Folder, Row, Table, cached_table, column, pick
 from ..draws import Plans, Redrawn, again, carried, draw_marks, redraw
 from ..shared import marks
 
@@ -54,16 +54,16 @@ BEST_COLUMNS: Columns = {
 }
 BENEFIT_COLUMNS: Columns = {
     "requested_ratio": "removed",
-    "edge_benefit": "KL(λ 0) - KL(λ 1)",
-    "lambda_0_behind": "KL(λ 0) - KL(best)",
-    "lambda_1_behind": "KL(λ 1) - KL(best)",
+    "edge_benefit": "KL(λ 0) − KL(λ 1)",
+    "lambda_0_behind": "KL(λ 0) − KL(best)",
+    "lambda_1_behind": "KL(λ 1) − KL(best)",
 }
 FITTING_COLUMNS: Columns = {
     "requested_ratio": "removed",
-    "edge_mass": "E",
-    "remainder": "b",
+    "edge_mass": "edge mass E",
+    "remainder": "remainder b",
     "fitting": "1 + b/E, fits",
-    "printed": "1 - b/E, printed",
+    "printed": "1 − b/E, printed",
 }
 GUARDS_COLUMNS: Columns = {
     "requested_ratio": "removed",
@@ -412,7 +412,9 @@ def plot_strength(table: Table) -> Figure:
         )
     ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
     figure.update_xaxes(
-        title_text="λ", tickvals=np.arcsinh(np.array(ticks) / scale).tolist(), ticktext=ticks
+        title_text="weight of the edges (λ)",
+        tickvals=np.arcsinh(np.array(ticks) / scale).tolist(),
+        ticktext=ticks,
     )
-    figure.update_yaxes(title_text="held-out KL, nats per token", type="log")
+    figure.update_yaxes(title_text="held-out KL, nats per token", **log_axis(column(table, "kl")))
     return finish(figure, "Held-out KL by λ, for each share removed (rings: the plans chosen)")

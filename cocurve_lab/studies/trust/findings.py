@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.stats import rankdata
 
-from ...tables import Row, Table, column, pick, plus_minus
+from ...tables import Row, Table, brief, column, pick, plus_minus
 from ..findings import (
     ABOVE,
     BELOW,
@@ -394,7 +394,7 @@ def redundancy_findings(table: Table) -> list[Finding]:
     ours = trend["note"].rstrip(".")
     if trend["spearman"] is not None:
         ours = f"Spearman {trend['spearman']:.2f} over {trend['models']} models"
-        ours += f", p = {trend['p_value']:.2g}"
+        ours += f", p = {brief(trend['p_value'], 2)}"
         verdict = None if trend["p_value"] > 0.05 else trend["spearman"] < 0
     where = 'Fig. "edge benefit vs. FFN redundancy"'
     claim = "the edge benefit falls as the FFN redundancy rises"

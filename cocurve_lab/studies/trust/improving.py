@@ -42,15 +42,15 @@ REFINEMENT_COLUMNS: Columns = {
     "certified": "bound / after",
     "units_exchanged": "units exchanged",
     "kl": "KL, greedy",
-    "difference": "KL after - before",
+    "difference": "KL after − before",
 }
 GAINS_COLUMNS: Columns = {
     "requested_ratio": "removed",
     "interaction_strength": "λ",
-    "ridge": "γ",
-    "clip": "τ",
+    "ridge": "ridge γ",
+    "clip": "clip τ",
     "kl": "KL with gains",
-    "difference": "KL with - without",
+    "difference": "KL with − without",
 }
 
 
@@ -230,9 +230,9 @@ def plot_gains(table: Table) -> Figure:
             error_y={"array": [row["difference_error"] for row in part]},
             mode="markers",
             marker=look(number) | {"size": 9},
-            name=f"γ {ridge:g}, τ {clip:g}",
+            name=f"ridge γ {ridge:g}, clip τ {clip:g}",
         )
     figure.add_hline(y=0, line=GUIDE)
-    figure.update_yaxes(title_text="KL with gains - without, nats per token")
+    figure.update_yaxes(title_text="KL with gains − without, nats per token")
     figure.update_xaxes(title_text="share removed, and λ")
     return finish(figure, "KL with gains on kept FFN groups, less KL without")

@@ -57,10 +57,10 @@ PLAN_COLUMNS: Columns = {
     "overlap": "",
     "measured_finite": "KL, plan of H",
     "measured_exact": "KL, plan of H*",
-    "difference": "H* - H",
+    "difference": "KL, H* − H",
 }
 MATRIX_COLUMNS: Columns = {
-    "frobenius_distance": "‖H* - H‖ / ‖H‖",
+    "frobenius_distance": "‖H* − H‖ / ‖H‖",
     "diagonal_ratio": "median H*_uu / H_uu",
     "log_diagonal_correlation": "correlation of log H_uu",
     "edge_spearman": "rank correlation of edges",
@@ -393,5 +393,5 @@ def plot_infinitesimal(table: Table) -> Figure:
         figure.update_yaxes(title_text="Jaccard overlap of the two plans", range=[0, 1.02])
         return finish(figure, f"Overlap of the plans of {what} with those of H")
     figure.add_hline(y=0, line=GUIDE)
-    figure.update_yaxes(title_text=f"KL of plans, {what} - H, nats per token")
+    figure.update_yaxes(title_text=f"KL of plans, {what} − H, nats per token")
     return finish(figure, f"KL of plans of {what}, less that of H (above 0: H plans better)")
