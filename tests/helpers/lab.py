@@ -87,6 +87,12 @@ def assigned(source: str) -> Iterator[tuple[str, ast.expr]]:
         yield from zip(names, given, strict=True)
 
 
+def red_boxes(notebook: nbformat.NotebookNode) -> list[str]:
+    """What cells wrote to stderr: JupyterLab shows it on red, as if something had failed."""
+    outputs = (o for cell in notebook.cells for o in cell.get("outputs", []))
+    return [o.text for o in outputs if o.output_type == "stream" and o.name == "stderr"]
+
+
 @dataclass
 class Visit:
     """One opened page and what it did: requests to elsewhere, console errors, bytes received."""
@@ -169,6 +175,7 @@ class Visit:
         found = [text for text in self.errors if not any(part in text for part in noise)]
         assert not found, found
         assert not self.failures()
+        assert not red_boxes(self.content())
 
 
 @dataclass

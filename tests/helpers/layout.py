@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FAULTS = r"""selector => {
+FAULTS = r"""async selector => {
   const found = [];
   const told = (fault, text) => found.push(`${fault}: ${text.trim().slice(0, 60)}`);
   const scrolls = value => /auto|scroll/.test(value);
@@ -22,7 +22,11 @@ FAULTS = r"""selector => {
   const hidden = "select, script, style, .cm-editor, [aria-hidden=true], .modebar";
   const all = { visibilityProperty: true, opacityProperty: true };
   const seen = element => element.checkVisibility(all) && !element.closest(hidden);
+  const drawn = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
   for (const root of document.querySelectorAll(selector)) {
+    if (!root.checkVisibility(all)) continue;
+    root.scrollIntoView({ block: "nearest" });
+    await drawn();
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
     const range = document.createRange();
     while (walker.nextNode()) {
@@ -33,7 +37,11 @@ FAULTS = r"""selector => {
         range.setEnd(node, word.index + word[0].length);
         const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
         if (lines.size > 1 && !element.closest("svg")) told("breaks inside a word", word[0]);
-        const box = range.getBoundingClientRect();
+        let box = range.getBoundingClientRect();
+        if (box.top < 0 || box.bottom > innerHeight) {  // what covers it is known only in view
+          element.scrollIntoView({ block: "center" });
+          box = range.getBoundingClientRect();
+        }
         if (box.width < 1 || box.height < 1) continue;  // for screen readers alone
         if (cut(element, box)) { told("is clipped", node.data); break; }
         const at = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
@@ -55,23 +63,27 @@ FAULTS = r"""selector => {
 def layout_faults(page: Any, selector: str) -> list[str]:
     """Faults of the text inside the elements that a selector finds, as "what: where".
 
-    Text covered by something is found where it is in view, so scroll there first.
+    Each element and text is scrolled to, because what covers a text is found only in view.
     """
     return list(page.evaluate(FAULTS, selector))
 
 
 def require_readable(page: Any, selector: str) -> None:
     """No text of the elements breaks inside a word, is clipped, or lies under something."""
-    for element in page.locator(selector).all():
-        if element.is_visible():
-            element.scroll_into_view_if_needed()
-            page.wait_for_timeout(200)
-            found = layout_faults(page, selector)
-            assert not found, found
+    found = layout_faults(page, selector)
+    assert not found, found
+
+
+SIDEWAYS = """selector => [...document.querySelectorAll(selector)]
+  .filter(part => part.offsetParent && part.scrollWidth > part.clientWidth + 2)
+  .map(part => `${part.scrollWidth} > ${part.clientWidth}: ${part.innerText.slice(0, 60)}`)"""
 
 
 def require_readable_notebook(page: Any) -> None:
-    """The same of all prose and outputs of the notebook that JupyterLab shows."""
+    """The same of all prose and outputs of a notebook in JupyterLab; none scrolls sideways.
+
+    Cells of code may: their lines are as long as they are.
+    """
     page.evaluate(  # else only the cells in view are on the page
         """() => {
           const notebook = jupyterapp.shell.currentWidget.content;
@@ -79,4 +91,6 @@ def require_readable_notebook(page: Any) -> None:
         }"""
     )
     page.wait_for_timeout(1000)
+    wide = page.evaluate(SIDEWAYS, ".jp-WindowedPanel-outer, .jp-OutputArea-output")
+    assert not wide, wide
     require_readable(page, ".jp-OutputArea-output, .jp-MarkdownOutput")

@@ -10,7 +10,7 @@ import nbformat
 from nbclient import NotebookClient
 
 import cocurve_lab as cl
-from helpers.lab import FEW, KEPT, set_parameters
+from helpers.lab import FEW, KEPT, red_boxes, set_parameters
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NOTEBOOK = NOTEBOOKS[0]
@@ -42,6 +42,7 @@ def run(
     )
     done = client.execute()
     assert broken_lines(done) == []
+    assert red_boxes(done) == []
     return done
 
 

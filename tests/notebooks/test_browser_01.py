@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.lab import CHROMIUM, FEW, NO_BROWSER, Lab, Visit
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import NOTEBOOK, require_built, require_loaded
 from helpers.waiting import eventually
 
@@ -36,6 +37,7 @@ def test_notebook_01_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         assert buttons
         assert not [title for title in buttons if re.search("cloud|share|edit in", title, re.I)]
         visit.require_clean()
+        require_readable_notebook(page)
         for theme in ("Light", "Dark"):
             visit.theme(theme)
             for number, figure in enumerate(figures.all()):

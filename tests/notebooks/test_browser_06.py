@@ -15,6 +15,7 @@ from cocurve_lab.models.loading import demo_folder
 from cocurve_lab.studies.shared import resampled
 from cocurve_lab.tables import pick, plus_minus
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_when_to_trust_the_edges.ipynb"
@@ -114,11 +115,12 @@ def test_a_second_run_measures_nothing(done: tuple[Path, str]) -> None:
 def test_notebook_06_in_jupyterlab(lab: Lab, done: tuple[Path, str]) -> None:
     folder = lab.bring(done[0])
     before = written(folder)
-    with lab.open(NOTEBOOK, VALUES, inside=folder, width=1400) as visit:
+    with lab.open(NOTEBOOK, VALUES, inside=folder) as visit:
         visit.run_all()
         require_nothing_measured(done[1], text_of(visit.content()))
         assert written(folder) == before
         visit.page.locator("td", has_text="Conclusion, as an outlook").first.wait_for()
         assert int(visit.ask("len(all_findings)")) > 20
         visit.picture("06_light")
+        require_readable_notebook(visit.page)
         visit.require_clean()

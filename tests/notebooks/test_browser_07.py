@@ -13,6 +13,7 @@ from cocurve_lab.studies.structure import geometry
 from cocurve_lab.studies.structure.bridges import bridge_table
 from cocurve_lab.tables import pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, SOLUTIONS, figures, findings_of, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "07_bridges_and_structure.ipynb"
@@ -108,4 +109,5 @@ def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         page.get_by_text("All findings").last.scroll_into_view_if_needed()
         page.get_by_text("does not agree").first.wait_for()
         visit.picture("07_findings")
+        require_readable_notebook(page)
         visit.require_clean()

@@ -14,6 +14,7 @@ import cocurve_lab as cl
 from cocurve_lab.studies.bake_off.contenders import all_methods
 from cocurve_lab.tables import pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
+from helpers.layout import require_readable_notebook
 from helpers.notebooks import SOLUTIONS, figures, run, text_of, written
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "09_bake_off.ipynb"
@@ -123,4 +124,5 @@ def test_notebook_09_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         table.scroll_into_view_if_needed()
         assert page.locator("td b").count() > 0  # the best of a column
         visit.picture("09_table_light", table)
+        require_readable_notebook(page)
         visit.require_clean()
