@@ -5,7 +5,8 @@
     python tests/benchmarks/bench_findings.py --page-only    # the page from findings.json alone
 
 It runs the notebooks with their own parameters. Tables that are kept in `--folder` are read instead
-of measured. findings.json holds the findings of each notebook, when and on what it ran.
+of measured; delete `kept/bake_off/study_speed_*.json` there to time notebook 09's plans anew, on a
+quiet machine. findings.json holds the findings of each notebook, when and on what it ran.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_lab.studies.findings import MIME, Finding
 from cocurve_lab.studies.sections import link_to
+from cocurve_lab.tables import typeset
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run
 
@@ -93,7 +95,8 @@ def page(found: dict[str, Any]) -> str:
         for finding in (Finding(**row) for row in part["findings"]):
             link = link_to(finding.study)
             study = finding.study if link is None else f"[{finding.study}](../../notebooks/{link})"
-            lines.append(row_of(study, finding.claim, finding.where, finding.ours, finding.said))
+            words = (finding.claim, finding.where, finding.ours, finding.said)
+            lines.append(row_of(study, *map(typeset, words)))
     return "\n".join(lines) + "\n"
 
 
