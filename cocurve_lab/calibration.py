@@ -359,7 +359,8 @@ def _own_rows(
 ) -> CalibrationSet:
     """Rows of one of the embedded model's texts, "calibration" or "held_out"."""
     file = demo_folder().parent / "texts" / f"{name}.jsonl"
-    named = {"source": f"demo {name}", "num_sequences": count}
+    source = f"{name.replace('_', '-')} text of the demo model"
+    named = {"source": source, "num_sequences": count}
     return CalibrationSet.from_file(file, tokenizer, **options, **named)
 
 

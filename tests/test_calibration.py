@@ -289,7 +289,8 @@ def test_default_calibration_of_the_embedded_model() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(cl.demo_folder())
     built, held_out = cl.default_calibration("demo", tokenizer, 6, 3, seq_len=80)
-    assert (built.source, held_out.source) == ("demo calibration", "demo held_out")
+    texts = ("calibration text of the demo model", "held-out text of the demo model")
+    assert (built.source, held_out.source) == texts
     assert (len(built), len(held_out)) == (6, 3)
     built.require_disjoint(held_out)
     assert default_rows("demo", tokenizer, 6, seq_len=80).fingerprint == built.fingerprint

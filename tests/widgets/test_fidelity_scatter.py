@@ -370,7 +370,7 @@ def test_a_split_is_that_of_the_library_and_says_how_far_it_is(
     scatter.session.selection = plan
     assert repr(scatter.split()) == repr(found)
     scatter.measure(plan)
-    assert "1 of 1 plans measured" in scatter.status
+    assert "1 of 1 plan measured" in scatter.status
 
 
 @pytest.mark.parametrize("how", ["Cancel", "Ctrl-C"])
@@ -607,7 +607,7 @@ def test_without_held_out_text_nothing_is_measured() -> None:
     scatter.close()
 
 
-def test_a_matrix_alone_has_no_grey_points() -> None:
+def test_a_matrix_alone_has_no_gray_points() -> None:
     bare = cl.Curvature(CURVATURE.matrix, UNITS)
     scatter = FidelityScatter(bare, MODEL, HELD_OUT, session=Session(bare))
     assert scatter.points == []

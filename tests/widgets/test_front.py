@@ -153,7 +153,7 @@ def test_one_palette_for_pages_and_pictures() -> None:
     assert colored == ["kit.js"]
 
 
-def test_a_colour_has_one_meaning_and_a_share_is_ordered() -> None:
+def test_a_color_has_one_meaning_and_a_share_is_ordered() -> None:
     text = (FRONT / "kit.js").read_text(encoding="utf-8")
     block = text.split("export const COLORS = {")[1].split("}")[0]
     named = dict(re.findall(r'(\w+): "(#[0-9A-F]{6})"', block))

@@ -14,7 +14,7 @@ from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, obs
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 
-from .instrument import KIT, Instrument, front, guarded, named_matrix, plan_code
+from .instrument import KIT, Instrument, counted, front, guarded, named_matrix, plan_code
 from .session import Session, require_units
 from .still import plot_html
 
@@ -272,11 +272,13 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     def _tell(self) -> None:
         shown, sent = int(self._shown().sum()), len(self._rho)
         weakest = abs(self._rho[-1]) if sent else 0.0
-        where = f"{self.edge_total:,} edges (|correlation| >= {self.threshold:.3g})"
+        where = f"{counted(self.edge_total, 'edge')} (|correlation| >= {self.threshold:.3g})"
         if self.edge_total > sent and self.threshold <= weakest:
-            where = f"the {sent:,} strongest of {self.edge_total:,} edges (>= {weakest:.3g})"
+            where = (
+                f"the {sent:,} strongest of {counted(self.edge_total, 'edge')} (>= {weakest:.3g})"
+            )
         self.status = (
-            f"Shown: {shown:,} of {where}, {len(self.bridges['indices'])} units listed. "
+            f"Shown: {shown:,} of {where}, {counted(len(self.bridges['indices']), 'unit')} listed. "
             f"{self._source()}; bridges and plans at ratio {self.plans['ratio']:.3g} took "
             f"{1e3 * self._seconds:.0f} ms."
         )

@@ -11,7 +11,7 @@ from traitlets import Float, Int, List, Unicode
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
 
-from .instrument import KIT, front
+from .instrument import KIT, counted, front
 from .still import Still, plot_html
 
 _PATIENCE = 0.5  # seconds between updates: an update solves two plans
@@ -84,7 +84,7 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         return plot_html(points, names, log=False, joined=True)
 
     def _sentence(self, overlap: float | None, stopped: bool) -> str:
-        text = f"{self.done} of {self.total} sequences"
+        text = f"{self.done} of {counted(self.total, 'sequence')}"
         if stopped:
             text = f"Stopped after {text}"
         elif self.done < self.total:

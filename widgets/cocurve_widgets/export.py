@@ -13,7 +13,7 @@ import cocurve_lab as cl
 
 from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
-from .instrument import front, matrix_name, named_matrix
+from .instrument import counted, front, matrix_name, named_matrix
 from .lambda_explorer import MODULES as LAMBDA_MODULES
 from .lambda_explorer import LambdaExplorer
 from .session import Session
@@ -115,12 +115,14 @@ def export_html(
 def _about(curvature: cl.Curvature) -> str:
     facts = curvature.provenance
     rows, length = facts.get("sequences_done"), facts.get("seq_len")
-    text = f" from {rows} sequences of {length} tokens" if rows and length else ""
+    text = ""
+    if rows and length:
+        text = f" from {counted(rows, 'sequence')} of {counted(length, 'token')}"
     what = named_matrix(curvature)
     return (
-        f"{len(curvature.units)} units; {what}, the matrix of all pairs, estimated{text}. KL is "
-        "how far the pruned model's predictions are from the whole model's, in nats per token. "
-        "Plans are solved and predicted in your browser; what is called measured was measured "
+        f"{counted(len(curvature.units), 'unit')}; {what}, the matrix of all pairs, "
+        f"estimated{text}. KL is how far the pruned model's predictions are from the whole model's, "
+        "in nats per token. Plans are solved and predicted in your browser; what is called measured was measured "
         "before. Only the notebooks measure plans that you make by clicks, other pairs, and next "
         "tokens. The address of the page holds what you set: copy it to show others the same."
     )

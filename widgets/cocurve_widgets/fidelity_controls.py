@@ -19,7 +19,7 @@ from cocurve_lab.tables import as_csv
 
 from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, SURROGATES, Rows
 from .glossary import words_html
-from .instrument import Instrument, front
+from .instrument import Instrument, counted, front
 
 WRAP = {"flex_flow": "row wrap", "align_items": "center"}
 BUTTONS = {  # label -> tooltip
@@ -153,7 +153,7 @@ class FidelityControls:
         return run
 
     def _field(self, kind: Any, label: str, name: str, width: str, **more: Any) -> Any:
-        """A labelled input and a trait of the instrument, each following the other."""
+        """A labeled input and a trait of the instrument, each following the other."""
         if kind is W.Text:
             more["continuous_update"] = False
         style = {"description_width": "initial"}
@@ -296,7 +296,8 @@ def _caption(curvature: cl.Curvature, surrogate: str, text: str | None) -> str:
     if surrogate != "H":
         count, tokens = curvature.require_shifts().of("price").probabilities.shape
         by = (
-            f"by the {surrogate} of the shifts at {count:,} positions, on {tokens} tokens each. A "
+            f"by the {surrogate} of the shifts at {counted(count, 'position')}, on "
+            f"{counted(tokens, 'token')} each. A "
             'plan solved on part "fit" of the shifts has not seen these positions; H has'
         )
         alone = "its KL there"
@@ -343,7 +344,11 @@ def _points_table(rows: Rows, plan: str | None) -> str:
     files += "" if plan is None else _download("JSON", "plan.json", "application/json", plan)
     shown = [[_cell(row[key]) for key in COLUMNS.values()] for row in rows[:MOST_ROWS]]
     more = len(rows) - len(shown)
-    note = f"<p>{more} more rows are in the CSV.</p>" if more else ""
+    note = (
+        f"<p>{counted(more, 'more row')} {'is' if more == 1 else 'are'} in the CSV.</p>"
+        if more
+        else ""
+    )
     table = _html(list(COLUMNS), shown) if rows else "<p>no points yet</p>"
     return f'<div class="cocurve"><p>{files}</p><div class="cc-scroll">{table}</div>{note}</div>'
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import cocurve_lab as cl
 
+from .instrument import counted
 from .session import Cancelled, CancelToken, MeasuredPlan, Session, measured_on
 
 CHUNK = 4  # plans measured at once; between two chunks Cancel is heard and the model is free
@@ -43,7 +44,7 @@ class Measurer:
         self._job: CancelToken | None = None  # of the job on the thread that takes from `_todo`
         self._began = 0.0
         self.done = self.total = 0
-        self.noun, self.stage, self.took = "plans", "", ""
+        self.noun, self.stage, self.took = "plan", "", ""
 
     @property
     def active(self) -> bool:
@@ -70,7 +71,7 @@ class Measurer:
                 return ""
             left = self.seconds_left
             eta = "" if left is None else f", about {left:.0f} s left"
-            return f"{self.done} of {self.total} {self.noun} measured{eta} ({self.stage})"
+            return f"{self.done} of {counted(self.total, self.noun)} measured{eta} ({self.stage})"
 
     def measure_here(self, plans: Sequence[cl.Selection], held_out: cl.CalibrationSet) -> None:
         """Measure in this thread; return when all are done or cancelled."""
@@ -96,7 +97,7 @@ class Measurer:
             parts: one per row done so far; the others are appended as they come.
         """
         token, todo = CancelToken(), range(len(parts), len(held_out))
-        self._expect(len(todo), "rows")
+        self._expect(len(todo), "row")
         self._start(token)
         try:
             for number in todo:
@@ -198,13 +199,13 @@ class Measurer:
             self.done += len(plans)
         self.session.add_measured(*(MeasuredPlan(p, kl, se, **facts) for p, kl, se in numbers))
 
-    def _expect(self, count: int, noun: str = "plans") -> None:
+    def _expect(self, count: int, noun: str = "plan") -> None:
         with self._lock:
             if not self.active:
                 self.done = self.total = self._dropped = 0
                 self._began, self.noun = time.monotonic(), noun
             elif noun != self.noun:
-                self.noun = "steps"
+                self.noun = "step"
             self.total += count
 
     def _start(self, token: CancelToken) -> None:
@@ -219,7 +220,7 @@ class Measurer:
                 asked = self.total + self._dropped
                 stopped = ", then stopped" if self._dropped else ""
                 how = f"measured in {seconds:.1f} s{stopped}"
-                self.took = f"{self.done} of {asked} {self.noun} {how}"
+                self.took = f"{self.done} of {counted(asked, self.noun)} {how}"
                 self.done = self.total = 0
         self._moved()
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import cocurve_lab as cl
 
 from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
-from .instrument import plan_code
+from .instrument import counted, plan_code
 from .session import MeasuredPlan, Session
 
 SINGLE = "single unit"
@@ -73,7 +73,10 @@ class Book:
         strength = plan.interaction_strength
         mark = plan.fingerprint[:4]  # tells plans of one name apart
         if strength is None:
-            return OTHER, f"plan of {_units(len(plan))}, {plan.realized_ratio:.3g} ({mark})"
+            return (
+                OTHER,
+                f"plan of {counted(len(plan), 'unit')}, {plan.realized_ratio:.3g} ({mark})",
+            )
         guarded = "" if plan.guards == cl.Guards() else f", guarded ({mark})"
         method = EDGE_AWARE if strength > 0 else DIAGONAL
         return method, f"λ {strength:.4g}, ratio {plan.requested_ratio:.4g}{guarded}"
@@ -178,7 +181,7 @@ def hover(row: dict[str, Any]) -> str:
     ratio = row["measured_risk"] / row["predicted_risk"] if row["predicted_risk"] > 0 else math.nan
     lines = [
         f"<b>{escape(row['name'])}</b> ({row['method']})",
-        f"removes {row['realized_ratio']:.2%} of removable cost, {_units(row['units'])}",
+        f"removes {row['realized_ratio']:.2%} of removable cost, {counted(row['units'], 'unit')}",
         f"predicted {row['predicted_risk']:.3g}",
         f"measured {row['measured_risk']:.3g}{spread} ({ratio:.3g} x)",
         f"on {escape(row['text'])}",
@@ -219,7 +222,8 @@ def status_line(rows: Rows, marks: list[str], plan: str, took: str) -> str:
         took: words about the last work; may be empty.
     """
     units = len(rows) - len(marks)
-    parts = [f"{len(marks)} measured plans and {units} single units shown"]
+    plans, singles = counted(len(marks), "measured plan"), counted(units, "single unit")
+    parts = [f"{plans} and {singles} shown"]
     texts = {row["text"] for row in rows[: len(marks)]}
     if len(texts) > 1:
         parts.append(f"plans were measured on {len(texts)} texts; choose one under Text to compare")
@@ -233,10 +237,6 @@ def status_line(rows: Rows, marks: list[str], plan: str, took: str) -> str:
     parts += [plan] if plan else []
     parts += [f"last: {took}"] if took else []
     return "; ".join(parts) + "."
-
-
-def _units(count: int) -> str:
-    return "1 unit" if count == 1 else f"{count} units"
 
 
 # Code -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, obs
 
 import cocurve_lab as cl
 
-from .instrument import KIT, Instrument, front, guarded, plan_code
+from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class Written:
         """The status line."""
         sampling, place = self.request.sampling, self.divergence
         how = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
-        lengths = ", ".join(f"{side} {len(self.texts[side].ids)} tokens" for side in SIDES)
+        lengths = ", ".join(
+            f"{side} {counted(len(self.texts[side].ids), 'token')}" for side in SIDES
+        )
         so_far = " so far" if self.stopped else ""
         same = f"the texts are the same{so_far}"
         parting = same if place is None else f"they part at token {place + 1}"
@@ -528,7 +530,8 @@ def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:
 
 def _plan_words(plan: cl.Selection) -> str:
     """A plan in a few words, for the head of its column."""
-    words = f"{len(plan)} of {len(plan.units)} units off, {plan.realized_ratio:.1%} of their cost"
+    units = counted(len(plan.units), "unit")
+    words = f"{len(plan)} of {units} off, {plan.realized_ratio:.1%} of their cost"
     if plan.interaction_strength is not None:
         words += f", lambda {plan.interaction_strength:g}"
-    return words + (f", {len(plan.gains)} gains" if plan.gains else "")
+    return words + (f", {counted(len(plan.gains), 'gain')}" if plan.gains else "")

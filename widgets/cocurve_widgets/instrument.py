@@ -282,6 +282,11 @@ def _current_cell() -> tuple[str, str]:
         return "", ""
 
 
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: "1 unit", "1,024 units"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def matrix_name(curvature: cl.Curvature) -> str:
     """What a matrix is, in a word or three: "H", "preview of H", "pair KL", "staged H"."""
     return "preview of H" if curvature.is_preview else curvature.surrogate

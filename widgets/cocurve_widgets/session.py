@@ -318,7 +318,7 @@ class Session(HasTraits):
 
     def __repr__(self) -> str:
         model = "no model" if self.model is None else type(self.model).__name__
-        return f"Session on {self.curvature!r}, {model}, {len(self.measured)} plans measured"
+        return f"Session on {self.curvature!r}, {model}, plans measured: {len(self.measured)}"
 
 
 def require_unit(curvature: cl.Curvature, unit: Any, where: str) -> None:

@@ -314,7 +314,7 @@ def family_texts(
             num_sequences=rows,
             seq_len=seq_len,
             positions_per_sequence="all",
-            source=f"demo held_out {family}",
+            source=f"held-out {family} of the demo model",
         )
         for family, texts in sorted(documents.items())
     }

@@ -1,17 +1,17 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { axisOf, clearLabels, neighbour, planAt } from "../../../widgets/cocurve_widgets/front/axis.js";
+import { axisOf, clearLabels, neighbor, planAt } from "../../../widgets/cocurve_widgets/front/axis.js";
 
 const breaks = [0.1, 0.4, 0.8];
 
 test("next and previous plan land in the middle of their segment", () => {
-  assert.equal(neighbour(breaks, 0.2, 1), (0.4 + 0.8) / 2);
-  assert.equal(neighbour(breaks, 0.2, -1), 0.05);
-  assert.equal(neighbour(breaks, 0.1, -1), 0.05); // a segment holds its start
-  assert.equal(neighbour(breaks, 0.05, -1), null);
-  assert.equal(neighbour(breaks, 0.9, 1), null);
-  assert.equal(neighbour([], 0.5, 1), null);
+  assert.equal(neighbor(breaks, 0.2, 1), (0.4 + 0.8) / 2);
+  assert.equal(neighbor(breaks, 0.2, -1), 0.05);
+  assert.equal(neighbor(breaks, 0.1, -1), 0.05); // a segment holds its start
+  assert.equal(neighbor(breaks, 0.05, -1), null);
+  assert.equal(neighbor(breaks, 0.9, 1), null);
+  assert.equal(neighbor([], 0.5, 1), null);
 });
 
 test("on the axis of plans every plan has the same width", () => {

@@ -1,6 +1,8 @@
 // The state of the page in its address, after the "#": a link reopens what was shown. Only what
-// differs from how the page opens is written, under the names of the traits.
+// differs from how the page opens is written, under the names of the traits; those of the map of H
+// begin with "map.".
 
+import { inside } from "./map_parts.js";
 import { viewOf } from "./solver.js";
 
 const SOON = 300; // ms: browsers limit how often an address may change
@@ -31,8 +33,15 @@ const different = (reader) => (text) => {
 };
 const atMost = (count, reader) => (text) => (reader(text)?.length <= count ? reader(text) : undefined);
 const bool = (text) => ({ true: true, false: false })[text];
+const windowOf = (units) => (text) => {
+  const found = text.split(",").map(between(0, units));
+  const three = found.length === 3 && !found.includes(undefined);
+  // rounded when it was written, so it may end a little outside
+  return three && inside(found, units).every((value, k) => Math.abs(value - found[k]) < 0.01)
+    ? inside(found, units) : undefined;
+};
 
-/** name -> [instrument, reader], for a page of so many units in so many layers. */
+/** The readers of each instrument by trait, for a page of so many units in so many layers. */
 function readers(units, layers) {
   const unit = whole(0, units - 1);
   const plan = { interaction_strength: between(0, 1), ratio: between(0, 0.6),
@@ -45,23 +54,36 @@ function readers(units, layers) {
     sign: oneOf("both", "positive", "negative"), blocks: some(["attention", "cross", "ffn"]), ego: bool,
     compared_ratio: orNone(between(0, 0.6)), brushed: several(unit),
     table_of: oneOf("edges", "units", "bridges") };
-  return { plan, bridge };
+  const map = { order: oneOf("layer", "saliency", "clustering", "plan"),
+    scale: oneOf("correlation", "curvature"), window: windowOf(units), only_plan: bool,
+    step: orNone(whole(0, units)), partner: orNone(unit), table_of: oneOf("units", "ledger", "pairs") };
+  return { plan, bridge, map };
+}
+
+/** A trait as the address has it: a plan that is played to its end, as it opens, has no step. */
+function valueOf(model, name) {
+  const value = model.get(name) ?? null;
+  return name === "step" && value === (model.get("plan")?.order ?? []).length ? null : value;
 }
 
 const GUARDS = ["layer_cap", "layer_cap_factor", "protect_first", "protect_last", "kinds"];
 // of plan A, as "pin.ratio" and so on; one made by hand has its units instead, as "pin.units"
 const PINNED = ["interaction_strength", "ratio", ...GUARDS];
-const written = (value) => (value === null ? "none" : Array.isArray(value) ? value.join(",") : String(value));
+const rounded = (value) => (typeof value === "number" ? Number(value.toFixed(3)) : value);
+const written = (value) => (value === null ? "none"
+  : Array.isArray(value) ? value.map(rounded).join(",") : String(value));
 
-/** The traits that an address sets, by instrument: {plan, bridge, pin}; pin is null without one. */
+/** The traits that an address sets, by instrument: {plan, bridge, map, pin}; pin is null without one. */
 export function readAddress(hash, units, layers) {
   const known = readers(units, layers);
-  const found = { plan: {}, bridge: {}, pin: {} };
+  const found = { plan: {}, bridge: {}, map: {}, pin: {} };
+  const placeOf = { pin: (trait) => PINNED.includes(trait) && "pin",
+    map: (trait) => Object.hasOwn(known.map, trait) && "map",
+    "": (trait) => ["plan", "bridge"].find((one) => Object.hasOwn(known[one], trait)) };
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (name === "pin.units") found.pin.units = different(whole(0, units - 1))(text);
-    const trait = name.replace(/^pin\./, "");
-    const place = trait === name ? ["plan", "bridge"].find((one) => Object.hasOwn(known[one], name))
-      : PINNED.includes(trait) && "pin";
+    const [, prefix, trait] = /^(?:(pin|map)\.)?(.*)$/s.exec(name);
+    const place = placeOf[prefix ?? ""](trait);
     const value = place && known[place === "pin" ? "plan" : place][trait](text);
     if (value !== undefined && place) found[place][trait] = value;
   }
@@ -72,15 +94,19 @@ export function readAddress(hash, units, layers) {
   return { ...found, pin: Object.keys(found.pin).length ? found.pin : null };
 }
 
-/** The address of two models as they are; `opening` holds their traits as the page opens. */
-export function writeAddress(plan, bridge, opening, units, layers) {
+/** The address of the models {plan, bridge, map}; `opening` holds their traits as the page opens. */
+export function writeAddress(models, opening, units, layers) {
   const known = readers(units, layers);
   const pairs = [];
   const add = (name, value, first) => {
     if (written(value) !== written(first ?? null)) pairs.push([name, written(value)]);
   };
-  for (const name of Object.keys(known.plan)) add(name, plan.get(name) ?? null, opening.plan[name]);
-  for (const name of Object.keys(known.bridge)) add(name, bridge.get(name) ?? null, opening.bridge[name]);
+  for (const [place, traits] of Object.entries(known)) {
+    for (const trait of Object.keys(traits)) {
+      add(place === "map" ? `map.${trait}` : trait, valueOf(models[place], trait), opening[place][trait]);
+    }
+  }
+  const { plan } = models;
   const { controls: pin, order } = plan.get("_pin") ?? {};
   if (order && !pin) pairs.push(["pin.units", written(order)]);
   if (pin) {
@@ -111,13 +137,15 @@ export function pinOf(problem, { units, ...controls }) {
     strength: controls.interaction_strength, ratio: controls.ratio, curve: view.curves.at(-1) };
 }
 
-/** Keep address and models equal from now on; first take over what the address says. */
-export function keepAddress(plan, bridge, problem) {
+/**
+ * Keep the address and the models {plan, bridge, map} equal from now on; first take over what the
+ * address says. The instruments must be there, since the plan sets the step of the map.
+ */
+export function keepAddress(models, problem) {
   const size = [problem.size, problem.numLayers];
-  const names = readers(...size);
-  const values = (model, traits) => Object.fromEntries(
-    Object.keys(traits).map((name) => [name, model.get(name) ?? null]));
-  const opening = { plan: values(plan, names.plan), bridge: values(bridge, names.bridge) };
+  const known = readers(...size);
+  const opening = Object.fromEntries(Object.entries(known).map(([place, traits]) => [place,
+    Object.fromEntries(Object.keys(traits).map((name) => [name, valueOf(models[place], name)]))]));
   let timer = 0;
 
   function take() {
@@ -128,11 +156,14 @@ export function keepAddress(plan, bridge, problem) {
       model.save_changes();
     };
     const pin = asked.pin && pinOf(problem, { ...opening.plan, ...asked.pin });
-    set(plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
-    set(bridge, { ...opening.bridge, ...asked.bridge });
+    set(models.plan, { ...opening.plan, ...asked.plan, _pin: pin ?? {} });
+    set(models.bridge, { ...opening.bridge, ...asked.bridge });
+    const { step = null, ...map } = { ...opening.map, ...asked.map };
+    const most = (models.map.get("plan").order ?? []).length; // of the plan that was just set
+    set(models.map, { ...map, playing: false, step: Math.min(step ?? most, most) });
   }
   function write() {
-    const text = writeAddress(plan, bridge, opening, ...size);
+    const text = writeAddress(models, opening, ...size);
     if (text === location.hash.slice(1)) return;
     try {
       history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
@@ -144,7 +175,9 @@ export function keepAddress(plan, bridge, problem) {
     timer = setTimeout(write, SOON);
   };
   if (location.hash.length > 1) take();
-  for (const name of [...Object.keys(names.plan), "_pin"]) plan.on(`change:${name}`, soon);
-  for (const name of Object.keys(names.bridge)) bridge.on(`change:${name}`, soon);
+  for (const [place, traits] of Object.entries(known)) {
+    for (const name of Object.keys(traits)) models[place].on(`change:${name}`, soon);
+  }
+  models.plan.on("change:_pin", soon);
   window.addEventListener("hashchange", take);
 }

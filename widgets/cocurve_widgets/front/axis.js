@@ -31,7 +31,7 @@ function edgesOf(breaks, most = 1) {
 }
 
 /** The lambda in the middle of the next (step 1) or previous (step -1) plan, or null at the end. */
-export function neighbour(breaks, strength, step) {
+export function neighbor(breaks, strength, step) {
   const there = planAt(breaks, strength) + step;
   if (there < 0 || there > breaks.length) return null;
   const edges = edgesOf(breaks);

@@ -1,6 +1,6 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { COLORS, Cleaner, GONE, assign, count, fit, frame, h, labelled, named, oddMatrix, palette,
+import { COLORS, Cleaner, GONE, assign, count, counted, fit, frame, h, labeled, named, oddMatrix, palette,
   percent, picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
   graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
@@ -67,19 +67,19 @@ export function renderBridge({ model, el }) {
     } });
   const blockText = { attention: "attention", cross: "cross", ffn: "FFN" };
   controls.append(
-    labelled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
-    labelled("edges of", edgesOf), labelled("sign of the edges (ρ)", sign),
-    h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbours" },
+    labeled("weakest edge shown (|ρ|)", h("span", { class: "cc-row" }, slider, box)),
+    labeled("edges of", edgesOf), labeled("sign of the edges (ρ)", sign),
+    h("label", { class: "cc-row", title: "the selected unit, its edges and its neighbors" },
       ego, "ego view"));
   controls.after(h("details", { class: "cc-more" }, h("summary", {}, "More"),
     h("div", { class: "cc-controls" },
       h("fieldset", { class: "cc-row", style: "border:0;padding:0;margin:0" },
         h("legend", { class: "cc-muted" }, "blocks"),
         ...blocks.map((b) => h("label", { class: "cc-row" }, b, blockText[b.value]))),
-      labelled("plans compared at, % (empty: where they differ)", compared),
+      labeled("plans compared at, % (empty: where they differ)", compared),
       ...(live ? [
-        labelled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
-        labelled("high connectivity quantile", quantiles[1][1], "high: at least this"),
+        labeled("low saliency quantile", quantiles[0][1], "low: at most this; 0.5 is the median"),
+        labeled("high connectivity quantile", quantiles[1][1], "high: at least this"),
       ] : []))));
 
   // Pictures, card, lists ------------------------------------------------------------------------
@@ -227,7 +227,7 @@ export function renderBridge({ model, el }) {
     const text = shownText(filters, { shown: shown.length, rho: edges.rho,
       total: model.get("edge_total"), alone: alone && nodes.name[filters.unit] });
     caption.textContent = text;
-    graph.setAttribute("aria-label", named(model, `Graph of ${nodes.name.length} units. ${text}. ` +
+    graph.setAttribute("aria-label", named(model, `Graph of ${unitCount(nodes.name.length)}. ${text}. ` +
       "Arrow keys choose a unit; the table holds the same data"));
   }
 
@@ -297,7 +297,7 @@ export function renderBridge({ model, el }) {
     if (line) g.fillText("dashed: residual 0", right - 6, bottom - 10);
     plane.dataset.draws = Number(plane.dataset.draws ?? 0) + 1;
     plane.setAttribute("aria-label",
-      `Saliency against connectivity of ${nodes.name.length} units. ${bridges.note}`);
+      `Saliency against connectivity of ${unitCount(nodes.name.length)}. ${bridges.note}`);
   }
 
   /** The edges of the selected bridge by layer, or of the first one listed. */
@@ -328,8 +328,8 @@ export function renderBridge({ model, el }) {
       .map((name) => model.get(name));
     const plans = plansNow();
     const { indices, ranked, note, correlation } = bridges;
-    listTitle.textContent = !ranked ? `${indices.length} bridge units` : indices.length
-      ? `Too few bridges by the thresholds: the ${indices.length} most connected for their saliency`
+    listTitle.textContent = !ranked ? counted(indices.length, "bridge unit") : indices.length
+      ? `Too few bridges by the thresholds: ${unitCount(indices.length)}, most connected for the saliency`
       : "Too few bridges by the thresholds, and no unit is connected beyond its saliency";
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;

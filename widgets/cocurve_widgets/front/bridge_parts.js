@@ -1,6 +1,6 @@
 // The parts of the bridge explorer that need no model: layout, filters, axes, marks, edges.
 
-import { COLORS, count, decades, show, ticks, unitCount } from "./kit.js";
+import { COLORS, count, counted, decades, show, ticks, unitCount } from "./kit.js";
 
 const BLOCK_NAMES = ["ffn", "cross", "attention"]; // by the number of attention ends
 const PATH = 40; // edges stroked at once
@@ -172,7 +172,7 @@ export function shownText(filters, { shown, rho, total, alone }) {
   const sent = rho.length;
   const weakest = sent ? Math.abs(rho[sent - 1]) : 0;
   const capped = total > sent && threshold <= weakest;
-  const pool = `${capped ? `the ${count(sent)} strongest of ` : ""}${count(total)} edges`;
+  const pool = `${capped ? `the ${count(sent)} strongest of ` : ""}${counted(total, "edge")}`;
   const part = capped && shown === sent ? "" : `${count(shown)} of `;
   const named = blocks.map((block) => (block === "ffn" ? "FFN" : block)).join(" and ") || "no";
   const kinds = blocks.length === BLOCK_NAMES.length ? ""

@@ -1,7 +1,7 @@
 // By hand: what a click on the map does, the edge of two clicked units, the next token of a prompt.
 
 import { markOf, measurementOf, signed, withError } from "./compare.js";
-import { COLORS, h, labelled, percent } from "./kit.js";
+import { COLORS, h, labeled, percent } from "./kit.js";
 import { originText } from "./damage.js";
 import { nameOf, rowOf } from "./solver.js";
 
@@ -86,16 +86,16 @@ export function handPanels(problem, { put, clear }) {
     () => put({ ratio: Math.min(0.6, Number(own.realized.toFixed(4))) }));
   const tools = h("span", { class: "cc-row" }, empty, budget);
   const modes = h("div", { class: "cc-row cc-hand" },
-    labelled("a click on a unit", mode), tools);
+    labeled("a click on a unit", mode), tools);
   const pair = h("div", { class: "cc-damage cc-pair" });
   const ready = h("select", { onchange: () =>
     put({ pair: ready.value.split(",").filter(Boolean).map(Number) }) });
-  const choice = labelled("pairs measured before", ready);
+  const choice = labeled("pairs measured before", ready);
   const box = h("input", { type: "text", "aria-label": "prompt",
     onchange: () => put({ prompt: box.value }) });
   const table = h("div", {});
   const next = h("div", { class: "cc-damage" }, h("h4", {}, "Next token"),
-    labelled("after this text", box), table);
+    labeled("after this text", box), table);
 
   function drawPair(units, known, live) {
     pair.hidden = mode.value !== "pair" && units.length < 2;

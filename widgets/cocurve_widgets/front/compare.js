@@ -84,7 +84,7 @@ export function comparisonRows(a, b, marks, paired = null) {
   return rows;
 }
 
-/** The comparison as a table with A and B as colours. */
+/** The comparison as a table with A and B as colors. */
 export function drawComparison(place, { a, b, marks, paired, layers }) {
   const rows = comparisonRows(a, b, marks, paired);
   const head = (letter, color, name) => h("th", { scope: "col" },

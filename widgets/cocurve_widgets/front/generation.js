@@ -1,7 +1,7 @@
 // Two columns of text that grow together, and the KL at every token of one text.
 // A token is [id, text] or, without text of its own (the end token), [id, "", name].
 import {
-  FONT, GONE, ask, h, labelled, show, typedNumber, Cleaner, palette, watch, picture, fit, ticks,
+  FONT, GONE, ask, counted, h, labeled, show, typedNumber, Cleaner, palette, watch, picture, fit, ticks,
   frame, receiveFiles, assign,
 } from "./kit.js";
 
@@ -149,17 +149,17 @@ function buildControls(model, cleaner, view) {
   };
   for (const name of ["busy", "live", "temperature"]) cleaner.on(model, `change:${name}`, state);
   state();
-  const wide = labelled("Prompt (Ctrl+Enter generates)", prompt);
+  const wide = labeled("Prompt (Ctrl+Enter generates)", prompt);
   wide.style.cssText = "flex: 1 1 100%";
   if (model.get("menu").length) {
-    view.controls.append(labelled("Choose a prompt", menuSelect(model, cleaner)));
+    view.controls.append(labeled("Choose a prompt", menuSelect(model, cleaner)));
   }
   view.controls.append(
     wide,
-    labelled("New tokens, at most", inputs.max_new_tokens),
-    labelled("Temperature (0: greedy)", inputs.temperature,
+    labeled("New tokens, at most", inputs.max_new_tokens),
+    labeled("Temperature (0: greedy)", inputs.temperature,
       "above 0, both columns use the same random number at every step"),
-    labelled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"),
+    labeled("Seed", inputs.seed, "seed of the random numbers; no effect at temperature 0"),
     h("div", { class: "cc-row" },
       h("button", { type: "button", onclick: generate }, "Generate"), stop),
     h("label", { class: "cc-row" }, live, "write again when the plan changes"),
@@ -342,10 +342,10 @@ function buildRibbon(model, cleaner, view) {
     h("option", { value: "custom" }, "a text of your own"));
   const custom = h("textarea", { rows: 2, style: "width: 100%; box-sizing: border-box",
     spellcheck: "false", onchange: () => assign(model, { custom_text: custom.value }) });
-  const wide = labelled("Your own text (measured when you leave the field)", custom);
+  const wide = labeled("Your own text (measured when you leave the field)", custom);
   wide.style.cssText = "flex: 1 1 300px";
   const root = h("section", { style: "flex: 1 1 100%; min-width: 0" }, title,
-    h("div", { class: "cc-controls" }, labelled("Both models read", choose), wide),
+    h("div", { class: "cc-controls" }, labeled("Both models read", choose), wide),
     canvas, reading);
   view.body.append(root);
   let marked = null;
@@ -355,7 +355,7 @@ function buildRibbon(model, cleaner, view) {
     const name = model.get("ribbon_text");
     title.textContent = "KL(dense || pruned), " + (bars.length
       ? `measured, teacher-forced on ${name}: mean ${show(mean)} nats per token` +
-        ` over ${bars.length} tokens`
+        ` over ${counted(bars.length, "token")}`
       : "measured at every token of a text both models read: no text yet");
     canvas.hidden = !bars.length;
     if (marked !== null && marked >= bars.length) marked = null;

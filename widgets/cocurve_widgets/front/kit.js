@@ -2,8 +2,8 @@
 
 import { TERMS, term } from "./glossary.js";
 
-// The only palette of the pages, after Okabe-Ito: colour-blind readers can tell these apart in both
-// themes. One colour has one meaning everywhere; all but the last two are in cocurve_lab/figures.py.
+// The only palette of the pages, after Okabe-Ito: color-blind readers can tell these apart in both
+// themes. One color has one meaning everywhere; all but the last two are in cocurve_lab/figures.py.
 export const COLORS = {
   attention: "#0072B2", // kind of a unit
   ffn: "#E69F00",
@@ -39,7 +39,7 @@ export function h(tag, attributes = {}, ...children) {
 }
 
 /** A control inside its label, so that screen readers name it. */
-export function labelled(text, control, hint = "") {
+export function labeled(text, control, hint = "") {
   return h("label", { class: "cc-control", title: hint }, h("span", {}, text), control);
 }
 
@@ -94,10 +94,13 @@ export function count(x) {
   return x.toLocaleString("en-US");
 }
 
-/** "1 unit", "12 units". */
-export function unitCount(x) {
-  return `${count(x)} ${x === 1 ? "unit" : "units"}`;
+/** "1 layer", "12 layers". */
+export function counted(x, noun) {
+  return `${count(x)} ${noun}${x === 1 ? "" : "s"}`;
 }
+
+/** "1 unit", "12 units". */
+export const unitCount = (x) => counted(x, "unit");
 
 /** The functions to call when a view closes; render() returns `cleaner.run`. */
 export class Cleaner {
@@ -115,7 +118,7 @@ export class Cleaner {
   }
 }
 
-/** The colours of the present theme, read at an element. */
+/** The colors of the present theme, read at an element. */
 export function palette(root) {
   const style = getComputedStyle(root);
   const read = (name) => style.getPropertyValue(name).trim();
@@ -175,13 +178,13 @@ export function stemOf(model, name) {
   return odd ? `${name}_${odd}` : name;
 }
 
-/** A fill of diagonal lines in one colour. */
+/** A fill of diagonal lines in one color. */
 export function hatch(context, color) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
   Object.assign(pen, { strokeStyle: color, lineWidth: 1.4 });
-  for (const shift of [-6, 0, 6]) { // the corners belong to the neighbours' lines
+  for (const shift of [-6, 0, 6]) { // the corners belong to the neighbors' lines
     pen.moveTo(shift - 1, 7);
     pen.lineTo(shift + 7, -1);
   }
@@ -278,7 +281,7 @@ function tableElement({ columns, rows }) {
  * The note on anything but the H of ablations (`preview`) is shown under the title and in the picture.
  *
  * options: title; name (stem of files); table() -> {columns, rows}; canvases() -> list to save as
- * one PNG, with caption() -> its lines of text, legend() -> [[colour, text]] and redraw() where the
+ * one PNG, with caption() -> its lines of text, legend() -> [[color, text]] and redraw() where the
  * picture alone does not say what it shows; json() and gexf() offer the plan and the graph (both
  * optional); words: those of the glossary that stand beside the title.
  */

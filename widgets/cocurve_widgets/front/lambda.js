@@ -1,11 +1,11 @@
 // The lambda explorer: the layer x unit map of plan B against plan A, budgets, risk curves, the card.
 
-import { PATHS, axisOf, neighbour, planAt } from "./axis.js";
+import { PATHS, axisOf, neighbor, planAt } from "./axis.js";
 import { handPanels, ownPlan, pairWith, toggled } from "./by_hand.js";
 import { placeColumns } from "./columns.js";
 import { difference, drawComparison, measurementOf } from "./compare.js";
-import { COLORS, Cleaner, GONE, SILENCE, assign, count, frame, h, named, offer, palette, percent,
-  picture, receiveFiles, show, stemOf, typed, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, SILENCE, assign, counted, frame, h, named, offer, palette, percent,
+  picture, receiveFiles, show, stemOf, typed, unitCount, watch } from "./kit.js";
 import { damagePanel, knownOf, pairedOf } from "./damage.js";
 import { CONTROLS, lambdaControls } from "./lambda_controls.js";
 import { pathSearch } from "./path_search.js";
@@ -31,6 +31,9 @@ export function flipsOf(breaks, changes, strength, u) {
   return { below: mine.filter((b) => b <= strength).at(-1) ?? null,
     above: mine.find((b) => b > strength) ?? null };
 }
+
+/** "layer whole", "3 layers whole": of the guards that protect the first or the last ones. */
+export const wholeLayers = (n) => `${n === 1 ? "layer" : counted(n, "layer")} whole`;
 
 export function renderLambda({ model, el }) {
   const cleaner = new Cleaner();
@@ -128,7 +131,7 @@ export function renderLambda({ model, el }) {
       model.send({ go: step });
       return;
     }
-    const found = neighbour(flip.breaks, model.get("interaction_strength"), step);
+    const found = neighbor(flip.breaks, model.get("interaction_strength"), step);
     if (found !== null) put({ interaction_strength: found });
   }
 
@@ -274,7 +277,7 @@ export function renderLambda({ model, el }) {
     const apart = view.feasible === sent.feasible
       ? symmetricDifference(view.order, sent.order) : sent.order;
     const agrees = !sent.feasible || apart.length === 0;
-    note = agrees ? "" : `Browser and kernel differ in ${apart.length} units; the kernel's plan is shown.`;
+    note = agrees ? "" : `Browser and kernel differ in ${unitCount(apart.length)}; the kernel's plan is shown.`;
     if (!agrees) view = fromKernel();
     if (model.get("agrees") !== agrees) assign(model, { agrees });
     return paint();
@@ -417,13 +420,13 @@ export function renderLambda({ model, el }) {
   function captionOf() {
     const now = controls();
     const guards = [now.cap != null && `layer cap ${now.cap}`, now.factor != null && `layer cap ${now.factor} x ratio`,
-      now.first > 0 && `first ${now.first} layers whole`, now.last > 0 && `last ${now.last} layers whole`,
+      now.first > 0 && `first ${wholeLayers(now.first)}`, now.last > 0 && `last ${wholeLayers(now.last)}`,
       now.kinds.length === 1 && `${KINDS[now.kinds[0]]} only`].filter(Boolean).join(", ");
     const what = model.get("model_name") || "a model";
     const risk = view?.feasible ? `${onMatrix() ? "predicted risk" : "additive KL"} ` +
       `${show(view.node + view.edge)} nats per token`
       : "no plan";
-    return `${what}, ${count(problem.size)} units: ratio ${percent(now.ratio)}, lambda ` +
+    return `${what}, ${unitCount(problem.size)}: ratio ${percent(now.ratio)}, lambda ` +
       `${show(now.strength)}, ${guards || "no guards"}; ${risk}.`;
   }
   function ownJson() {

@@ -1,6 +1,6 @@
 // The controls of the lambda explorer: lambda and the ratio in one bar, the rest behind "More".
 
-import { h, labelled, percent, show, typedNumber } from "./kit.js";
+import { h, labeled, percent, show, typedNumber } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const STEPS = 1000; // of the lambda slider
@@ -49,23 +49,23 @@ export function lambdaControls(problem, strips, does) {
 
   const bar = h("div", { class: "cc-bar" },
     h("div", { class: "cc-sliders" },
-      labelled("weight of the edges (lambda): 0 ignores them, 1 counts them in full",
+      labeled("weight of the edges (lambda): 0 ignores them, 1 counts them in full",
         h("span", { class: "cc-row" }, lambda, lambdaBox,
           button("◀ plan", "previous plan: the next smaller lambda with another plan", -1),
           button("plan ▶", "next plan: the next larger lambda with another plan", 1))),
       strips.lambda, strips.key, strips.doubt),
     h("div", { class: "cc-sliders cc-second" },
-      labelled("share to remove (ratio)",
+      labeled("share to remove (ratio)",
         h("span", { class: "cc-row" }, ratio, ratioBox, "%")),
       strips.reach));
   const more = h("details", { class: "cc-more" }, h("summary", {}, "More"),
     h("div", { class: "cc-controls" },
-      labelled("scale of lambda", axis),
-      labelled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
+      labeled("scale of lambda", axis),
+      labeled("layer cap", h("span", { class: "cc-row" }, capMode, capBox),
         "the largest share of a layer's cost that may be removed"),
-      labelled("protect first layers", first), labelled("protect last layers", last),
-      labelled("units", kinds),
-      problem.surrogates.length < 2 ? null : labelled("solved on", surrogate,
+      labeled("protect first layers", first), labeled("protect last layers", last),
+      labeled("units", kinds),
+      problem.surrogates.length < 2 ? null : labeled("solved on", surrogate,
         "the additive KL takes seconds: it is solved on half of the sketch and priced on the rest")));
 
   let opened = false; // by us, not by a click

@@ -1,6 +1,6 @@
 // The map of H: one cell per pair of units, to order, zoom and brush; the greedy order step by step.
 
-import { COLORS, Cleaner, GONE, assign, count, frame, h, labelled, named, palette, percent, picture,
+import { COLORS, Cleaner, GONE, assign, count, frame, h, labeled, named, palette, percent, picture,
   receiveFiles, show, typed, unitCount, watch } from "./kit.js";
 import { pairCardOf, planCardOf } from "./map_cards.js";
 import { accountOf, cellAt, colored, correlationOf, halved, inside, pairsInside, pauseOf,
@@ -69,8 +69,8 @@ export function renderMap({ model, el }) {
   const steps = [button("◀ step", "one step back", () => walk(-1)),
     button("step ▶", "one step on", () => walk(1))];
   const stepText = h("span", { style: "min-width:9em" });
-  controls.append(labelled("order of rows and columns", order), labelled("color", scale),
-    labelled("drag to", drag),
+  controls.append(labeled("order of rows and columns", order), labeled("color", scale),
+    labeled("drag to", drag),
     h("span", { class: "cc-row" }, button("−", "zoom out", () => zoom(1 / 1.6)),
       button("+", "zoom in", () => zoom(1.6)), button("All of H", "zoom out fully", () =>
         put({ window: [0, 0, size] }))),
@@ -188,7 +188,7 @@ export function renderMap({ model, el }) {
   function stepWords() {
     if (!length()) return "no plan yet";
     const account = accountOf(plan(), model.get("step"));
-    return `plan: ${model.get("step")} of ${length()} units removed, ${percent(account.gone, 2)} of the ` +
+    return `plan: ${model.get("step")} of ${unitCount(length())} removed, ${percent(account.gone, 2)} of the ` +
       `cost, predicted risk ${show(account.risk)}`;
   }
 
@@ -272,7 +272,7 @@ export function renderMap({ model, el }) {
     play.title = less.matches ? "your system asks for less motion: use the step buttons"
       : "remove the units of the plan one by one";
     play.textContent = model.get("playing") ? "Pause" : "Play";
-    stepText.textContent = total ? `${model.get("step")} of ${total} units` : "no plan yet";
+    stepText.textContent = total ? `${model.get("step")} of ${unitCount(total)}` : "no plan yet";
   }
   /** Count on while playing. Each step sets the clock anew, so two views do not count twice. */
   function clock() {

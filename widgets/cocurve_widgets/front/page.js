@@ -84,10 +84,10 @@ function open() {
   const map = mapModel(states.map, problem, plan);
   link(plan, bridges, ["selected_unit", "brushed", "plans"]);
   link(bridges, map, ["selected_unit", "brushed"]);
-  keepAddress(plan, bridges, problem);
   renderBridge({ model: bridges, el: document.getElementById("bridge") });
   renderLambda({ model: plan, el: document.getElementById("lambda") });
   renderMap({ model: map, el: document.getElementById("map") });
+  keepAddress({ plan, bridge: bridges, map }, problem);
   for (const root of document.querySelectorAll(".cocurve")) root.classList.add("cc-page");
 }
 

@@ -1,7 +1,7 @@
 // The read-only pictures of the lambda explorer: budgets, risk curves, the strips under the sliders.
 
 import { PATHS, clearLabels } from "./axis.js";
-import { COLORS, fit, hatch, percent, show, ticks } from "./kit.js";
+import { COLORS, counted, fit, hatch, percent, show, ticks } from "./kit.js";
 import { MOST } from "./solver.js";
 
 export const KINDS = ["attention", "ffn"];
@@ -186,8 +186,8 @@ export function paintStrip(canvas, { colors, flip, axis, marks, ratio, strength 
       return [Math.min(width - half, Math.max(half, place)), text];
     });
   for (const [place, text] of clearLabels(labels, measure)) pen.fillText(text, place, 37);
-  canvas.title = `${flip.breaks.length + 1} plans (cells)${flip.stale ? ", being computed" : ""}; ` +
-    `${measured.length} measured plans at this ratio (dots); ` +
+  canvas.title = `${counted(flip.breaks.length + 1, "plan")} (cells)${flip.stale ? ", being computed" : ""}; ` +
+    `${counted(measured.length, "measured plan")} at this ratio (dots); ` +
     `gate (${typeof gate === "number" ? "triangle" : "no mark"}): ${marks.gate?.reason ?? "unknown"}`;
 }
 

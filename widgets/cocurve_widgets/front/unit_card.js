@@ -1,7 +1,7 @@
 // The card of the lambda explorer: what one unit costs, and why the plan removes it or not.
 
 import { term } from "./glossary.js";
-import { count, h, show } from "./kit.js";
+import { counted, h, show } from "./kit.js";
 import { ledger, nameOf } from "./solver.js";
 
 const line = (name, value) => h("tr", {}, h("td", {}, name), h("td", {}, value));
@@ -39,7 +39,7 @@ export function drawCard(card, { problem, order, strength, u, gone, turns, solve
     rows([
       line(term("saliency", "saliency (H_uu)"), show(problem.saliency[u])),
       line("connectivity (b_u)", show(problem.connectivity[u])),
-      line("cost", `${count(problem.costs[u])} parameters`),
+      line("cost", counted(problem.costs[u], "parameter")),
       line("alone (½ H_uu)", show(found.half)),
       line(`its edges (lambda · Σ H_uv) to ${removed ? "units removed before" : "the plan"}`,
         show(found.edges)),

@@ -50,13 +50,13 @@ export function stateOf(u, inA, inB) {
   return inA?.has(u) ? "left" : "kept";
 }
 
-/** The colours of cells over time: a change fades in, unless the reader prefers no motion. */
+/** The colors of cells over time: a change fades in, unless the reader prefers no motion. */
 export class Fading {
   constructor(redraw) {
     this.redraw = redraw;
-    this.cells = new Map(); // unit -> [colour before, colour now, when it changed]
+    this.cells = new Map(); // unit -> [color before, color now, when it changed]
   }
-  /** The layers to paint at a time: [[colour, alpha], ...]. */
+  /** The layers to paint at a time: [[color, alpha], ...]. */
   at(u, color, now) {
     const cell = this.cells.get(u);
     if (!cell || cell[1] !== color) {
@@ -76,8 +76,8 @@ export class Fading {
 }
 
 /**
- * Draw the map: units that both plans remove in the colour of their kind, those of A or B alone in
- * the colour of that plan (A's with an empty middle: B keeps them), those about to change with a
+ * Draw the map: units that both plans remove in the color of their kind, those of A or B alone in
+ * the color of that plan (A's with an empty middle: B keeps them), those about to change with a
  * corner, the brushed ones in a colored frame, the marked ones in a dark one.
  */
 export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, brushed, fading }) {
