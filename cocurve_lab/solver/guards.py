@@ -285,11 +285,13 @@ class Rules:
         guards, excluded = self.guards, int(self.excluded.sum())
         parts = [
             f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
-            f"{guards.protect_first} first and {guards.protect_last} last layers protected"
-            if guards.protect_first or guards.protect_last
-            else "",
+            *(
+                f"a protected {end} layer" if count == 1 else f"{count} protected {end} layers"
+                for end, count in (("first", guards.protect_first), ("last", guards.protect_last))
+                if count
+            ),
             f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
-            f"{excluded} units excluded" if excluded else "",
+            f"{excluded} unit{'' if excluded == 1 else 's'} excluded" if excluded else "",
             guards.machine,
         ]
         return "; ".join(part for part in parts if part) or "no guards"

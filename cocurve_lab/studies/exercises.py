@@ -107,7 +107,7 @@ def first_difference(mine: Callable[..., Any], curvature: Curvature) -> str:
             cases.append((ratio, count))
             changed = (s for s, units in zip(STRENGTHS, far, strict=True) if units >= count)
             answers.append(next(changed, None))
-    hint = "Compare the plan of each λ, from the smallest on, with that of λ = 0."
+    hint = "Compare the plan of each λ, from the smallest on, with the diagonal plan."
     return check(mine, cases, answers, hint)
 
 

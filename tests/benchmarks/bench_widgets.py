@@ -2,9 +2,16 @@
 
     python tests/benchmarks/bench_widgets.py
 
+    python tests/benchmarks/bench_widgets.py --parts damage
+
 Kernel side: what one slider event costs in Python. Key to painted: from the key press in the page
 to the first frame after the picture was drawn. Curvatures are random, in the shapes of an 8B (768
 units) and a 70B (1,920 units, where the kernel solves). Times are of this machine, in one run.
+
+The part "damage" has a model: a random Llama of 768 units, tiny in width, so that KL and right
+answers of plans A and B are really measured while keys are pressed. Its H is random, which the page
+cannot tell. First KL: on the demo model, from the key press to the first measured KL of the new
+plan on the screen.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ import cocurve_lab as cl
 from cocurve_widgets import LambdaExplorer, Session
 from helpers.lab import Lab, Visit, running_lab
 from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 
 SHAPES = {768: (32, 8, 16), 1920: (80, 8, 16), 1000: (40, 9, 16)}
 
@@ -57,24 +65,50 @@ FIRST_PICTURE = """async () => {
   await new Promise(done => requestAnimationFrame(() => setTimeout(done)));
   return (performance.now() - begun) / 1000;
 }"""
+# Remembers when a key went down, and when the damage panel first shows a KL of the plan it led to.
+FIRST_KL = """root => {
+  window.first = {down: 0, before: '', times: []};
+  const panel = [...root.querySelectorAll('.cc-damage')].find(
+    one => one.querySelector('h4').textContent === 'Measured damage');
+  document.addEventListener('keydown', () => {
+    first.before = root.dataset.pruned;
+    first.down = performance.now();
+  }, true);
+  new MutationObserver(() => {
+    if (!first.down || root.dataset.pruned === first.before) return;
+    const cells = panel.querySelectorAll('tbody tr:first-child td');  // of the KL: dense, A, B
+    if (!cells.length || !/[0-9]/.test(cells[3].textContent)) return;
+    const down = first.down;
+    first.down = 0;
+    requestAnimationFrame(() => setTimeout(() => first.times.push(performance.now() - down)));
+  }).observe(root, {attributes: true, childList: true, characterData: true, subtree: true});
+}"""
+PACES = (60, 900)  # ms between keys: the next one comes before anything is measured, or after
 FIRST = 7  # runs of the cell of a map
 RATIO = 0.2  # of the plan that it plays
 
 
 def main() -> None:
     options = parser().parse_args()
-    print(f"{options.repeats} events each; median (min to max)\n")
-    for size in (768, 1920):
-        kernel_side(size, options.repeats)
+    repeats = options.repeats
+    print(f"{repeats} events each; median (min to max)\n")
+    if "kernel" in options.parts:
+        for size in (768, 1920):
+            kernel_side(size, repeats)
     with (
         tempfile.TemporaryDirectory() as folder,
         running_lab(Path(folder)) as lab,
     ):
-        for size in (768, 1920):
-            in_browser(lab, "LambdaExplorer", size, options.repeats)
-        in_browser(lab, "BridgeExplorer", 1000, options.repeats)
-        for size in (768, 1920):
-            map_in_browser(lab, size, options.repeats)
+        if "explorers" in options.parts:
+            for size in (768, 1920):
+                in_browser(lab, "LambdaExplorer", size, repeats)
+            in_browser(lab, "BridgeExplorer", 1000, repeats)
+        if "map" in options.parts:
+            for size in (768, 1920):
+                map_in_browser(lab, size, repeats)
+        if "damage" in options.parts:
+            damage_in_browser(lab, repeats)
+            first_kl_in_browser(lab, repeats)
 
 
 def curvature_of(size: int) -> cl.Curvature:
@@ -101,7 +135,7 @@ def kernel_side(size: int, repeats: int) -> None:
 
 def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
     """First picture, payload, key to painted, bytes per step, and a drag of 60 moves."""
-    with lab.open(notebook(lab.folder.parent, name, size)) as visit:
+    with lab.open(of_random(lab.folder.parent, name, size)) as visit:
         page = visit.page
         run_cells(visit, 0, 2)
         before = visit.received
@@ -130,9 +164,106 @@ def in_browser(lab: Lab, name: str, size: int, repeats: int) -> None:
             drag(visit, root, slider, size)
 
 
+def damaged_explorer() -> LambdaExplorer:
+    """A random Llama of 24 layers with 16 heads and 16 FFN groups each: 768 units; A is pinned."""
+    model = tiny_model(
+        heads="mha",
+        layers=24,
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+    )
+    units = cl.enumerate_units(model, ffn_groups=16)
+    curvature = random_curvature(units, positions=2 * len(units), shared=0.8)
+    text, tokenizer = tiny_text(16, 48), word_tokenizer()
+    asked = [cl.Question(name, f"w{n}", f"w{n + 1}") for name in ("one", "two") for n in range(4)]
+    explorer = LambdaExplorer(
+        curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked
+    )
+    explorer.pin()
+    return explorer
+
+
+def demo_explorer() -> LambdaExplorer:
+    """The explorer of notebook 02, on the H that ships; plan A is pinned."""
+    curvature = cl.Curvature.load(cl.demo_folder() / "H_16_rows.npz")
+    model, tokenizer = cl.load_model("demo")
+    _, held_out = cl.default_calibration("demo", tokenizer, 16, 16, positions_per_sequence="all")
+    questions = cl.demo_questions(4)
+    explorer = LambdaExplorer(
+        curvature, model=model, tokenizer=tokenizer, held_out=held_out, questions=questions
+    )
+    explorer.pin()
+    return explorer
+
+
+def damage_in_browser(lab: Lab, repeats: int) -> None:
+    """Key to painted at M = 768 with A pinned, while the damage of A and B is measured."""
+    with lab.open(
+        notebook(lab.folder.parent, "damage", ["w = bench_widgets.damaged_explorer()\nw"])
+    ) as visit:
+        page, root, slider = explorer_of(visit)
+        size = int(visit.ask("len(w.curvature.units)"))
+        page.evaluate(PROBE, root.element_handle())
+        for pace in PACES:
+            visit.becomes("w.damage.busy", "False")
+            before = measured(visit)
+            page.evaluate("() => { probe.times = []; probe.down = 0; }")
+            slider.focus()
+            for k in range(repeats):
+                page.keyboard.press("ArrowLeft")  # the next plan, which nothing has measured
+                page.wait_for_function(f"() => probe.times.length > {k}", timeout=10_000)
+                page.wait_for_timeout(pace)
+            times, found = page.evaluate("() => probe.times"), measured(visit) - before
+            print(
+                f"LambdaExplorer, M = {size:>4}, plan A pinned, damage panel: key to painted "
+                f"{show(times)} at a key per {pace} ms; {found} plans measured meanwhile"
+            )
+        assert root.locator(".cc-damage", has_text="Measured damage").is_visible()
+
+
+def first_kl_in_browser(lab: Lab, repeats: int) -> None:
+    """From a key press to the first measured KL of the plan it leads to, on the demo model."""
+    with lab.open(
+        notebook(lab.folder.parent, "first_kl", ["w = bench_widgets.demo_explorer()\nw"])
+    ) as visit:
+        page, root, slider = explorer_of(visit)
+        page.evaluate(FIRST_KL, root.element_handle())
+        done = 0
+        for ratio in (0.2, 0.3, 0.4, 0.25, 0.35, 0.5, 0.15, 0.45):  # each has plans of its own
+            assert visit.ask(f"setattr(w, 'ratio', {ratio})") == "None"
+            assert visit.ask("setattr(w, 'interaction_strength', 1.0)") == "None"
+            page.wait_for_timeout(500)
+            visit.becomes("w.flips_stale", "False")
+            # without the last plan, the diagonal one, which may have been plan A
+            for _ in range(min(repeats - done, int(visit.ask("len(w.flips)")) - 1)):
+                visit.becomes("w.damage.busy", "False")
+                slider.focus()
+                page.keyboard.press("ArrowLeft")
+                page.wait_for_function(f"() => first.times.length > {done}", timeout=30_000)
+                done += 1
+        times = page.evaluate("() => first.times")
+        print(f"LambdaExplorer, demo model: key to first measured KL {show(times)}, {done} moves")
+
+
+def explorer_of(visit: Visit) -> tuple[Any, Any, Any]:
+    """Run the cells; the page, the explorer and its slider once all its plans are known."""
+    run_cells(visit, 0, 2)
+    root = visit.page.locator(".cocurve")
+    visit.page.wait_for_selector("[data-paints]")
+    visit.becomes("w.flips_stale", "False")
+    return visit.page, root, root.locator("input[type=range]").first
+
+
+def measured(visit: Visit) -> int:
+    """Plans of which at least one row is measured."""
+    return int(visit.ask("len(w.damage._meter.memory.values) if w.damage._meter else 0"))
+
+
 def map_in_browser(lab: Lab, size: int, repeats: int) -> None:
     """CurvatureMap: first picture over several runs, and key to painted by kind of key."""
-    with lab.open(notebook(lab.folder.parent, "CurvatureMap", size)) as visit:
+    with lab.open(of_random(lab.folder.parent, "CurvatureMap", size)) as visit:
         page = visit.page
         run_cells(visit, 0, 2)
         before = visit.received
@@ -197,18 +328,22 @@ def drag(visit: Visit, root: Any, slider: Any, size: int) -> None:
     )
 
 
-def notebook(folder: Path, name: str, size: int) -> Path:
-    """A notebook that makes the curvature in one cell and the instrument in another."""
+def of_random(folder: Path, name: str, size: int) -> Path:
+    """A notebook that makes a random curvature in one cell and the instrument in another."""
+    made = f"import cocurve_widgets\nc = bench_widgets.curvature_of({size}); c.risk([0])"
+    return notebook(folder, f"{name}_{size}", [made, f"w = cocurve_widgets.{name}(c)\nw"])
+
+
+def notebook(folder: Path, name: str, cells: list[str]) -> Path:
+    """A notebook of these cells, after one that imports this file."""
     here = Path(__file__).resolve().parent
-    cells = [
-        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]",
-        f"import bench_widgets, cocurve_widgets\n"
-        f"c = bench_widgets.curvature_of({size}); c.risk([0])",
-        f"w = cocurve_widgets.{name}(c)\nw",
-    ]
+    first = (
+        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\nimport bench_widgets"
+    )
+    cells = [first, *cells]
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     content.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    path = folder / f"{name}_{size}.ipynb"
+    path = folder / f"{name}.ipynb"
     nbformat.write(content, path)
     return path
 
@@ -232,6 +367,8 @@ def show(times: list[float]) -> str:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
+    parts = ("kernel", "explorers", "map", "damage")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     return parser
 
 

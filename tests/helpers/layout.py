@@ -32,7 +32,10 @@ FAULTS = r"""async selector => {
     while (walker.nextNode()) {
       const node = walker.currentNode, element = node.parentElement;
       if (!node.data.trim() || !seen(element)) continue;
-      for (const word of node.data.matchAll(/[\p{L}\p{N}_.]+/gu)) {
+      // a heading or a label keeps a name and its value on one line; prose may break there
+      const label = element.closest("th, label, button, h4");
+      const words = label ? /lambda [\d.]+|[\p{L}\p{N}_.]+/gu : /[\p{L}\p{N}_.]+/gu;
+      for (const word of node.data.matchAll(words)) {
         range.setStart(node, word.index);
         range.setEnd(node, word.index + word[0].length);
         const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));

@@ -208,11 +208,11 @@ def damage_is_measured_when_the_hand_rests(visit: Visit, root: Any) -> None:
     of_a, of_b = (int(text.split()[0]) for text in cells(1)[2:4])
     assert cells(1)[4] == f"{of_b - of_a:+d}".replace("-", "−").replace("+0", "0")
     assert {cells(row)[0] for row in range(1, 6)} == set(json.loads(visit.ask(ABILITIES)[1:-1]))
-    root.get_by_label("measure by itself").uncheck()
+    root.get_by_label("measure automatically").uncheck()
     visit.becomes("explorer.live", "False")
     visit.ask("setattr(explorer, 'ratio', 0.52)")
     eventually(lambda: cells(0)[3], lambda text: text == "–")  # nothing measures it
-    root.get_by_label("measure by itself").check()
+    root.get_by_label("measure automatically").check()
     eventually(lambda: cells(0)[3], lambda text: text not in "…–")
     visit.ask("setattr(explorer, 'ratio', 0.2)")
 

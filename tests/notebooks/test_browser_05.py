@@ -78,6 +78,7 @@ def test_notebook_05_in_jupyterlab(lab: Lab) -> None:
         visit.run_all()
         require_told(visit.content())
         it = Page(visit)
+        assert not it.canvas.is_visible()  # no empty picture before there is text
         page = it.page
         it.button("Generate").click()
         it.done("written together")

@@ -178,6 +178,24 @@ def test_the_smallest_reachable_value_is_named_in_the_unit_asked_for() -> None:
     assert caught.value.reachable_ratio == 1
     assert caught.value.requested_ratio == pytest.approx(130 / 129)
     assert len(solve_greedy(curvature, Target(parameters="0.071k"))) == 15
+
+
+@pytest.mark.parametrize(
+    ("guards", "words"),
+    [
+        (Guards(protect_first=1), "under a protected first layer. "),
+        (
+            Guards(protect_first=1, protect_last=1),
+            "a protected first layer; a protected last layer. ",
+        ),
+        (Guards(protect_last=2), "under 2 protected last layers. "),
+    ],
+)
+def test_an_unreachable_ratio_names_the_guards_in_words(guards: Guards, words: str) -> None:
+    curvature = random_curvature(WHOLE)
+    with pytest.raises(InfeasibleError) as caught:
+        solve_greedy(curvature, 0.99, guards=guards)
+    assert words in str(caught.value)
     guards = Guards(layer_cap=0.5)  # 21 of each layer's 43
     with pytest.raises(InfeasibleError, match="leaves less than 548 B of weights in float32"):
         solve_greedy(curvature, Target(size="300 B", dtype="float32"), guards=guards)

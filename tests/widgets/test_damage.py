@@ -200,3 +200,12 @@ def test_answers_are_shared_with_the_studies_of_the_folder(tmp_path: Path) -> No
         found = explorer.damage._answers(plan)
         assert found == {n: (int(right[table.of(n)].sum()), 4) for n in ("easy", "hard")}
     explorer.close()
+
+
+def test_the_status_does_not_deny_what_the_panel_shows(explorer: LambdaExplorer) -> None:
+    settle(explorer)
+    assert explorer.damage.of(explorer.selection).rows == 6
+    assert "not measured" not in explorer.status
+    without = LambdaExplorer(CURVATURE, session=Session(CURVATURE))
+    assert "KL not measured" in without.status
+    without.close()

@@ -218,7 +218,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
         f"{20 - last} of 20"
     )
     expect(damage.locator("tbody tr").last).to_contain_text("64 rows, earlier")
-    expect(damage.get_by_label("measure by itself")).to_be_hidden()
+    expect(damage.get_by_label("measure automatically")).to_be_hidden()
 
     unit_map = root.locator("canvas[role=img]").first
     clicks = root.get_by_label("a click on a unit")

@@ -366,6 +366,8 @@ def test_a_split_is_that_of_the_library_and_says_how_far_it_is(
     assert scatter.controls.progress.value == 0
     assert not scatter.measurer.active
     assert repr(scatter.split(plan)) == repr(found)  # kept: nothing is measured again
+    assert "0 of 0" not in scatter.status
+    assert scatter.controls.progress.layout.visibility == "hidden"  # an idle bar is noise
     assert len(words) == 3
     scatter.session.selection = plan
     assert repr(scatter.split()) == repr(found)

@@ -1,4 +1,4 @@
-"""The check of layout finds planted faults, and none in the exported page at 1280 pixels."""
+"""The check of layout finds planted faults, and none in the exported page at any width."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ def page(lab: Lab) -> Iterator[Any]:
             "<button style='width: 40px; overflow: hidden; white-space: nowrap'>Measure</button>",
             "is clipped: Measure",
         ),
+        ("<p style='width: 60px'>plan of lambda 0</p>", None),
+        (
+            "<table><th style='width: 60px; max-width: 60px'>plan, lambda 0</th></table>",
+            "breaks inside a word: lambda 0",
+        ),
         (
             "<p>risk</p><canvas style='position: absolute; top: 0; left: 0'></canvas>",
             "is covered: risk",
@@ -54,14 +59,45 @@ def test_a_planted_fault_is_found(page: Any, planted: str, fault: str | None) ->
     assert layout_faults(page, "#root") == ([] if fault is None else [fault])
 
 
-def test_the_offline_page_is_readable_at_1280(page: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [600, 780, 1280, 1920])
+def test_the_offline_page_is_readable_and_fits(page: Any, tmp_path: Path, width: int) -> None:
     file = export_html(random_curvature(make_units(6, 3, 5), seed=4), tmp_path / "page.html")
+    page.set_viewport_size({"width": width, "height": 900})
     page.goto(file.as_uri())
     page.locator(".cocurve canvas[role=img]").first.wait_for()
     for more in page.locator("details > summary").all():
         more.click()
-    require_readable(page, ".cocurve")
+    require_readable(page, ".cocurve, header")
+    root = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert root[0] <= root[1], "scrolls sideways"
     page.locator(".cocurve h3").first.evaluate("title => title.style.wordBreak = 'break-all'")
     page.locator(".cocurve h3").first.evaluate("title => title.style.width = '60px'")
     with pytest.raises(AssertionError, match="breaks inside a word"):
         require_readable(page, ".cocurve")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (1920, 1080)])
+def test_an_instrument_is_seen_at_once(page: Any, tmp_path: Path, width: int, height: int) -> None:
+    bars = 110  # of JupyterLab, above and below a notebook
+    file = export_html(random_curvature(make_units(8, 4, 16), seed=4), tmp_path / "page.html")
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(file.as_uri())
+    page.locator(".cc-facts td").first.wait_for()
+    plan, bridges, heat = page.locator(".cocurve").all()
+
+    def bottom(root: Any, part: str, which: int = 0) -> float:
+        """Pixels from the top of an instrument to the bottom of a part of it."""
+        inside = root.locator(part).nth(which).bounding_box()
+        return float(inside["y"] + inside["height"] - root.bounding_box()["y"])
+
+    seen = height - bars
+    assert bottom(plan, "canvas[role=img]") < seen  # the map of the units
+    assert bottom(plan, "canvas[role=img]", 1) < seen  # the curves
+    assert bottom(plan, ".cc-facts table") < seen
+    assert bottom(bridges, "canvas[role=img]") < seen
+    assert bottom(bridges, "canvas[role=img]", 1) < seen
+    cells = float(heat.locator("canvas").evaluate("map => map.clientHeight")) - 96 + 24
+    canvas = heat.locator("canvas").bounding_box()["y"] - heat.bounding_box()["y"]
+    assert canvas + cells < seen  # but for the scale of its colors
+    card = heat.locator(".cc-cards").bounding_box()
+    assert card["y"] < heat.locator("canvas").bounding_box()["y"]  # beside, not below

@@ -90,7 +90,7 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         elif self.done < self.total:
             text += f", about {self.seconds_left:.0f} s left"
         if overlap is not None:
-            text += f"; the plans of the two halves share {overlap:.0%} of their units"
+            text += f"; the plans of the two halves share {100 * overlap:.0f} % of their units"
         running = self.done < self.total and not stopped
         return text + (". Interrupt the kernel to pause." if running else ".")
 

@@ -121,10 +121,11 @@ def _about(curvature: cl.Curvature) -> str:
     what = named_matrix(curvature)
     return (
         f"{counted(len(curvature.units), 'unit')}; {what}, the matrix of all pairs, "
-        f"estimated{text}. KL is how far the pruned model's predictions are from the whole model's, "
-        "in nats per token. Plans are solved and predicted in your browser; what is called measured was measured "
-        "before. Only the notebooks measure plans that you make by clicks, other pairs, and next "
-        "tokens. The address of the page holds what you set: copy it to show others the same."
+        f"estimated{text}. KL is how far the pruned model's predictions are from the whole "
+        "model's, in nats per token. Plans are solved and predicted in your browser; what is "
+        "called measured was measured before. Only the notebooks measure plans that you make by "
+        "clicks, other pairs, and next tokens. The address of the page holds what you set: copy it "
+        "to show others the same."
     )
 
 

@@ -68,9 +68,13 @@ class FidelityControls:
         # a person's doing and set the trait again. Read and written under the owner's lock.
         self.filling = False
         self.ratio = self._field(W.FloatText, "Ratio", "ratio", "130px", step=0.05)
-        self.strengths = self._field(W.Text, "λ to sweep", "strengths", "250px")
+        self.strengths = self._field(W.Text, "Lambdas (λ) to sweep", "strengths", "300px")
         self.strength = self._field(
-            W.FloatText, "λ of ratio sweep and pool", "interaction_strength", "250px", step=0.1
+            W.FloatText,
+            "Lambda (λ) of ratio sweep and pool",
+            "interaction_strength",
+            "300px",
+            step=0.1,
         )
         self.ratios = self._field(W.Text, "Ratios to sweep", "ratios", "330px")
         self.seed = self._field(W.IntText, "Seed", "seed", "110px")
@@ -106,10 +110,8 @@ class FidelityControls:
             W.HTML(words_html()),
             *([W.HTML(_preview_html(note))] if (note := self.owner.preview) else []),
             row(self.ratio, self.strengths, self.strength, self.ratios, self.seed, self.rows),
-            row(*self.buttons.values()),
-            row(self.progress, self.moving),
-            row(*self.boxes.values()),
-            row(self.surrogate),
+            row(*self.buttons.values(), self.progress, self.moving),
+            row(*self.boxes.values(), self.surrogate),
             figure,
             self.caption,
             row(self.plan, self.unit, self.text),
@@ -258,6 +260,7 @@ class FidelityControls:
             off = total == 0 if name == "Cancel" else bool(reason)
             self._fill(button, disabled=off)
         self._fill(self.progress, max=max(total, 1), value=done)
+        self.progress.layout.visibility = "visible" if total else "hidden"
         self._fill(self.moving, value=escape(reason or moving))
 
     def show_menus(self, plans: list[str], chosen: str, texts: list[str]) -> None:

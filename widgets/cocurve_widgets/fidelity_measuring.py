@@ -220,7 +220,8 @@ class Measurer:
                 asked = self.total + self._dropped
                 stopped = ", then stopped" if self._dropped else ""
                 how = f"measured in {seconds:.1f} s{stopped}"
-                self.took = f"{self.done} of {counted(asked, self.noun)} {how}"
+                if asked:  # else all was known before
+                    self.took = f"{self.done} of {counted(asked, self.noun)} {how}"
                 self.done = self.total = 0
         self._moved()
 

@@ -181,7 +181,8 @@ def hover(row: dict[str, Any]) -> str:
     ratio = row["measured_risk"] / row["predicted_risk"] if row["predicted_risk"] > 0 else math.nan
     lines = [
         f"<b>{escape(row['name'])}</b> ({row['method']})",
-        f"removes {row['realized_ratio']:.2%} of removable cost, {counted(row['units'], 'unit')}",
+        f"removes {100 * row['realized_ratio']:.2f} % of removable cost, "
+        f"{counted(row['units'], 'unit')}",
         f"predicted {row['predicted_risk']:.3g}",
         f"measured {row['measured_risk']:.3g}{spread} ({ratio:.3g} x)",
         f"on {escape(row['text'])}",

@@ -531,7 +531,7 @@ def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:
 def _plan_words(plan: cl.Selection) -> str:
     """A plan in a few words, for the head of its column."""
     units = counted(len(plan.units), "unit")
-    words = f"{len(plan)} of {units} off, {plan.realized_ratio:.1%} of their cost"
+    words = f"{len(plan)} of {units} off, {100 * plan.realized_ratio:.1f} % of their cost"
     if plan.interaction_strength is not None:
         words += f", lambda {plan.interaction_strength:g}"
     return words + (f", {counted(len(plan.gains), 'gain')}" if plan.gains else "")

@@ -537,12 +537,10 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if plan is None:
             return f"No plan at this ratio under these guards; {took}."
         measured = [m for m in self.session.measured if m.selection.fingerprint == plan.fingerprint]
-        kl = (
-            f"measured KL {measured[0].risk:.4g} on {measured[0].text}"
-            if measured
-            else "KL not measured"
-        )
-        text = f"{self._on.price(plan)}, {kl}; {took}."
+        kl = ", KL not measured" if self.damage is None else ""  # else its panel says so
+        if measured:
+            kl = f", measured KL {measured[0].risk:.4g} on {measured[0].text}"
+        text = f"{self._on.price(plan)}{kl}; {took}."
         if self.curvature.is_preview and self.interaction_strength > cl.TRUSTED_STRENGTH:
             text += f" Not to be trusted: lambda is above {cl.TRUSTED_STRENGTH:g} on a preview."
         return text

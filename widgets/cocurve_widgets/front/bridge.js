@@ -1,7 +1,7 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
 import { COLORS, Cleaner, GONE, assign, count, counted, fit, frame, h, labeled, named, oddMatrix, palette,
-  percent, picture, receiveFiles, show, typed, typedNumber, unitCount, watch } from "./kit.js";
+  percent, picture, receiveFiles, show, typed, typedNumber, unbroken, unitCount, watch } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
   graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
@@ -350,7 +350,7 @@ export function renderBridge({ model, el }) {
         ...cells.map((c) => h("td", {}, c)));
     });
     refill(list, h("table", { class: "cc-numbers", "data-table": "bridges" },
-      h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, c)))),
+      h("thead", {}, h("tr", {}, ...columns.map((c) => h("th", { scope: "col" }, ...unbroken(c))))),
       h("tbody", {}, ...rows)));
     refill(brushList,
       h("span", { class: "cc-muted" }, brushed.length ? `${unitCount(brushed.length)} brushed:`

@@ -1,7 +1,7 @@
 // Plan A against plan B: which units join or leave, and what that does to the numbers.
 
 import { term } from "./glossary.js";
-import { COLORS, count, h, percent, show, unitCount } from "./kit.js";
+import { COLORS, count, h, percent, show, unbroken, unitCount } from "./kit.js";
 
 /** The units that B removes and A keeps ("joined"), and those that A removes and B keeps ("left"). */
 export function difference(a, b) {
@@ -88,7 +88,7 @@ export function comparisonRows(a, b, marks, paired = null) {
 export function drawComparison(place, { a, b, marks, paired, layers }) {
   const rows = comparisonRows(a, b, marks, paired);
   const head = (letter, color, name) => h("th", { scope: "col" },
-    h("i", { class: "cc-swatch", style: `background:${color}` }), `${letter}: ${name}`);
+    h("i", { class: "cc-swatch", style: `background:${color}` }), ...unbroken(`${letter}: ${name}`));
   const change = a && b && difference(a.order, b.order);
   place.replaceChildren(
     h("table", { class: "cc-numbers" },

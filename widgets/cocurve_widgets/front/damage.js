@@ -76,7 +76,7 @@ export function damagePanel(put) {
   const box = h("input", { type: "checkbox", onchange: () => put({ live: box.checked }) });
   const choice = h("label", {
     title: "KL and right answers of A and B are measured as soon as the hand rests" },
-  box, " measure by itself");
+  box, " measure automatically");
   const table = h("div", {});
   const words = h("p", { class: "cc-muted" });
   const offer = h("p", {});

@@ -91,7 +91,7 @@ export function renderLambda({ model, el }) {
   const both = [swatch(COLORS.attention, "attention"), swatch(COLORS.ffn, "FFN, removed by A and B")];
   const onlyB = swatch(COLORS.b, "removed only by B");
   const onlyA = swatch("var(--cc-kept)", "only by A", `box-shadow:inset 0 0 0 3px ${COLORS.a}`);
-  const brushMark = swatch("var(--cc-kept)", "brushed", "outline:2px solid var(--cc-accent)");
+  const brushMark = swatch("var(--cc-kept)", "brushed", "outline:2px dashed var(--cc-text);outline-offset:-2px");
   const legend = h("div", { class: "cc-legend" }, ...both, onlyB, onlyA,
     swatch("var(--cc-kept)", "kept"), brushMark,
     swatch("linear-gradient(225deg, var(--cc-text) 35%, var(--cc-kept) 35%)",

@@ -82,20 +82,19 @@ export function renderMap({ model, el }) {
 
   const lines = [0, 1].map(() => h("div", { hidden: true, style: LINE }));
   const band = h("div", { hidden: true, style: BAND });
-  const pairCard = h("div", { "aria-live": "polite", style: "min-height:170px" });
-  const planCard = h("div", {});
+  const pairCard = h("div", { "aria-live": "polite", style: "flex:1 1 310px;min-height:170px" });
+  const planCard = h("div", { style: "flex:1 1 310px" });
   const brushCard = h("div", { class: "cc-row", style: "flex-wrap:wrap" });
-  const side = h("div", { class: "cc-card" }, pairCard, planCard);
+  const side = h("div", { class: "cc-card cc-cards" }, pairCard, planCard);
   const [title, words] = [h("h4", {}), h("div", { class: "cc-muted" })];
   const legend = h("div", { class: "cc-legend", style: "margin-top:6px;max-width:60em" });
-  body.append(
-    h("div", { style: "flex:none;max-width:100%" }, title, words,
-      h("div", { style: "position:relative" }, map, ...lines, band), legend,
-      h("p", { class: "cc-muted", style: "max-width:48em" },
-        "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
-        "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
-        "zooms once the picture has the focus. Dashed lines: the unit removed last.")),
-    side,
+  const pictureSide = h("div", { style: "flex:none;max-width:100%" }, title, words,
+    h("div", { style: "position:relative" }, map, ...lines, band), legend,
+    h("p", { class: "cc-muted", style: "max-width:48em" },
+      "Click a cell, or focus the picture and use the arrow keys. Plus and minus zoom, 0 shows ",
+      "all, Shift and an arrow move, Space brushes the pair, P plays, Escape clears. The wheel ",
+      "zooms once the picture has the focus. Dashed lines: the unit removed last."));
+  body.append(pictureSide, side,
     h("div", { class: "cc-row", style: "flex:1 1 100%;flex-wrap:wrap" },
       button("Brush what is shown", "mark the units of all rows and columns in view",
         () => put({ brushed: unitsOf(model.get("window"), places, [0, 0], [1, 1]) })),
@@ -104,7 +103,6 @@ export function renderMap({ model, el }) {
       button("Clear brush", "remove all marks", () => put({ brushed: [] })), brushCard));
   const tableChoice = choice("table_of", { units: "units", ledger: "steps of the plan",
     pairs: "pairs in view" });
-  root.querySelector(".cc-table").style.minWidth = "0"; // eight columns scroll inside it
   root.querySelector(".cc-files").prepend(
     h("label", { class: "cc-row" }, "table and CSV of", tableChoice));
 
@@ -148,8 +146,12 @@ export function renderMap({ model, el }) {
     shadeAll(colors);
     const wide = body.clientWidth || 900;
     const beside = wide >= 820; // the card fits beside the picture
-    const width = Math.max(240, Math.min(beside ? wide - 368 : wide, 900));
-    side.style.width = beside ? "340px" : "100%";
+    // the whole picture is seen at once, under the controls and, in JupyterLab, its menu
+    const tall = Math.max(360, window.innerHeight - 365);
+    const most = tall + boxOf(900).left + 6;
+    const width = Math.max(240, Math.min(beside ? wide - 368 : wide, 900, most));
+    pictureSide.style.width = beside ? `${width}px` : "";
+    side.style.width = beside ? `${Math.min(700, wide - width - 28)}px` : "100%";
     const [now, total] = [model.get("step"), length()];
     scene = { box: boxOf(width), window: model.get("window"), cellsAt, places, kinds, layers, names,
       numLayers, colors, power: how.power, order: model.get("order"),

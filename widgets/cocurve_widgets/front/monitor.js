@@ -22,6 +22,7 @@ export function renderMonitor({ model, el }) {
     const [done, total, points] = ["done", "total", "overlap"].map((name) => model.get(name));
     bar.max = Math.max(1, total);
     bar.value = done;
+    bar.hidden = total > 0 && done >= total;
     const colors = palette(ui.root);
     const [width, height] = [Math.min(620, (ui.root.clientWidth || 640) - 30), 170];
     const pen = fit(chart, width, height);

@@ -78,7 +78,7 @@ export class Fading {
 /**
  * Draw the map: units that both plans remove in the color of their kind, those of A or B alone in
  * the color of that plan (A's with an empty middle: B keeps them), those about to change with a
- * corner, the brushed ones in a colored frame, the marked ones in a dark one.
+ * corner, the brushed ones in a dashed frame, the marked ones in a solid one.
  */
 export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, marked, brushed, fading }) {
   const { geometry, attention, ffn } = grid;
@@ -109,9 +109,11 @@ export function paintMap(canvas, grid, { problem, colors, inA, inB, turning, mar
       pen.fill();
     }
     if (marked.includes(u) || framed.has(u)) {
-      pen.strokeStyle = marked.includes(u) ? colors.text : colors.accent;
+      pen.strokeStyle = colors.text;
       pen.lineWidth = 2;
+      pen.setLineDash(marked.includes(u) ? [] : [3, 2]);
       pen.strokeRect(x + 1, y + 1, w - 2, t - 2);
+      pen.setLineDash([]);
     }
   }
   pen.fillStyle = colors.muted;
