@@ -77,27 +77,21 @@ def test_the_offline_page_is_readable_and_fits(page: Any, tmp_path: Path, width:
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (1920, 1080)])
-def test_an_instrument_is_seen_at_once(page: Any, tmp_path: Path, width: int, height: int) -> None:
-    bars = 110  # of JupyterLab, above and below a notebook
+def test_bridges_and_map_are_seen_at_once(
+    page: Any, tmp_path: Path, width: int, height: int
+) -> None:
     file = export_html(random_curvature(make_units(8, 4, 16), seed=4), tmp_path / "page.html")
     page.set_viewport_size({"width": width, "height": height})
     page.goto(file.as_uri())
     page.locator(".cc-facts td").first.wait_for()
-    plan, bridges, heat = page.locator(".cocurve").all()
-
-    def bottom(root: Any, part: str, which: int = 0) -> float:
-        """Pixels from the top of an instrument to the bottom of a part of it."""
-        inside = root.locator(part).nth(which).bounding_box()
-        return float(inside["y"] + inside["height"] - root.bounding_box()["y"])
-
-    seen = height - bars
-    assert bottom(plan, "canvas[role=img]") < seen  # the map of the units
-    assert bottom(plan, "canvas[role=img]", 1) < seen  # the curves
-    assert bottom(plan, ".cc-facts table") < seen
-    assert bottom(bridges, "canvas[role=img]") < seen
-    assert bottom(bridges, "canvas[role=img]", 1) < seen
-    cells = float(heat.locator("canvas").evaluate("map => map.clientHeight")) - 96 + 24
-    canvas = heat.locator("canvas").bounding_box()["y"] - heat.bounding_box()["y"]
-    assert canvas + cells < seen  # but for the scale of its colors
+    _, bridges, heat = page.locator(".cocurve").all()
+    graph, plane = bridges.locator("canvas[role=img]").all()[:2]
+    cells = heat.locator("canvas")
+    seen = height - 110  # less the bars of JupyterLab, above and below a notebook
+    scale = 72  # of the colors, below the cells
+    for root, picture, below in ((bridges, graph, 0), (bridges, plane, 0), (heat, cells, scale)):
+        inside, top = picture.bounding_box(), root.bounding_box()["y"]
+        assert inside["y"] + inside["height"] - below - top < seen
     card = heat.locator(".cc-cards").bounding_box()
-    assert card["y"] < heat.locator("canvas").bounding_box()["y"]  # beside, not below
+    assert card["y"] < cells.bounding_box()["y"]  # beside the picture, not below it
+    assert card["x"] + card["width"] > 0.8 * width  # up to the right edge

@@ -63,8 +63,8 @@ export function renderLambda({ model, el }) {
     json: () => (alone() ? ownJson() : request(".json", ownJson)),
     caption: () => [captionOf(), `Curves: ${curveTitle.textContent}, ${STROKES}. ` +
       `Bars: ${whose.textContent}.`],
-    legend: () => [[COLORS.attention, "attention, removed by A and B"],
-      [COLORS.ffn, "FFN, removed by A and B"], [COLORS.b, `B: ${planB()?.name ?? "no plan"}`],
+    legend: () => [[COLORS.attention, "attention, removed by both"],
+      [COLORS.ffn, "FFN, removed by both"], [COLORS.b, `B: ${planB()?.name ?? "no plan"}`],
       [COLORS.a, `A: ${planA()?.name ?? "no plan"}`], [palette(ui.root).kept, "kept"]],
     redraw: () => paint(),
   });
@@ -88,7 +88,8 @@ export function renderLambda({ model, el }) {
   const card = h("div", { class: "cc-card", "aria-live": "polite" });
   const swatch = (color, text, style = "") => h("span", {},
     h("i", { class: "cc-swatch", style: `background:${color};${style}` }), text);
-  const both = [swatch(COLORS.attention, "attention"), swatch(COLORS.ffn, "FFN, removed by A and B")];
+  const both = [swatch(COLORS.attention, "attention, removed by both"),
+    swatch(COLORS.ffn, "FFN, removed by both")];
   const onlyB = swatch(COLORS.b, "removed only by B");
   const onlyA = swatch("var(--cc-kept)", "only by A", `box-shadow:inset 0 0 0 3px ${COLORS.a}`);
   const brushMark = swatch("var(--cc-kept)", "brushed", "outline:2px dashed var(--cc-text);outline-offset:-2px");
@@ -290,7 +291,7 @@ export function renderLambda({ model, el }) {
     const found = view.feasible && measurementOf(model.get("_marks") || {}, view.order);
     const risk = view.feasible ? `Predicted risk ${show(view.node + view.edge)} nats per token, ` +
       (found ? `measured KL ${show(found.risk)} on ${found.text}` : "KL not measured") : "No plan";
-    model.set("status", `${risk}; solved in ${milliseconds.toFixed(1)} ms by this page.` +
+    model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.` +
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
     model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
