@@ -221,8 +221,8 @@ def test_the_picture_of_two_texts_names_text_and_plan(page: Any, tmp_path: Path)
     assert kl.startswith("tiny: KL(dense || pruned), measured, teacher-forced on ")
     assert "nats per token over " in kl
     assert what == (
-        f"Plan: {len(plan)} of {len(plan.units)} units off, {plan.realized_ratio:.1%} of their "
-        "cost, lambda 0.5."
+        f"Plan: {len(plan)} of {len(plan.units)} units off, "
+        f"{100 * plan.realized_ratio:.1f} % of their cost, lambda 0.5."
     )
 
 

@@ -21,7 +21,7 @@ from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, SURROGATES, Row
 from .glossary import words_html
 from .instrument import Instrument, counted, front
 
-WRAP = {"flex_flow": "row wrap", "align_items": "center"}
+WRAP = {"flex_flow": "row wrap", "align_items": "center", "grid_gap": "0 10px"}
 BUTTONS = {  # label -> tooltip
     "Measure this plan": "the plan that all instruments of this session show",
     "Lambda sweep": "greedy plans at the ratio, one for each λ to sweep",

@@ -77,6 +77,7 @@ class QuietFigure(go.FigureWidget):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._config = {
+            "responsive": True,  # else it keeps its width when the window gets another one
             "showSendToCloud": False,
             "plotlyServerURL": "",
             "displaylogo": False,

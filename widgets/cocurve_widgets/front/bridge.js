@@ -1,7 +1,8 @@
 // The bridge explorer: graph of the edges, saliency against connectivity, list of bridges.
 
-import { COLORS, Cleaner, GONE, assign, count, counted, fit, frame, h, labeled, named, oddMatrix, palette,
-  percent, picture, receiveFiles, show, typed, typedNumber, unbroken, unitCount, watch } from "./kit.js";
+import { COLORS, Cleaner, GONE, assign, count, counted, fit, frame, h, labeled, named, oddMatrix,
+  palette, percent, picture, receiveFiles, show, typed, typedNumber, unbroken, unitCount,
+  watch } from "./kit.js";
 import { comparedPlans, drawFlow, drawGraphAxes, drawLegend, drawMark, fateText, fitLine,
   graphLayout, hitUnit, logAxis, pictureWords, placeGraph, readEdges, shareBelow, shownText,
   stepUnit, strokeEdges, tickText, unitsInside, visibleEdges } from "./bridge_parts.js";
@@ -227,8 +228,8 @@ export function renderBridge({ model, el }) {
     const text = shownText(filters, { shown: shown.length, rho: edges.rho,
       total: model.get("edge_total"), alone: alone && nodes.name[filters.unit] });
     caption.textContent = text;
-    graph.setAttribute("aria-label", named(model, `Graph of ${unitCount(nodes.name.length)}. ${text}. ` +
-      "Arrow keys choose a unit; the table holds the same data"));
+    graph.setAttribute("aria-label", named(model, `Graph of ${unitCount(nodes.name.length)}. ` +
+      `${text}. Arrow keys choose a unit; the table holds the same data`));
   }
 
   function drawPlane() {
@@ -329,7 +330,8 @@ export function renderBridge({ model, el }) {
     const plans = plansNow();
     const { indices, ranked, note, correlation } = bridges;
     listTitle.textContent = !ranked ? counted(indices.length, "bridge unit") : indices.length
-      ? `Too few bridges by the thresholds: ${unitCount(indices.length)}, most connected for the saliency`
+      ? `Too few bridges by the thresholds: ${unitCount(indices.length)} most connected for the ` +
+        "saliency"
       : "Too few bridges by the thresholds, and no unit is connected beyond its saliency";
     const together = correlation === null ? "" : "Saliency and connectivity correlate at " +
       `${show(correlation)} (the paper reports 0.63 for its 8B). `;
