@@ -178,6 +178,7 @@ _ALSO = {
     "generate_lockstep": "measuring.lockstep",
     "encode_prompt": "measuring.lockstep",
     "RepairOptions": "pruner.repair",
+    "model_risk": "measuring.risk",
     "recover": "pruner.recovery",
     "RecoverOptions": "pruner.recovery",
     "Evidence": "methods.base",
