@@ -279,7 +279,7 @@ class CalibrationSet:
         scored = self.positions_per_sequence
         every = " (all)" if scored == self.seq_len - 1 else ""
         return (
-            f"CalibrationSet({len(self)} rows x {self.seq_len} tokens, {scored} scored positions "
+            f"CalibrationSet({len(self)} rows x {self.seq_len} tokens, {scored} scored "
             f"per row{every}, from {self.source})"
         )
 

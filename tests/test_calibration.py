@@ -60,7 +60,7 @@ def test_all_positions() -> None:
     for rows in (pack(positions_per_sequence="all"), tiny_text(4, 16)):
         assert rows.scored.tolist() == [list(range(15))] * 4
         assert rows.positions_per_sequence == 15
-        assert "15 scored positions per row (all)" in repr(rows)
+        assert "15 scored per row (all)" in repr(rows)
 
 
 @pytest.mark.parametrize("wanted", [0, 16])
