@@ -212,7 +212,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     expect(cells.nth(3)).to_have_text("–")  # nobody measured at 20 %, and nobody will
     damage.get_by_role("button", name="30 %").click()
     last = len(plans) - 1
-    expect(cells.nth(3)).to_have_text(f"{0.1 * last:.3g} ± 0.01")
+    expect(cells.nth(3)).to_have_text(f"{0.1 * last:.3f} ± 0.010")
     expect(damage.locator("tbody tr").nth(1).locator("td").nth(1)).to_have_text("20 of 20")
     expect(damage.locator("tbody tr").nth(1).locator("td").nth(3)).to_have_text(
         f"{20 - last} of 20"
@@ -246,7 +246,7 @@ def test_damage_plans_by_hand_and_pairs_need_no_kernel(lab: Lab, tmp_path: Path)
     expect(pair).to_contain_text("needs a kernel")
     names = " and ".join(SMALL.units[u].name for u in (2, 9))
     pair.get_by_label("pairs measured before").select_option(names)
-    expect(edge.nth(2)).to_have_text("+0.4 ± 0.05")
+    expect(edge.nth(2)).to_have_text("+0.400 ± 0.050")
     expect(pair).to_contain_text("Together they cost more than alone")
     assert "pair=2,9" in page.evaluate("new Promise(r => setTimeout(() => r(location.hash), 800))")
     expect(root.locator(".cc-damage", has_text="Next token")).to_be_hidden()

@@ -17,7 +17,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
-from cocurve_lab.tables import brief, typeset
+from cocurve_lab.tables import brief, plus_minus, typeset
 from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
@@ -183,9 +183,15 @@ def test_the_figure_keeps_every_kind_of_message_plotly_has() -> None:
 
 def test_tables_of_notebooks_write_numbers_as_the_instruments_do() -> None:
     values = [0.0, 2.12e-18, -0.000123456, 0.5, 8.399, 1234.5, 999_999.0, -3e7]
+    errors = [1e-7, 0.0038, 0.04, 0.5, 7.0, 1234.0, 2e7]
+    risks = [0.0, 2.12e-18, -0.000123456, 0.51, 8.399, -1234.6]
+    pairs = [{"risk": risk, "error": error} for risk in risks for error in errors]
     file = (FRONT / "compare.js").as_uri()
-    code = f"import {{ brief }} from '{file}'; console.log(JSON.stringify({values}.map(brief)))"
+    code = f"""import {{ brief, withError }} from '{file}';
+        console.log(JSON.stringify([{values}.map(brief), {json.dumps(pairs)}.map(withError)]))"""
     run = subprocess.run(
         [node(), "--input-type=module", "-e", code], capture_output=True, text=True, check=True
     )
-    assert json.loads(run.stdout) == [typeset(brief(value)) for value in values]
+    alone, measured = json.loads(run.stdout)
+    assert alone == [typeset(brief(value)) for value in values]
+    assert measured == [typeset(plus_minus(pair["risk"], pair["error"])) for pair in pairs]

@@ -37,14 +37,14 @@ test("two plans are compared on one text only", () => {
   const plan = (order) => ({ order, node: 0.1, edge: 0.02, removed: 10, realized: 0.2 });
   const cells = (a, b, name, paired) =>
     comparisonRows(a, b, marks, paired).find((row) => row[0] === name)?.slice(1);
-  assert.deepEqual(cells(plan([1]), plan([2]), "measured KL"), ["0.5 ± 0.01", "0.2 ± 0.01", "−0.3"]);
+  assert.deepEqual(cells(plan([1]), plan([2]), "measured KL"), ["0.500 ± 0.010", "0.200 ± 0.010", "−0.3"]);
   const paired = { difference: -0.31, error: 0.004 };
-  assert.equal(cells(plan([1]), plan([2]), "measured KL", paired)[2], "−0.31 ± 0.004");
+  assert.equal(cells(plan([1]), plan([2]), "measured KL", paired)[2], "−0.3100 ± 0.0040");
   const uneven = structuredClone(marks);
   uneven.measured[2].rows = 3;
   const named = comparisonRows(plan([1]), plan([2]), uneven, paired).map(([name]) => name);
   assert.ok(named[3].endsWith("on the rows of both"));
-  assert.deepEqual(cells(plan([1]), plan([7]), "measured KL"), ["0.9 ± 0.01", "not measured", ""]);
+  assert.deepEqual(cells(plan([1]), plan([7]), "measured KL"), ["0.900 ± 0.010", "not measured", ""]);
   assert.equal(cells(plan([1]), plan([7]), "measured KL", paired)[2], ""); // nothing to compare
   assert.deepEqual(cells(null, plan([2]), "– units"), ["no plan", "1", ""]);
   const again = { ...plan([1]), node: 0.1 + 2e-17, edge: 0.02 - 1e-17 }; // summed in another order

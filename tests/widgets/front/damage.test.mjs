@@ -15,7 +15,7 @@ test("bars of the dense model, A and B come from one text", () => {
   const alone = damageRows(a, b, marks, {});
   assert.equal(alone.text, "kept");
   assert.deepEqual(alone.rows.map((row) => row.cells.map((cell) => cell?.text ?? null)), [
-    ["0", "0.9 ± 0.01", "0.3 ± 0.01"], ["4 of 4", "1 of 4", "3 of 4"]]);
+    ["0", "0.900 ± 0.010", "0.300 ± 0.010"], ["4 of 4", "1 of 4", "3 of 4"]]);
   assert.ok(Math.abs(alone.rows[0].cells[2].share - 0.3 / 0.91) < 1e-12);
   assert.equal(alone.rows[1].cells[1].share, 0.25);
   assert.deepEqual(alone.rows.map((row) => row.change), ["", "+2"]);

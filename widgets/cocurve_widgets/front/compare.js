@@ -46,9 +46,14 @@ export function measurementOf(marks, order, text = null) {
   return mine.findLast((m) => m.text === text) ?? mine.at(-1) ?? null;
 }
 
-/** A measured KL with its error, as text. */
-export const withError = (m) => (m.error ? `${brief(m.risk)} ± ${show(Number(m.error.toPrecision(2)))}`
-  : brief(m.risk));
+/** A measured KL with its error to two digits, as text: `plus_minus` of tables.py. */
+export function withError({ risk, error }) {
+  if (!error) return brief(risk);
+  if (error <= 1e-6 || error >= 1e6) return `${brief(risk)} ± ${error.toExponential(1)}`;
+  const places = Math.max(0, 1 - Math.floor(Math.log10(error)));
+  const size = Math.abs(risk).toFixed(places);
+  return `${risk < 0 && Number(size) ? "−" : ""}${size} ± ${error.toFixed(places)}`;
+}
 
 /** A number of a table: three digits are what can be told apart, and all columns then look alike. */
 export const brief = (x) => show(Number(x.toPrecision(3)));
