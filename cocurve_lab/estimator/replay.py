@@ -330,8 +330,8 @@ class SupportHead:
         """The rows of the support [P, r, d], float32 or better, with no second copy in half."""
         dtype, place = widen(self.weight[:0]).dtype, self.weight.device
         rows = torch.empty(*self.support.shape, self.weight.shape[1], dtype=dtype, device=place)
-        for some, support in zip(rows.split(8), self.support.split(8), strict=True):
-            some.copy_(F.embedding(support, self.weight))
+        for at in range(0, len(rows), 8):
+            rows[at : at + 8] = F.embedding(self.support[at : at + 8], self.weight)
         return rows
 
     def __call__(self, hidden: Tensor) -> Tensor:

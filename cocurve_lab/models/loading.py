@@ -6,6 +6,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from .files import require_sound_files
 from .hub import explain, require_place
 from .identity import MANIFEST
 from .runtime import bars_that_go, device_name, sums_on
-from .streaming import layers_on_disk, require_accelerate, stream_of
+from .streaming import layers_on_disk, require_accelerate, stream_of, without_notice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -237,7 +238,8 @@ def load_model(
         places = layers_on_disk(describe(shapes), target)
         options |= {"device_map": places, "use_safetensors": True}
     try:
-        with bars_that_go(hidden=is_demo(source)):  # its 13 MB load before a bar can be drawn
+        # the demo's 13 MB load before a bar can be drawn
+        with bars_that_go(hidden=is_demo(source)), without_notice() if stream else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=chosen, output_loading_info=True, **options
             )

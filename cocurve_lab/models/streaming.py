@@ -8,6 +8,7 @@ whole layer comes at once, stays while it is held, and the next one is fetched m
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -267,6 +268,21 @@ def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str
 
     walk(architecture.model, "")
     return places
+
+
+@contextmanager
+def without_notice() -> Iterator[None]:
+    """Hide accelerate's notice that weights are on the meta device: here they were asked there."""
+    log = logging.getLogger("accelerate.big_modeling")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "on the meta device" not in record.getMessage()
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
 
 
 def require_accelerate(what: str) -> None:

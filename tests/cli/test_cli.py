@@ -377,7 +377,7 @@ def test_a_model_that_cannot_be_streamed_is_a_sentence(
     shutil.copy(place / "calibration.jsonl", tmp_path)
     assert main(build_command(tmp_path, tmp_path / "H", "--stream")) == FAILED
     assert "holds no .safetensors weights, which stream=True reads" in capsys.readouterr().err
-    assert main(["paper", "demo", "--out", str(tmp_path / "H"), "--stream"]) == USAGE
+    assert main(["compress", "demo", "--out", str(tmp_path / "H"), "--stream"]) == USAGE
     assert not (tmp_path / "H").exists()
 
 

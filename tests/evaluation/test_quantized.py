@@ -78,7 +78,8 @@ def test_the_answer_needs_two_standard_errors(
     given = iter([np.full(len(excess), 1.0), np.full(len(excess), 2.0), both])
     monkeypatch.setattr(quantized, "model_risk", lambda *_, **__: next(given))
     monkeypatch.setattr(quantized, "_with_weights", lambda model, _: model)
-    table = quantization_table(None, None, None)  # type: ignore[arg-type]
+    model = tiny_model()
+    table = quantization_table(model, model, tiny_text(1))
     assert table[0]["is_sum"] == answer
     (read,) = shown(table, quantized.QUANTIZED_COLUMNS)
     assert read["KL pruned"] == "1 ± 0"

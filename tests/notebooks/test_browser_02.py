@@ -61,8 +61,7 @@ def test_lambda_explorer_in_jupyterlab(lab: Lab, tmp_path: Path) -> None:
         by_label = root.get_by_label
         # the numbers stand on the first screen, above what clicks and prompts add
         facts = root.locator(".cc-facts tr", has_text="measured KL")
-        facts.wait_for()
-        facts = facts.bounding_box()
+        facts = eventually(facts.bounding_box, lambda box: box is not None)  # it is drawn anew
         assert facts["y"] + facts["height"] - root.bounding_box()["y"] < 780
 
         # lambda by keyboard: End and Home of a native slider, typed, and the plan keys

@@ -16,7 +16,7 @@ import tarfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import nbformat
 import pytest
 from ipywidgets.embed import embed_minimal_html
 
-from helpers.lab import CHROMIUM, FLAGS, KERNEL_READY, NO_BROWSER, Visit
+from helpers.lab import CHROMIUM, KERNEL_READY, NO_BROWSER, Lab, Visit
 from helpers.waiting import eventually
 
 pytestmark = [
@@ -111,10 +111,10 @@ def serve_anywidget(page: Any, addresses: str) -> None:
 
 
 @contextmanager
-def page_of(command: Sequence[str], folder: Path, alive: str, path: str) -> Iterator[Visit]:
-    """A server in a folder, with its own settings, and a page of it in Chromium."""
-    from playwright.sync_api import sync_playwright
-
+def page_of(
+    lab: Lab, command: Sequence[str], folder: Path, alive: str, path: str
+) -> Iterator[Visit]:
+    """A server in a folder, with its own settings, and a page of it in the browser of `lab`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -137,13 +137,11 @@ def page_of(command: Sequence[str], folder: Path, alive: str, path: str) -> Iter
             except OSError:
                 assert server.poll() is None, (folder / "log").read_text()
                 time.sleep(0.5)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-            page = browser.new_page(viewport={"width": 1280, "height": 1000})
-            page.set_default_timeout(120_000)
-            page.goto(address + path)
-            yield Visit(page)
-            browser.close()
+        page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+        page.set_default_timeout(120_000)
+        page.goto(address + path)
+        yield Visit(page)
+        page.close()
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -162,7 +160,7 @@ def drive(page: Any) -> None:
 
 
 @pytest.mark.skipif(find_spec("notebook") is None, reason="Notebook 7 is not installed")
-def test_every_instrument_works_in_notebook_7(tmp_path: Path) -> None:
+def test_every_instrument_works_in_notebook_7(lab: Lab, tmp_path: Path) -> None:
     made = SHOWN | SCATTER
     cells = [MADE, *(f"{name} = {code}\n{name}" for name, code in made.items())]
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
@@ -171,7 +169,7 @@ def test_every_instrument_works_in_notebook_7(tmp_path: Path) -> None:
     command = ["notebook", "--no-browser", "--ip=127.0.0.1", "--allow-root"]
     command += ["--IdentityProvider.token=local", "--JupyterNotebookApp.expose_app_in_browser=True"]
     alive, path = "/api/status?token=local", "/notebooks/all.ipynb?token=local"
-    with page_of(command, tmp_path, alive, path) as visit:
+    with page_of(lab, command, tmp_path, alive, path) as visit:
         visit.page.wait_for_function(KERNEL_READY)
         visit.run_all()
         drive(visit.page)
@@ -184,7 +182,7 @@ def test_every_instrument_works_in_notebook_7(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("marimo") is None, reason="marimo is not installed")
-def test_the_instruments_on_anywidget_work_in_marimo(tmp_path: Path) -> None:
+def test_the_instruments_on_anywidget_work_in_marimo(lab: Lab, tmp_path: Path) -> None:
     # names must not be in two cells, so the instruments share one, and what the kernel has another
     made = "\n".join(f"{name} = mo.ui.anywidget({code})" for name, code in SHOWN.items())
     told = "explorer.value['interaction_strength'], heat.value['order']"
@@ -204,7 +202,7 @@ def test_the_instruments_on_anywidget_work_in_marimo(tmp_path: Path) -> None:
         written += f"@app.cell\ndef _({names}):\n{body}\n{given if number == 0 else '    return'}\n"
     (tmp_path / "all.py").write_text(written, encoding="utf-8")
     command = ["marimo", "run", "all.py", "--headless", "--no-token", "--host=127.0.0.1"]
-    with page_of(command, tmp_path, "/health", "/") as visit:
+    with page_of(lab, command, tmp_path, "/health", "/") as visit:
         drive(visit.page)
         wanted = "kernel: (0.0, 'clustering', True)"
         text = visit.page.locator("body").inner_text
@@ -214,14 +212,16 @@ def test_the_instruments_on_anywidget_work_in_marimo(tmp_path: Path) -> None:
 
 
 @needs("vscode-jupyter-ipywidgets8")
-def test_every_instrument_works_in_the_widget_manager_of_vs_code(tmp_path: Path) -> None:
+def test_every_instrument_works_in_the_widget_manager_of_vs_code(lab: Lab, tmp_path: Path) -> None:
     command = ["jupyterlab", "--no-browser", "--ip=127.0.0.1", "--allow-root"]
     command += ["--IdentityProvider.token=local", "--LabApp.expose_app_in_browser=True"]
     shown = "".join(
         f"\n{name} = {code}\ndisplay({name})" for name, code in (SHOWN | SCATTER).items()
     )
     manager = packed("vscode-jupyter-ipywidgets8", "dist/ipywidgets.js")
-    with page_of(command, tmp_path, "/api/status?token=local", "/lab?token=local&reset") as visit:
+    with page_of(
+        lab, command, tmp_path, "/api/status?token=local", "/lab?token=local&reset"
+    ) as visit:
         page = visit.page
         page.wait_for_function("() => window.jupyterapp && jupyterapp.serviceManager.isReady")
         page.route(
@@ -245,9 +245,7 @@ def test_every_instrument_works_in_the_widget_manager_of_vs_code(tmp_path: Path)
 
 
 @needs("jupyter-widgets-html-manager")
-def test_a_page_without_a_kernel_shows_the_explorers_and_solves(tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_a_page_without_a_kernel_shows_the_explorers_and_solves(lab: Lab, tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(MADE, names)
     views = [eval(SHOWN[name], names) for name in ("explorer", "bridges", "heat")]
@@ -263,12 +261,11 @@ def test_a_page_without_a_kernel_shows_the_explorers_and_solves(tmp_path: Path) 
         ("requirejs", "require.js"),
     ]:
         (tmp_path / Path(file).name).write_text(packed(package, file), encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page = lab.browser.new_page(viewport={"width": 1280, "height": 1000})
+    with closing(page):
         visit = Visit(page)
         visit.listen("file:")
-        serve_anywidget(page, "https://cdn.jsdelivr.net/npm/anywidget@*/**")
+        serve_anywidget(page, "**/npm/anywidget@*/**")
         page.goto(place.as_uri())
         page.locator(".cocurve canvas").nth(7).wait_for(state="attached")
         for strength, key in [(1.0, "End"), (0.0, "Home")]:
@@ -279,4 +276,3 @@ def test_a_page_without_a_kernel_shows_the_explorers_and_solves(tmp_path: Path) 
             page.locator(f'.cocurve[data-pruned="{wanted}"]').wait_for()
         page.get_by_role("alert").filter(has_text="The kernel does not answer").wait_for()
         assert {"anywidget" in address for address in visit.outside} == {True}
-        browser.close()

@@ -19,6 +19,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
+from cocurve_lab.tables import brief
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session
 from cocurve_widgets.instrument import to_gexf
 from cocurve_widgets.packing import plan_mark
@@ -53,7 +54,7 @@ def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> N
         assert explorer.selection.guards == guards
         assert explorer.session.selection is explorer.selection
         assert explorer.error == ""
-        assert f"{expected.predicted_risk:.4g}" in explorer.status
+        assert f"Predicted risk {brief(expected.predicted_risk, 4)} nats" in explorer.status
 
 
 def test_a_message_of_the_front_end_equals_setting_from_code(explorer: LambdaExplorer) -> None:
