@@ -179,8 +179,8 @@ def damaged_explorer() -> LambdaExplorer:
     text, tokenizer = tiny_text(16, 48), word_tokenizer()
     asked = [cl.Question(name, f"w{n}", f"w{n + 1}") for name in ("one", "two") for n in range(4)]
     explorer = LambdaExplorer(
-        curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked
-    )
+        curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked, ratio=0.4
+    )  # 40 % has more plans than there are moves
     explorer.pin()
     return explorer
 
