@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import cocurve_lab as cl
+from cocurve_lab.tables import brief, typeset
 
 REST = 2.0  # seconds without a change after which the note is written again
 ROWS = 40  # of the table; all of them would make notebooks large
@@ -102,7 +103,7 @@ def table_html(rows: Sequence[dict[str, Any]]) -> str:
         return "<tr>" + "".join(f"<{kind}>{cell(c)}</{kind}>" for c in cells) + "</tr>"
 
     def cell(value: Any) -> str:
-        return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+        return html.escape(typeset(brief(value, 4)) if isinstance(value, float) else str(value))
 
     some = f", {ROWS} of {len(rows):,} rows" if len(rows) > ROWS else ""
     body = "".join(line(row.values(), "td") for row in rows[:ROWS])
@@ -134,7 +135,7 @@ def plot_html(
         least, most = min(values), max(values)
         span = scale(most) - scale(least) or 1.0
         at = [low + (scale(v) - scale(least)) / span * (high - low) for v in values]
-        return at, [f"{least:.3g}", f"{most:.3g}"]
+        return at, [typeset(brief(least)), typeset(brief(most))]
 
     xs, x_ends = place([p[0] for p in seen], left, wide - right)
     ys, y_ends = place([p[1] for p in seen], tall - bottom, top)
