@@ -12,6 +12,7 @@ import anywidget
 from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
 import cocurve_lab as cl
+from cocurve_lab.tables import as_html
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -482,11 +483,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         texts = self.dense_text, self.pruned_text
         if not any(texts):
             return ""
-        cells = "".join(
-            f'<td style="text-align:left;white-space:pre-wrap">{html.escape(text)}</td>'
-            for text in texts
-        )
-        return f"<table><tr><th>dense</th><th>pruned</th></tr><tr>{cells}</tr></table>"
+        return as_html(SIDES, [[*map(html.escape, texts)]], [True, True])
 
     def table(self) -> list[dict[str, Any]]:
         """The ribbon: position, text and KL (nats) of every token from the second on."""
