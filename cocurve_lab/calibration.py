@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from .errors import InputError, MismatchError, one_line, shown
+from .base.arguments import as_int
+from .base.errors import InputError, MismatchError, one_line, shown
+from .base.storage import fingerprint
 from .models.loading import demo_folder, is_demo
-from .numeric import as_int
-from .storage import fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .errors import CocurveError
 from .models.families import KINDS
 from .solver.selection import Selection
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cocurve_lab.atomic import clean, previous, replacing, replacing_folder, write_atomically
+from cocurve_lab.base.atomic import clean, previous, replacing, replacing_folder, write_atomically
 from helpers import killing
 from helpers.problems import make_units, random_curvature
 
@@ -63,7 +63,7 @@ def test_a_write_that_really_fails_half_way(tmp_path: Path) -> None:
     write_atomically(path, b"old")
     script = (
         "import resource, sys\n"
-        "from cocurve_lab.atomic import write_atomically\n"
+        "from cocurve_lab.base.atomic import write_atomically\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "write_atomically(sys.argv[1], bytes(100_000))\n"
     )
@@ -161,7 +161,7 @@ def held(folder: Path, kind: str) -> subprocess.Popen[str]:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from cocurve_lab.atomic import replacing, replacing_folder\n"
+        "from cocurve_lab.base.atomic import replacing, replacing_folder\n"
         f"with {kind}(Path(sys.argv[1])) as temporary:\n"
         "    print(temporary, flush=True)\n"
         "    time.sleep(60)\n"

@@ -9,10 +9,11 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from cocurve_lab.progress import Bar, open_bar
+from cocurve_lab.base.progress import Bar, open_bar
 
 LOOP = (
-    "from cocurve_lab.progress import Bar\nfor step in Bar(range(3), desc='steps', mininterval=0):"
+    "from cocurve_lab.base.progress import Bar\n"
+    "for step in Bar(range(3), desc='steps', mininterval=0):"
 )
 
 

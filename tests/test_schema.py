@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.errors import FileFormatError
+from cocurve_lab.base.errors import FileFormatError
+from cocurve_lab.base.schema import COUNT, TEXT, nullable, require_fields
+from cocurve_lab.base.storage import dump_npz, dump_plain, load_plain
+from cocurve_lab.base.tables import cached_table
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.measuring.plan_memory import FileKind, PlanMemory
 from cocurve_lab.methods.base import Evidence
 from cocurve_lab.pruner.manifest import read_manifest
-from cocurve_lab.schema import COUNT, TEXT, nullable, require_fields
-from cocurve_lab.storage import dump_npz, dump_plain, load_plain
-from cocurve_lab.tables import cached_table
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 

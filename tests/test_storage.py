@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cocurve_lab import storage
+from cocurve_lab.base import storage
+from cocurve_lab.base.errors import FileFormatError
+from cocurve_lab.base.storage import dump_plain, fingerprint, load_npz, load_plain
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import FileFormatError
-from cocurve_lab.storage import dump_plain, fingerprint, load_npz, load_plain
 from helpers.problems import make_units, random_curvature
 
 FORMAT = {"format": "test", "version": 1}

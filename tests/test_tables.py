@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.trust.choices import FITTING_COLUMNS
-from cocurve_lab.tables import (
+from cocurve_lab.base.tables import (
     WIDTH,
     Table,
     as_csv,
@@ -27,6 +26,7 @@ from cocurve_lab.tables import (
     shown,
     typeset,
 )
+from cocurve_studies.trust.choices import FITTING_COLUMNS
 from helpers.problems import make_units, random_curvature
 
 ROWS = [

@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import CocurveError, one_line
+from ..base.errors import CocurveError, one_line
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _DESCRIPTION = """\
@@ -95,12 +95,13 @@ def _told(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from cocurve_studies.paper import command as paper
+
     from . import (
         building,
         compressing,
         evaluating,
         inventory,
-        paper,
         planning,
         pruning,
         recovering,

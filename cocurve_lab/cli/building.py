@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import InputError
 from ..curvature.matrix import merge_shards
 from ..curvature.merging import progress_of, settings_of, shard_groups
-from ..errors import InputError
 from ..estimator.build import BuildOptions
 from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
 from .common import (
@@ -201,7 +201,7 @@ def _executor(options: argparse.Namespace) -> Executor | None:
     """The workers of --ray, or None to build in this process."""
     if options.ray is None:
         return None
-    from ..estimator.cluster import ray_executor
+    from ..extensions.big_models.cluster import ray_executor
 
     return ray_executor(
         options.ray,

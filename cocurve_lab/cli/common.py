@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic import write_atomically
-from ..errors import FileFormatError, InputError
+from ..base.atomic import write_atomically
+from ..base.errors import FileFormatError, InputError
+from ..base.progress import Progress
 from ..models.identity import MANIFEST
 from ..models.loading import load_model, load_tokenizer, place_of
-from ..progress import Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

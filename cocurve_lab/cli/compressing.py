@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .common import add_model, add_verb, as_path, progress, read_any_model, require_new
 
 DESCRIPTION = """\
@@ -56,8 +56,8 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve compress`."""
+    from ..extensions.choosing.best_plan import best_plan
     from ..measuring.generation import read_questions
-    from ..pruner.best_plan import best_plan
     from ..pruner.card import CardFacts
     from ..pruner.saving import save_pruned
     from ..solver.targets import Target

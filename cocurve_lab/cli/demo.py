@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import transformers
 
+from ..base.errors import CocurveError
 from ..calibration import default_calibration
-from ..errors import CocurveError
 from ..estimator.estimate import estimate_curvature, load_or_estimate
 from ..measuring.agreement import random_set
 from ..measuring.generation import continue_text, example_prompts

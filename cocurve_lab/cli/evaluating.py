@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..base.errors import InputError
+from ..base.tables import Table, as_markdown, shown
 from ..calibration import read_documents
-from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
-from ..tables import Table, as_markdown, shown
 from .common import (
     add_model,
     add_suite,
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if options.quantized and (options.against is None or options.stream):
         raise InputError("--quantized needs --against, and models in memory, without --stream.")
     if options.quantized:
-        from ..evaluation.quantized import quantization_table, require_kinds
+        from ..extensions.gguf.quantization_table import quantization_table, require_kinds
 
         require_kinds(options.quantized)
     require_text(options)
@@ -186,7 +186,7 @@ def _against(options: argparse.Namespace) -> tuple[Any, CalibrationSet]:
 
 def _grid(table: Table) -> str:
     """The table as Markdown."""
-    from ..evaluation.quantized import QUANTIZED_COLUMNS
+    from ..extensions.gguf.quantization_table import QUANTIZED_COLUMNS
 
     rows = shown(table, QUANTIZED_COLUMNS)
     return as_markdown(list(rows[0]), (row.values() for row in rows))

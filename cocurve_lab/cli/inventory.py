@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.families import KINDS
 from ..models.units import UnitSet, enumerate_units
-from . import on_paper
+from . import forecast as on_paper
 from .common import add_verb, as_path
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..solver.guards import FREE, Guards
 from .common import DTYPES, add_verb, as_path, read_curvature, write_new
 

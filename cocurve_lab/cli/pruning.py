@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.identity import MANIFEST, model_dtype
 from .common import (
     add_model,
@@ -166,7 +166,7 @@ def prune(options: argparse.Namespace) -> int:
 
 def _opened(options: argparse.Namespace) -> PreTrainedModel | None:
     """The model with its weights on disk; None if they are pickled, and so must be loaded."""
-    from ..models.stored import PickledError, open_model
+    from ..extensions.big_models.weights import PickledError, open_model
 
     try:
         return open_model(options.model, dtype=options.dtype)
@@ -181,9 +181,9 @@ def _prune_on_disk(
     there: dict[str, Any] | None,
 ) -> int:
     """Prune a model whose weights are on disk, one after the other."""
+    from ..extensions.big_models.on_disk import prune_to_folder
     from ..models.loading import load_tokenizer
     from ..pruner.cutting import require_prunable
-    from ..pruner.on_disk import prune_to_folder
 
     tokenizer = load_tokenizer(options.model)
     require_prunable(model, selection, on_disk=True)
@@ -211,7 +211,8 @@ def _prune_running(
         there: the manifest of its result, if that is there already.
         refit: the options of the rows to refit on, if that is asked for.
     """
-    from ..pruner import cutting, repair
+    from ..extensions.repairing import repair
+    from ..pruner import cutting
     from ..pruner.saving import save_pruned
 
     model, tokenizer = read_model(options)
@@ -271,8 +272,8 @@ def _require_result(
     folder: Path, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
 ) -> None:
     """Raise InputError unless a folder was made from this model, in its dtype, with this refit."""
+    from ..extensions.big_models.weights import reader_of
     from ..models.identity import fingerprint_model, weight_marks
-    from ..models.stored import reader_of
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
@@ -312,7 +313,7 @@ def _verified(
 
 def quantize(options: argparse.Namespace) -> int:
     """Run `cocurve quantize`."""
-    from ..pruner.eight_bits import quantize_folder
+    from ..extensions.gguf.eight_bits import quantize_folder
 
     print(f"Saved to {quantize_folder(options.folder, options.out, options.to)}.")
     return 0
@@ -320,9 +321,9 @@ def quantize(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Run `cocurve export`."""
-    from ..export.gguf import export_gguf
-    from ..export.ollama import modelfile_of, write_modelfile
-    from ..export.quantizing import quantize_gguf, require_kind
+    from ..extensions.gguf.gguf import export_gguf
+    from ..extensions.gguf.ollama import modelfile_of, write_modelfile
+    from ..extensions.gguf.quantizing import quantize_gguf, require_kind
     from ..pruner.manifest import read_manifest
     from ..pruner.saving import open_pruned
 

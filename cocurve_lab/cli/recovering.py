@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .common import (
     add_device,
     add_text,
@@ -50,7 +50,7 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve recover`."""
-    from ..pruner.recovery import RecoverOptions, recover
+    from ..extensions.repairing.recovery import RecoverOptions, recover
     from ..pruner.saving import load_pruned, save_pruned
 
     settings = RecoverOptions(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .common import (
     add_model,
     add_text,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..calibration import CalibrationSet
-    from ..measuring.repaired import Repair
+    from ..extensions.repairing.repaired import Repair
     from ..solver.selection import Selection
 
 DESCRIPTION = """\
@@ -91,7 +91,7 @@ def add_to(verbs: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `cocurve search`."""
-    from ..measuring.search import SearchOptions, search_plan
+    from ..extensions.choosing.search import SearchOptions, search_plan
 
     settings = SearchOptions(seed=options.search_seed)
     if options.refit_rows is not None and not options.refit:
@@ -162,8 +162,8 @@ def _repair_and_file(
     Raises:
         InputError: too few rows are left to refit on.
     """
+    from ..extensions.repairing.repair import RepairOptions, repair
     from ..measuring.plan_memory import plans_file
-    from ..pruner.repair import RepairOptions, repair
 
     file = plans_file(options.checkpoint, model, rows)
     if not options.refit:

@@ -14,28 +14,3 @@ In reading order:
 
 Imports the units of `models/`, storage and errors.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-# this package was a module once: its names are still found here
-_HOMES = {
-    "BLOCKS": ".matrix",
-    "Curvature": ".matrix",
-    "FORMAT": ".matrix",
-    "VERSION": ".matrix",
-    "require_settings": "..storage",
-}
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -10,9 +10,9 @@ import networkx as nx
 import numpy as np
 from scipy.stats import rankdata
 
-from ..errors import InputError
-from ..numeric import as_float, as_int
-from ..tables import Folded
+from ..base.arguments import as_float, as_int
+from ..base.errors import InputError
+from ..base.tables import Folded
 from .matrix import Curvature
 
 FEW = 5  # if fewer units than this pass both thresholds, units are ranked instead

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..atomic import write_atomically
-from ..errors import CocurveError, InputError, NumericalError
+from ..base.arguments import as_list, as_path, require_type
+from ..base.atomic import write_atomically
+from ..base.errors import CocurveError, InputError, NumericalError
+from ..base.schema import reading
+from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
+from ..base.tables import Folded
+from ..extensions.surrogates.pair_kl import PAIR_KL, pair_kl_sums
+from ..extensions.surrogates.shifts import Part, Shifts, shifts_path
 from ..models.units import Unit, UnitSet
-from ..numeric import as_list, as_path, require_type
-from ..schema import reading
-from ..storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
-from ..tables import Folded
 from .merging import (
     FULL_VOCABULARY,
     REFIT_RATIO,
@@ -33,14 +35,12 @@ from .merging import (
     join_shards,
     sum_builds,
 )
-from .pair_kl import PAIR_KL, pair_kl_sums
 from .release import read_release
 from .saturation import Saturation
-from .shifts import Part, Shifts, shifts_path
 from .stored import require_own_grams, require_stored
 
 if TYPE_CHECKING:
-    from ..solver.additive import AdditiveKL
+    from ..extensions.surrogates.additive import AdditiveKL
 
 log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-curvature", 1
@@ -404,7 +404,7 @@ class Curvature(Folded):
             InputError: there is no sketch.
         """
         # the one import upwards: its `solve` is Algorithm 2, which stands above this room
-        from ..solver.additive import AdditiveKL
+        from ..extensions.surrogates.additive import AdditiveKL
 
         return AdditiveKL(self)
 

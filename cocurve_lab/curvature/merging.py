@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import InputError, MismatchError, shown
+from ..base.arguments import as_int
+from ..base.errors import InputError, MismatchError, shown
+from ..base.storage import require_settings
 from ..models.units import UnitSet
-from ..numeric import as_int
-from ..storage import require_settings
 
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits

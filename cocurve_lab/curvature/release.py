@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CocurveError, FileFormatError
+from ..base.errors import CocurveError, FileFormatError
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FileFormatError
-from ..schema import (
+from ..base.errors import FileFormatError
+from ..base.schema import (
     COUNT,
     FLAG,
     OBJECT,

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.tables import Folded
 from ..models.units import UnitSet
-from ..tables import Folded
 from .matrix import Curvature
 
 ENOUGH = 16  # with fewer groups no interval is trustworthy

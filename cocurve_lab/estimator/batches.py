@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..errors import InputError
+from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import is_out_of_memory
-from ..models.streaming import stream_of
 from ..models.units import Unit, UnitSet
 from .replay import GATHER_BYTES, TRACE_BYTES, Batched, trace_bytes
 

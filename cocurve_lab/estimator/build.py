@@ -18,27 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..atomic import is_full, previous, write_atomically
-from ..calibration import CalibrationSet
-from ..curvature.matrix import Curvature
-from ..curvature.merging import (
-    MAY_BE_ABSENT,
-    REMOVED,
-    Shard,
-    as_shard,
-    shard_sequences,
-)
-from ..curvature.shifts import SHIFTS, Shifts
-from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
-from ..errors import CocurveError, FileFormatError, InputError
-from ..models.architectures import describe
-from ..models.identity import model_device
-from ..models.runtime import device_name, require_threads
-from ..models.streaming import bytes_of, stream_of
-from ..models.units import Unit, UnitSet
-from ..numeric import as_float, as_int, as_list
-from ..progress import Progress, duration, open_bar
-from ..schema import (
+from ..base.arguments import as_float, as_int, as_list
+from ..base.atomic import is_full, previous, write_atomically
+from ..base.errors import CocurveError, FileFormatError, InputError
+from ..base.progress import Progress, duration, open_bar
+from ..base.schema import (
     COUNT,
     OBJECT,
     POSITIVE,
@@ -51,10 +35,20 @@ from ..schema import (
     reading,
     require_fields,
 )
-from ..storage import dump_plain, load_plain, require_settings
-from ..tables import fold
+from ..base.storage import dump_plain, load_plain, require_settings
+from ..base.tables import fold
+from ..calibration import CalibrationSet
+from ..curvature.matrix import Curvature
+from ..curvature.merging import MAY_BE_ABSENT, REMOVED, Shard, as_shard, shard_sequences
+from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
+from ..extensions.big_models.streaming import bytes_of, stream_of
+from ..extensions.surrogates.refit_aware import Preparing
+from ..extensions.surrogates.shifts import SHIFTS, Shifts
+from ..models.architectures import describe
+from ..models.identity import model_device
+from ..models.runtime import device_name, require_threads
+from ..models.units import Unit, UnitSet
 from .batches import SMALLER, memory_needed, sweeps
-from .refitted import Preparing
 from .sums import GroupSums, Value, within_memory
 from .worker import Crew, Executor, Job, LocalExecutor, Measured
 

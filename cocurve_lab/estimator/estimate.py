@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..atomic import clean, previous
+from ..base.arguments import as_int, require_type
+from ..base.atomic import clean, previous
+from ..base.errors import InputError
+from ..base.progress import Progress
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
 from ..curvature.merging import (
@@ -23,17 +26,14 @@ from ..curvature.merging import (
     RISK_SUPPORT,
     TEMPERATURE,
 )
-from ..errors import InputError
+from ..extensions.analysis.exact import ExactOptions, differentiate, require_unpacked
+from ..extensions.analysis.preview import ProbeOptions, probe_curvature
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
 from ..models.units import Unit, UnitSet, enumerate_units, require_units
-from ..numeric import as_int, require_type
-from ..progress import Progress
 from .build import Build, BuildOptions, remedy, tell_saturation
-from .exact import ExactOptions, differentiate, require_unpacked
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
-from .probing import ProbeOptions, probe_curvature
 from .worker import Executor
 
 if TYPE_CHECKING:

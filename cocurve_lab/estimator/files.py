@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
 from ..curvature.merging import Shard, settings_of
 from ..models.identity import short_name
-from ..storage import fingerprint
 
 _NAME = re.compile(r"_(?P<mark>[^_.]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
 

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import ArchitectureError
+from ..base.errors import ArchitectureError
+from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture, is_packed, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
 from ..models.runtime import is_out_of_memory
-from ..models.streaming import stream_of
 from ..models.units import Unit
 
 # up to this many times the support, the whole head is cheaper than gathering rows of it

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ..base.errors import InputError
+from ..base.progress import Progress, open_bar
+from ..base.tables import fold
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.shifts import Shifts
-from ..errors import InputError
+from ..extensions.surrogates.shifts import Shifts
 from ..models.identity import model_device, model_name
 from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
 from ..models.units import UnitSet
-from ..progress import Progress, open_bar
-from ..tables import fold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..base.errors import NumericalError
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
-from ..errors import NumericalError
 from ..models.architectures import Architecture
 from ..models.families import Kind
 from ..models.identity import model_device

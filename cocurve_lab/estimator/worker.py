@@ -16,18 +16,18 @@ import numpy as np
 import torch
 
 from ..calibration import CalibrationSet
-from ..curvature.shifts import Shifts
+from ..extensions.big_models.streaming import stream_of
+from ..extensions.surrogates.refit_aware import Leftovers, Preparing, leftovers, require_refittable
+from ..extensions.surrogates.shifts import Shifts
+from ..extensions.surrogates.sketch import SequenceSketch
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import device_name, is_out_of_memory, measuring
-from ..models.streaming import stream_of
 from ..models.units import UnitSet
+from .algorithm1 import sequence_gram
 from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, sweeps
-from .features import sequence_gram
 from .fisher import kl_divergence
-from .refitted import Leftovers, Preparing, leftovers, require_refittable
 from .replay import Replay
-from .sketch import SequenceSketch
 from .teacher import Teacher, row
 from .vocabulary import FullVocabulary
 

@@ -23,9 +23,9 @@ from typing import Literal
 
 import psutil
 
-from ..errors import CocurveError, InputError
-from ..numeric import as_float
-from ..progress import Bar
+from ..base.arguments import as_float
+from ..base.errors import CocurveError, InputError
+from ..base.progress import Bar
 from . import confinement as confining
 from .confinement import BWRAP, Confinement, require_confinement
 from .judge import CONFINED, DETAIL, FAILED, PASSED, RECORD, TOKEN, WEAK

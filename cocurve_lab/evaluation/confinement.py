@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Literal
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .system_calls import refusals
 
 Confinement = Literal["bwrap", "weak"]

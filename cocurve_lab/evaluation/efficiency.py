@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import InputError, MismatchError
+from ..base.arguments import as_int
+from ..base.errors import InputError, MismatchError
+from ..base.progress import Bar
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import device_name, measuring, require_one_device
-from ..numeric import as_int
-from ..progress import Bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

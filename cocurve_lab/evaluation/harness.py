@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.runtime import measuring
 from .sources import local_copy, unreadable
 from .task_files import TaskFile, write_task_files

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..errors import FileFormatError, InputError
-from ..schema import (
+from ..base.errors import FileFormatError, InputError
+from ..base.schema import (
     COUNT,
     OBJECT,
     TEXT,

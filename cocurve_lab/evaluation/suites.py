@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from ..base.errors import InputError
 from ..calibration import read_documents
-from ..errors import InputError
 from ..models.loading import demo_folder
 from .sources import Source
 from .task_files import (

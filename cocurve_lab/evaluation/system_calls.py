@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-from ..errors import InputError
+from ..base.errors import InputError
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name -> its number on x86-64, on aarch64; None where the call does not exist

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..atomic import write_atomically
-from ..errors import InputError
+from ..base.atomic import write_atomically
+from ..base.errors import InputError
 
 Record = dict[str, Any]
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.arguments import as_int, as_list
+from ..base.errors import InputError
 from ..measuring.perplexity import PerplexityOptions, perplexity
-from ..numeric import as_int, as_list
 from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
 from .confinement import Confinement, require_confinement
 from .harness import Scores, collect, require_harness, run_harness

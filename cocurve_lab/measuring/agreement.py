@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
+from ..base.errors import InputError
 from ..curvature.matrix import Curvature
-from ..curvature.pair_kl import pair_kl_sums
-from ..errors import InputError
+from ..extensions.surrogates.pair_kl import pair_kl_sums
 from ..models.units import UnitSet
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy

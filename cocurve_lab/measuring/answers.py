@@ -20,17 +20,17 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import InputError, NumericalError
+from ..base.errors import InputError, NumericalError
+from ..base.progress import Bar
+from ..base.storage import fingerprint
+from ..base.tables import Row, Table
 from ..estimator.batches import LOGIT_BYTES
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import is_out_of_memory, measuring
-from ..progress import Bar
 from ..solver.selection import Selection
-from ..storage import fingerprint
-from ..tables import Row, Table
 from .generation import Question, token_pieces
 from .lockstep import encode_prompt, end_tokens
 from .plan_memory import FileKind, PlanMemory

@@ -22,9 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.errors import InputError, NumericalError
+from ..base.progress import Progress, open_bar
+from ..base.tables import Folded, Table, brief
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
-from ..errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES, Batches, choose_block
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay, widen
@@ -33,9 +35,7 @@ from ..models.architectures import Architecture, describe
 from ..models.masking import column_scales, resolve, scaled
 from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
-from ..progress import Progress, open_bar
 from ..solver.selection import Selection
-from ..tables import Folded, Table, brief
 from .risk import standard_error
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..base.arguments import as_int
+from ..base.errors import InputError
 from ..calibration import CalibrationSet, require_tokenizable
-from ..errors import InputError
 from ..models.loading import demo_folder, is_demo
 from ..models.runtime import exclusive
-from ..numeric import as_int
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.errors import InputError, NumericalError
 from ..calibration import CalibrationSet
-from ..errors import InputError, NumericalError
 from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen

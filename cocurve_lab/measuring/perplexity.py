@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.arguments import as_int, as_list
+from ..base.errors import InputError, MismatchError, NumericalError
+from ..base.progress import Progress, open_bar
 from ..calibration import require_tokenizable
-from ..errors import InputError, MismatchError, NumericalError
 from ..models.identity import embedding_weight, model_device
 from ..models.runtime import in_double, is_out_of_memory, measuring
-from ..numeric import as_int, as_list
-from ..progress import Progress, open_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..atomic import write_atomically
-from ..errors import MismatchError
-from ..schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
-from ..storage import dump_plain, fingerprint, load_plain
-from ..tables import Folder
+from ..base.atomic import write_atomically
+from ..base.errors import MismatchError
+from ..base.schema import COUNT, OBJECT, TEXT, Field, dict_of, reading, require_fields
+from ..base.storage import dump_plain, fingerprint, load_plain
+from ..base.tables import Folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,28 +18,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.arguments import as_list, require_type
+from ..base.errors import InputError, MismatchError, NumericalError
+from ..base.progress import Progress, open_bar
 from ..calibration import CalibrationSet
-from ..errors import InputError, MismatchError, NumericalError
 from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
+from ..extensions.big_models.layerwise import announcement, most_together, run_together
+from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import (
-    in_double,
-    is_out_of_memory,
-    measuring,
-    require_measurable,
-    sums_on,
-)
-from ..models.streaming import stream_of
+from ..models.runtime import in_double, is_out_of_memory, measuring, require_measurable, sums_on
 from ..models.units import Unit, UnitSet
-from ..numeric import as_list, require_type
-from ..progress import Progress, open_bar
 from ..solver.selection import Selection
 from .plan_memory import FileKind, PlanMemory
-from .riding import announcement, most_together, run_together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

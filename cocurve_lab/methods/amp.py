@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..estimator.inputs import watch_inputs
 from ..estimator.replay import widen
+from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
 from ..models.units import UnitSet
 from .base import Scored, Subject

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..atomic import write_atomically
+from ..base.arguments import as_path
+from ..base.atomic import write_atomically
+from ..base.errors import MismatchError, NumericalError
+from ..base.schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
+from ..base.storage import dump_plain, load_plain
 from ..calibration import CalibrationSet
-from ..errors import MismatchError, NumericalError
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_dtype
 from ..models.units import UnitSet, require_units
-from ..numeric import as_path
 from ..pruner.cutting import prune
-from ..schema import COUNT, OBJECT, TEXT, Field, Schema, dict_of, reading, require_fields
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
-from ..storage import dump_plain, load_plain
 from .filling import Block, take_counts, take_in_order, uniform_order
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base.arguments import as_int
+from ..base.progress import Bar
 from ..calibration import CalibrationSet
 from ..measuring.risk import measure_plans
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet
-from ..numeric import as_int
-from ..progress import Bar
 from ..solver.selection import Selection
 from .base import Arrays, Scored, Subject
 from .filling import blocks, global_order

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from ..base.errors import FileFormatError, InfeasibleError, InputError, MismatchError
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
-from ..curvature.pair_kl import PAIR_KL
-from ..curvature.shifts import Shifts
-from ..errors import FileFormatError, InfeasibleError, InputError, MismatchError
 from ..estimator.build import BuildOptions
 from ..estimator.estimate import estimate_curvature
+from ..extensions.surrogates.pair_kl import PAIR_KL
+from ..extensions.surrogates.shifts import Shifts
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import InfeasibleError
+from ..base.errors import InfeasibleError
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.guards import Guards, Rules, reachable_ratio

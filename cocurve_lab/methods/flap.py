@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.units import UnitSet
 from .base import Scored, Subject
 from .filling import Block, blocks, global_order

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..errors import InputError
-from ..estimator.inputs import watch_inputs
-from ..estimator.least_squares import wide_product
+from ..extensions.big_models.streaming import held
+from ..extensions.repairing.least_squares import wide_product
+from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
-from ..models.streaming import held
 from ..models.units import Unit
 from .filling import Block
 

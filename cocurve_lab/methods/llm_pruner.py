@@ -33,13 +33,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..base.errors import InputError
+from ..base.progress import Bar
 from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
 from ..models.runtime import measuring, require_measurable, require_one_device
 from ..models.units import Unit, UnitSet
-from ..progress import Bar
 from .base import Scored, Subject
 from .inputs import layer_passes, require_passes
 

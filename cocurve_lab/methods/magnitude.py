@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..estimator.inputs import present_blocks
+from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.units import UnitSet
 from .base import Scored, Subject
 from .filling import Block, floor_counts

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from ..errors import InputError
-from ..numeric import require_type
+from ..base.arguments import require_type
+from ..base.errors import InputError
 from .base import Method
 
 # name -> (module, class), in the order of the tables

@@ -45,8 +45,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, MismatchError
-from ..estimator.least_squares import cholesky, ridge_of, ridge_update
+from ..base.errors import InputError, MismatchError
+from ..extensions.repairing.least_squares import cholesky, ridge_of, ridge_update
 from ..models.architectures import describe
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet

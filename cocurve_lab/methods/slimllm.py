@@ -48,12 +48,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, NumericalError
-from ..estimator.inputs import present_blocks
+from ..base.errors import InputError, NumericalError
 from ..estimator.replay import first_output
+from ..extensions.big_models.streaming import held
+from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.architectures import Architecture
 from ..models.runtime import exclusive
-from ..models.streaming import held
 from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection

@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..base.errors import InfeasibleError, InputError
+from ..base.progress import Bar
 from ..calibration import CalibrationSet
-from ..errors import InfeasibleError, InputError
-from ..estimator.inputs import present_blocks
+from ..extensions.repairing.projection_inputs import present_blocks
 from ..measuring.risk import measure_plans
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet
-from ..progress import Bar
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArchitectureError
+from ..base.errors import ArchitectureError
 from .families import KINDS, Family, Kind, find_family
 
 if TYPE_CHECKING:

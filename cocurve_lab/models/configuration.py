@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..errors import InputError, shown
+from ..base.errors import InputError, shown
 
 # about a second on the meta device, and far more than any model of the families here has
 MOST_PARTS = 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ArchitectureError
+from ..base.errors import ArchitectureError
 
 Kind = Literal["attention", "ffn"]
 KINDS: tuple[Kind, Kind] = ("attention", "ffn")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import FileFormatError, one_line
+from ..base.errors import FileFormatError, one_line
 from .configuration import require_own_files
 from .hub import explain
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..atomic import is_full
-from ..errors import InputError, one_line
+from ..base.atomic import is_full
+from ..base.errors import InputError, one_line
 
 _PATH_SIGNS = (".", "~", os.sep)
 # The last two are of the hub's HTTP client, so causes are compared by class name, not imported.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..storage import fingerprint
-from .streaming import stream_of
+from ..base.storage import fingerprint
+from ..extensions.big_models.streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
+from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
+from ..extensions.big_models.streaming import (
+    layers_on_disk,
+    require_accelerate,
+    stream_of,
+    without_notice,
+)
 from .architectures import describe
 from .configuration import require_own_files, require_usable
 from .files import require_sound_files
 from .hub import explain, require_place
 from .identity import MANIFEST
 from .runtime import bars_that_go, device_name, sums_on
-from .streaming import layers_on_disk, require_accelerate, stream_of, without_notice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

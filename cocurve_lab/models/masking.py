@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, MismatchError
-from ..numeric import as_list
+from ..base.arguments import as_list
+from ..base.errors import InputError, MismatchError
+from ..extensions.big_models.streaming import stream_of
 from .architectures import Architecture, describe, is_packed
 from .families import Kind
 from .identity import embedding_weight
 from .runtime import exclusive
-from .streaming import stream_of
 from .units import Unit, UnitSet, enumerate_units, units_like
 
 if TYPE_CHECKING:

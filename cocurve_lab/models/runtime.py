@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArchitectureError, InputError
-from ..numeric import as_int
-from ..progress import Bar
+from ..base.arguments import as_int
+from ..base.errors import ArchitectureError, InputError
+from ..base.progress import Bar
+from ..extensions.big_models.streaming import stream_of
 from .architectures import describe
 from .identity import embedding_weight, model_device
-from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..errors import InputError, MismatchError, shown
-from ..numeric import EXACT, as_int, as_list
-from ..schema import COUNT, Field, Schema, list_of, nullable, require_fields
-from ..storage import fingerprint
+from ..base.arguments import EXACT, as_int, as_list
+from ..base.errors import InputError, MismatchError, shown
+from ..base.schema import COUNT, Field, Schema, list_of, nullable, require_fields
+from ..base.storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
 from .families import KINDS, Kind
 

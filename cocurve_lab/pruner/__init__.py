@@ -22,26 +22,3 @@ This room imports calibration, models, estimator (the replay of a layer), solver
 measuring (the gate of gains, held-out KL, the model card). The names of `cutting.py` can be
 imported from the room itself.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-# this package was a module once: its names are still found here
-_HOMES = {
-    "cut": ".cutting",
-    "prune": ".cutting",
-    "require_prunable": ".cutting",
-}
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, MismatchError
+from ..base.errors import InputError, MismatchError
+from ..base.tables import as_markdown
 from ..models.loading import DEMO
-from ..tables import as_markdown
 from .manifest import KNOWN
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..errors import InputError
+from ..extensions.big_models.on_disk import prune_to_folder
+from ..extensions.big_models.streaming import stream_of
+from ..extensions.big_models.weights import is_readable
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.runtime import require_one_device
-from ..models.stored import is_readable
-from ..models.streaming import stream_of
 from ..models.units import units_like
 from ..solver.selection import Selection
 from .equivalence import Reference
 from .manifest import Origin, manifest_of
-from .on_disk import prune_to_folder
 from .saving import load_pruned
 from .slicing import cut_model
 

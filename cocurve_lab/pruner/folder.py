@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..errors import FileFormatError, InputError, one_line
+from ..base.errors import FileFormatError, InputError, one_line
 from ..models.configuration import require_usable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_configuration(
     """
     from transformers import AutoModelForCausalLM
 
-    from ..pruner import modeling_cocurve
+    from . import modeling_cocurve
 
     own = getattr(modeling_cocurve, _own_name(pruned), None)
     if own is None:

@@ -8,13 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..atomic import clean
-from ..errors import FileFormatError
-from ..models.architectures import Architecture
-from ..models.families import KINDS
-from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
-from ..models.loading import read_dtype
-from ..schema import (
+from ..base.atomic import clean
+from ..base.errors import FileFormatError
+from ..base.schema import (
     COUNT,
     FLAG,
     NUMBER,
@@ -34,10 +30,14 @@ from ..schema import (
     require_fields,
     told,
 )
+from ..base.storage import fingerprint
+from ..extensions.repairing.least_squares_refit import Target
+from ..models.architectures import Architecture
+from ..models.families import KINDS
+from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
+from ..models.loading import read_dtype
 from ..solver.selection import Selection
-from ..storage import fingerprint
 from .folder import Loader
-from .refitting import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..atomic import replacing_folder
-from ..errors import FileFormatError, InputError, one_line
+from ..base.arguments import as_path
+from ..base.atomic import replacing_folder
+from ..base.errors import FileFormatError, InputError, one_line
+from ..extensions.big_models.streaming import leave_in_files
+from ..extensions.big_models.weights import StoredWeights, with_stored
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.files import weight_files
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import bars_that_go
-from ..models.stored import StoredWeights, with_stored
-from ..models.streaming import leave_in_files
-from ..numeric import as_path
 from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELING_FILE, dense_configuration, write_configuration

@@ -22,26 +22,3 @@ In reading order:
 Imports `curvature/`, and from `models/` the units and the view of a model, which only
 `kv_cache_costs` may be given.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-# this package was a module once: its names are still found here
-_HOMES = {
-    "Greedy": ".greedy",
-    "require_strength": ".targets",
-    "solve_greedy": ".solve",
-}
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..base.arguments import as_float
+from ..base.errors import InputError, NumericalError
 from ..curvature.matrix import Curvature
-from ..errors import InputError, NumericalError
-from ..numeric import as_float
 from .selection import Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..base.arguments import require_type
+from ..base.errors import InfeasibleError
 from ..curvature.matrix import Curvature
-from ..errors import InfeasibleError
-from ..numeric import require_type
 from .guards import Guards, Rules, UnitsLike
 from .selection import Selection
 from .targets import Budget

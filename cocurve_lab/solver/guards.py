@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..errors import InfeasibleError, InputError
+from ..base.arguments import as_float, as_int, as_list, require_type
+from ..base.errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
-from ..numeric import as_float, as_int, as_list, require_type
 from .portions import Depth, Portions
 from .targets import Budget, ratio_budget
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from .greedy import Greedy
 from .selection import Selection
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..base.arguments import require_type
+from ..base.errors import InputError
+from ..base.progress import Bar
 from ..curvature.matrix import Curvature
 from ..curvature.saturation import Saturation
 from ..curvature.uncertainty import Groups, jackknife
-from ..errors import InputError
 from ..models.families import KINDS
-from ..numeric import require_type
-from ..progress import Bar
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .selection import Selection

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import FileFormatError
-from ..models.families import KINDS
-from ..schema import (
+from ..base.errors import FileFormatError
+from ..base.schema import (
     COUNT,
     FLAG,
     NUMBER,
@@ -29,6 +28,7 @@ from ..schema import (
     require_fields,
     told,
 )
+from ..models.families import KINDS
 
 FORMAT, VERSION = "cocurve-selection", 1
 

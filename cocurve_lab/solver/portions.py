@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.families import Kind
 from ..models.units import UnitSet
 

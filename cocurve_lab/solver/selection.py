@@ -12,21 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import as_float
+from ..base.errors import FileFormatError, InputError, shown
+from ..base.storage import fingerprint
+from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..errors import FileFormatError, InputError, shown
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
-from ..numeric import as_float
-from ..storage import fingerprint
-from ..tables import Folded
 from .guards import Guards
-from .plan_json import (
-    FORMAT,
-    VERSION,
-    no_plan,
-    read_fields,
-)
+from .plan_json import FORMAT, VERSION, no_plan, read_fields
 from .targets import Target, ratio_budget
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..base.arguments import require_type
+from ..base.errors import InputError
 from ..curvature.matrix import Curvature
-from ..errors import InputError
-from ..numeric import require_type
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
 from .in_portions import solve_in_portions

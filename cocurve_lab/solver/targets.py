@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError, NumericalError, shown
+from ..base.arguments import EXACT, as_float
+from ..base.errors import InputError, NumericalError, shown
 from ..models.architectures import describe
 from ..models.units import Unit, UnitSet, require_units
-from ..numeric import EXACT, as_float
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from ..errors import InputError
+from ..base.errors import InputError
 from ..models.families import KINDS, Kind
 from .greedy import Greedy
 from .selection import Selection

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from ..base.errors import InfeasibleError, InputError
 from ..curvature.matrix import BLOCKS, Curvature
-from ..errors import InfeasibleError, InputError
 from ..models.families import KINDS
 from .greedy import Greedy
 from .guards import FREE, Guards

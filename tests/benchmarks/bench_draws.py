@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.studies.draws import MOST
+from cocurve_studies.draws import MOST
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run, text_of
 

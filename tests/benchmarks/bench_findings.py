@@ -24,9 +24,9 @@ import nbformat
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cocurve_lab.studies.findings import MIME, Finding
-from cocurve_lab.studies.sections import link_to
-from cocurve_lab.tables import typeset
+from cocurve_lab.base.tables import typeset
+from cocurve_studies.findings import MIME, Finding
+from cocurve_studies.sections import link_to
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run
 

@@ -30,12 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
-from cocurve_lab.estimator.on_paper import row_operations
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import Job, LocalExecutor
+from cocurve_lab.extensions.big_models.forecast import row_operations
+from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.runtime import measuring, require_known_head
-from cocurve_lab.models.streaming import stream_of
 
 BUILDS = (
     "shape",

@@ -19,12 +19,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import plus_minus
 from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.studies.bake_off.compare import compare
-from cocurve_lab.studies.bake_off.comparison import Comparison
-from cocurve_lab.studies.bake_off.contenders import (
+from cocurve_studies.bake_off.compare import compare
+from cocurve_studies.bake_off.comparison import Comparison
+from cocurve_studies.bake_off.contenders import (
     BASELINES,
     DEPTH,
     OURS_CHOSEN,
@@ -34,8 +35,7 @@ from cocurve_lab.studies.bake_off.contenders import (
     all_methods,
     treated,
 )
-from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
-from cocurve_lab.tables import plus_minus
+from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")

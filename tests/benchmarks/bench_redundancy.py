@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.studies.trust import redundancy
+from cocurve_studies.trust import redundancy
 from helpers.demo_rows import demo_rows
 
 

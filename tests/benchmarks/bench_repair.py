@@ -16,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk, standard_error
-from cocurve_lab.pruner.repair import RepairOptions
 from helpers.demo_rows import demo_rows
 
 

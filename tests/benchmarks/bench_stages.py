@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.staged import SURROGATES
+from cocurve_lab.extensions.surrogates.staged import SURROGATES
 from helpers.demo_rows import demo_rows
 
 

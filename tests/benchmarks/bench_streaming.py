@@ -118,9 +118,9 @@ def child(way: str, folder: str) -> dict[str, float]:
     import accelerate
     import psutil  # noqa: F401, imported now because a build would import it
 
+    from cocurve_lab.extensions.big_models.streaming import stream_of
     from cocurve_lab.models.architectures import describe
     from cocurve_lab.models.runtime import require_known_head
-    from cocurve_lab.models.streaming import stream_of
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     before = anonymous()

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.export.gguf import export_gguf
+from cocurve_lab.extensions.gguf.gguf import export_gguf
 from helpers.bare_process import run_bare
 from helpers.llama_cpp import Answer, Job, largest_difference, log_softmax, mean_kl, run_llama_cpp
 

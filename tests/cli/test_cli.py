@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import cocurve_lab as cl
-from cocurve_lab import progress
+from cocurve_lab.base import progress
 from cocurve_lab.calibration import default_rows
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
+from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import features
 from cocurve_lab.estimator.files import build_path
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
@@ -344,7 +344,7 @@ def test_verbs_that_only_measure_take_a_streamed_model(
 def test_workers_of_a_streamed_build_read_the_same_place(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cocurve_lab.estimator import cluster
+    from cocurve_lab.extensions.big_models import cluster
 
     seen: list[Any] = []
 
@@ -593,7 +593,7 @@ def test_recover_trains_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    from cocurve_lab.pruner import recovery
+    from cocurve_lab.extensions.repairing import recovery
 
     model, _ = cl.load_model("demo", device="cpu")
     units = cl.enumerate_units(model)
@@ -632,7 +632,7 @@ def test_recover_without_room_for_its_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("peft")
-    from cocurve_lab.pruner import recovery
+    from cocurve_lab.extensions.repairing import recovery
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import pick
 from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, main
-from cocurve_lab.evaluation import reproduction
-from cocurve_lab.evaluation.side_by_side import HOURS, SIZES
-from cocurve_lab.tables import pick
+from cocurve_studies.paper import reproduction
+from cocurve_studies.paper.side_by_side import HOURS, SIZES
 from helpers.hub_copies import write_copies
 from helpers.release import Shape, write_json, write_release
 from helpers.tiny_models import CONTEXT, HIDDEN, tiny_model, word_tokenizer

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.graph import bridge_units, edge_graph
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InputError
 from helpers.problems import gram_curvature, llama_8b_units, make_units, random_curvature
 
 UNITS = make_units()

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError, NumericalError
+from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.curvature.matrix import Curvature, merge_shards
-from cocurve_lab.errors import FileFormatError, InputError, MismatchError, NumericalError
-from cocurve_lab.storage import dump_plain
 from helpers.problems import gram_curvature, llama_8b_units, make_units, random_curvature
 from helpers.release import Shape, write_release
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.errors import FileFormatError, InputError, MismatchError
+from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError
 from cocurve_lab.solver.selection import Selection
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Session
 from cocurve_widgets.packing import pack_problem

@@ -14,9 +14,9 @@ import torch
 from scipy.special import logsumexp
 
 import cocurve_lab as cl
+from cocurve_lab.base.storage import dump_npz, load_npz
 from cocurve_lab.curvature.matrix import merge_shards
-from cocurve_lab.curvature.shifts import Shifts, share_of, shifts_path
-from cocurve_lab.storage import dump_npz, load_npz
+from cocurve_lab.extensions.surrogates.shifts import Shifts, share_of, shifts_path
 from helpers.problems import make_units, random_curvature, with_random_shifts
 from helpers.tiny_models import tiny_model
 

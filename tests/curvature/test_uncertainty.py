@@ -10,7 +10,11 @@ from scipy import stats
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.uncertainty import coverage, jackknife
-from cocurve_lab.solver.stability import StopWhenConverged, is_converged, selection_stability
+from cocurve_lab.extensions.analysis.stability import (
+    StopWhenConverged,
+    is_converged,
+    selection_stability,
+)
 from helpers.problems import gram_curvature, make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 
@@ -321,7 +325,7 @@ def test_stability_solves_on_the_resampled_groups() -> None:
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     curvature = random_curvature(UNITS, groups=16)
     whole = selection_stability(curvature, 0.4, draws=21)
-    monkeypatch.setattr("cocurve_lab.solver.stability._CHUNK", 8 * 36 * 4)
+    monkeypatch.setattr("cocurve_lab.extensions.analysis.stability._CHUNK", 8 * 36 * 4)
     np.testing.assert_array_equal(
         selection_stability(curvature, 0.4, draws=21).frequency, whole.frequency
     )

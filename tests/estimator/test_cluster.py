@@ -19,14 +19,18 @@ import pytest
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab import progress, storage
+from cocurve_lab.base import progress, storage
+from cocurve_lab.base.errors import WorkerError
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.curvature.merging import SETTINGS, shard_sequences
-from cocurve_lab.errors import WorkerError
-from cocurve_lab.estimator import batches, features
-from cocurve_lab.estimator import cluster as distributed
+from cocurve_lab.estimator import algorithm1 as features
+from cocurve_lab.estimator import batches
 from cocurve_lab.estimator.build import BuildOptions
-from cocurve_lab.estimator.cluster import (
+from cocurve_lab.estimator.estimate import build_settings
+from cocurve_lab.estimator.files import complete_shards, files_in
+from cocurve_lab.estimator.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
+from cocurve_lab.extensions.big_models import cluster as distributed
+from cocurve_lab.extensions.big_models.cluster import (
     RayExecutor,
     RemoteWorker,
     Turns,
@@ -34,13 +38,10 @@ from cocurve_lab.estimator.cluster import (
     ray_executor,
     unpack,
 )
-from cocurve_lab.estimator.estimate import build_settings
-from cocurve_lab.estimator.files import complete_shards, files_in
-from cocurve_lab.estimator.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
+from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.runtime import measuring
-from cocurve_lab.models.streaming import stream_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
 

@@ -19,10 +19,11 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab import storage
-from cocurve_lab.atomic import previous
+from cocurve_lab.base import storage
+from cocurve_lab.base.atomic import previous
+from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
-from cocurve_lab.estimator import features, replay
+from cocurve_lab.estimator import replay
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
 from cocurve_lab.models import runtime

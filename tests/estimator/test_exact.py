@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import exact as infinitesimal
 from cocurve_lab.estimator.estimate import exact_curvature
+from cocurve_lab.extensions.analysis import exact as infinitesimal
 from cocurve_lab.measuring import risk
-from cocurve_lab.studies.trust.infinitesimal import (
+from cocurve_studies.trust.infinitesimal import (
     PlanGrid,
     compare_curvatures,
     infinitesimal_study,

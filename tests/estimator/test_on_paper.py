@@ -11,11 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches, on_paper, worker
-from cocurve_lab.estimator.on_paper import build_on_paper, row_operations, rows_of
+from cocurve_lab.estimator import batches, worker
+from cocurve_lab.extensions.big_models import forecast as on_paper
+from cocurve_lab.extensions.big_models.forecast import build_on_paper, row_operations, rows_of
+from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import shapes_only
-from cocurve_lab.models.streaming import stream_of
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 # large enough that products outweigh what has the size of one vector

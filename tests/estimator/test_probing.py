@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import probing, replay
+from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.estimator import replay
 from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.estimator.exact import ExactOptions
-from cocurve_lab.estimator.probing import ProbeOptions
-from cocurve_lab.storage import fingerprint
+from cocurve_lab.extensions.analysis import preview as probing
+from cocurve_lab.extensions.analysis.exact import ExactOptions
+from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from helpers.tiny_models import (
     EVERY,
     GROUPS,

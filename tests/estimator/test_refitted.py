@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cocurve_lab as cl
 from cocurve_lab.curvature.matrix import merge_shards
-from cocurve_lab.estimator.refitted import RIDGE
+from cocurve_lab.extensions.surrogates.refit_aware import RIDGE
 from helpers import tiny_models
 from helpers.tiny_models import (
     LLAMA_PLACES,

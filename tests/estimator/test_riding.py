@@ -11,11 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches, inputs, worker
-from cocurve_lab.estimator.refitted import Preparing
+from cocurve_lab.estimator import batches, worker
 from cocurve_lab.estimator.replay import Replay
+from cocurve_lab.extensions.big_models.streaming import stream_of
+from cocurve_lab.extensions.repairing import projection_inputs as inputs
+from cocurve_lab.extensions.surrogates.refit_aware import Preparing
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.streaming import stream_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXT = tiny_text(2, 20, 6)

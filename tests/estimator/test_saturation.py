@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.base.storage import dump_plain, load_plain
+from cocurve_lab.base.tables import WIDTH
 from cocurve_lab.estimator.build import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
-from cocurve_lab.storage import dump_plain, load_plain
-from cocurve_lab.tables import WIDTH
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
     GROUPS,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.errors import MismatchError
+from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.estimator.estimate import build_settings
 from conftest import data_script
 from helpers.notebooks import NOTEBOOK

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.evaluation.published import published, reference_metrics
-from cocurve_lab.evaluation.side_by_side import HOURS, SIZES
+from cocurve_lab.base.tables import pick
 from cocurve_lab.evaluation.suites import PAPER_HARNESS, PAPER_METRICS
-from cocurve_lab.measuring.choosing import RELEASE_GUARDS
+from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.solver.guards import FREE
-from cocurve_lab.tables import pick
+from cocurve_studies.paper.published import published, reference_metrics
+from cocurve_studies.paper.side_by_side import HOURS, SIZES
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "paper_results.json"
 COMMONSENSE = [name for name, task in PAPER_HARNESS.items() if task.average is not None]

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.tables import shown
 from cocurve_lab.cli import DONE, FAILED, evaluating, main
-from cocurve_lab.errors import InputError
-from cocurve_lab.evaluation import quantized
-from cocurve_lab.evaluation.quantized import quantization_table
-from cocurve_lab.tables import shown
+from cocurve_lab.extensions.gguf import quantization_table as quantized
+from cocurve_lab.extensions.gguf.quantization_table import quantization_table
 from helpers.tiny_models import tiny_model, tiny_text
 
 pytest.importorskip("gguf")

@@ -15,10 +15,10 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.errors import ArchitectureError, InputError, NumericalError
-from cocurve_lab.export import tensors as gguf_tensors
-from cocurve_lab.export.gguf import export_gguf
-from cocurve_lab.models.stored import open_model
+from cocurve_lab.base.errors import ArchitectureError, InputError, NumericalError
+from cocurve_lab.extensions.big_models.weights import open_model
+from cocurve_lab.extensions.gguf import tensors as gguf_tensors
+from cocurve_lab.extensions.gguf.gguf import export_gguf
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.bpe import SIZE, byte_level, like_phi3, sentencepiece
 from helpers.tiny_models import EVERY, LLAMA_3, MHA_ONLY, MORE_FAMILIES, tiny_model, word_tokenizer

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.export.gguf import export_gguf
+from cocurve_lab.extensions.gguf.gguf import export_gguf
 from helpers.bpe import (
     BYTE_LEVEL,
     HARD,

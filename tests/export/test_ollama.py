@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.cli import DONE, FAILED, main
-from cocurve_lab.errors import InputError
-from cocurve_lab.export.ollama import write_modelfile
+from cocurve_lab.extensions.gguf.ollama import write_modelfile
 from helpers.bpe import SIZE, byte_level
 from helpers.tiny_models import tiny_model
 

@@ -13,11 +13,11 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import FileFormatError, InputError
 from cocurve_lab.cli import DONE, FAILED, main
-from cocurve_lab.errors import FileFormatError, InputError
-from cocurve_lab.export import quantizing
-from cocurve_lab.export.gguf import export_gguf
-from cocurve_lab.export.quantizing import quantize_gguf, with_gguf_weights
+from cocurve_lab.extensions.gguf import quantizing
+from cocurve_lab.extensions.gguf.gguf import export_gguf
+from cocurve_lab.extensions.gguf.quantizing import quantize_gguf, with_gguf_weights
 from helpers.llama_cpp import Job, log_softmax, mean_kl, run_llama_cpp
 from helpers.tiny_models import tiny_model
 from helpers.wheels import installed
@@ -173,7 +173,7 @@ def test_the_command_quantizes_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_interleaving_is_undone() -> None:
-    from cocurve_lab.export.tensors import from_interleaved, interleave
+    from cocurve_lab.extensions.gguf.tensors import from_interleaved, interleave
 
     rows = torch.arange(24 * 5).reshape(24, 5)
     assert not torch.equal(interleave(rows, 3), rows)

@@ -125,7 +125,7 @@ def every_kill(place: Path, old: Callable[[], Any], new: Callable[[], Any], know
     Returns a list of [call, what lay under the name, the same after cleaning, after the next save,
     names that are not known].
     """
-    from cocurve_lab.atomic import clean
+    from cocurve_lab.base.atomic import clean
 
     whole(old)
     first = contents(place)
@@ -152,7 +152,7 @@ def every_kill(place: Path, old: Callable[[], Any], new: Callable[[], Any], know
 
 def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[], Any], set[str]]:
     """The place, the two saves, and the names that may lie there."""
-    from cocurve_lab import atomic
+    from cocurve_lab.base import atomic
     from helpers.problems import make_units, random_curvature
 
     if kind in ("pkl", "npz"):

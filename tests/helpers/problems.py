@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.shifts import Shifts
+from cocurve_lab.extensions.surrogates.shifts import Shifts
 from cocurve_lab.models.families import Kind
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
@@ -161,7 +161,7 @@ def interrupt_at(
 
     For SIGINT use the fixture `ctrl_c` too.
     """
-    from cocurve_lab.estimator import features
+    from cocurve_lab.estimator import algorithm1 as features
 
     real, calls = features.gram_matrix, [0]
 

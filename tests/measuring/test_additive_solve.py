@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.measuring import additive_solve
-from cocurve_lab.measuring.additive_solve import TorchAdditiveKL
+from cocurve_lab.extensions.surrogates import additive_torch as additive_solve
+from cocurve_lab.extensions.surrogates.additive_torch import TorchAdditiveKL
 from helpers.problems import make_units, with_random_shifts
 
 CURVATURE = with_random_shifts(make_units(8), positions=100, tokens=9)

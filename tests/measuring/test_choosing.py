@@ -15,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.estimator.estimate import estimate_curvature
-from cocurve_lab.measuring import choosing, racing, risk
-from cocurve_lab.measuring.choosing import choose_guards, choose_interaction_strength
-from cocurve_lab.measuring.racing import ChoiceOptions, Fit
+from cocurve_lab.extensions.choosing import racing
+from cocurve_lab.extensions.choosing import settings as choosing
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions, Fit
+from cocurve_lab.extensions.choosing.settings import choose_guards, choose_interaction_strength
+from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import PlanTable, pruning_risk
 from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
 from cocurve_lab.solver.guards import Guards

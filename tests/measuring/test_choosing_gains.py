@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import InputError, MismatchError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InputError, MismatchError
-from cocurve_lab.measuring.choosing_gains import GainsChoice, choose_gains
-from cocurve_lab.measuring.racing import ChoiceOptions
+from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_lab.solver.gains import solve_gains
 from cocurve_lab.solver.selection import Selection

@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches
-from cocurve_lab.measuring import riding, risk
+from cocurve_lab.extensions.big_models import layerwise as riding
+from cocurve_lab.extensions.big_models.streaming import Stream, stream_of
+from cocurve_lab.measuring import risk
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.streaming import Stream, stream_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 pytest.importorskip("accelerate")

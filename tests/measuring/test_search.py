@@ -17,8 +17,14 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.measuring import risk, search
-from cocurve_lab.measuring.search import PlanSearch, SearchOptions, search_front, search_plan
+from cocurve_lab.extensions.choosing import search
+from cocurve_lab.extensions.choosing.search import (
+    PlanSearch,
+    SearchOptions,
+    search_front,
+    search_plan,
+)
+from cocurve_lab.measuring import risk
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 

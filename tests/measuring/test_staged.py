@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import features
-from cocurve_lab.measuring import staged
-from cocurve_lab.measuring.staged import SURROGATES
+from cocurve_lab.estimator import algorithm1 as features
+from cocurve_lab.extensions.surrogates import staged
+from cocurve_lab.extensions.surrogates.staged import SURROGATES
 from helpers.problems import interrupt_at, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.measuring.swaps import Neighbors
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError, NumericalError
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError, NumericalError
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.llm_pruner import LlmPruner
 from cocurve_lab.methods.registry import get_method

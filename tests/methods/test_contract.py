@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
-from cocurve_lab.estimator import inputs
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
+from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.identity import fingerprint_model

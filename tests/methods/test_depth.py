@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InputError
+from cocurve_lab.base.errors import InputError
 from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
 
 TEXT = tiny_text(3)

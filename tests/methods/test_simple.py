@@ -13,14 +13,14 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.errors import (
+from cocurve_lab.base.errors import (
     FileFormatError,
     InfeasibleError,
     InputError,
     MismatchError,
     NumericalError,
 )
-from cocurve_lab.estimator import inputs
+from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.methods.filling import uniform_order

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.loading import pick_device, pick_dtype
-from cocurve_lab.models.streaming import stream_of
 from helpers.devices import FIRST, SECOND, WITHOUT_DOUBLE, pretended_devices
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

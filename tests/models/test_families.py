@@ -25,18 +25,18 @@ from transformers import (
 )
 
 import cocurve_lab as cl
+from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.estimator.exact import derivatives
-from cocurve_lab.estimator.probing import (
+from cocurve_lab.estimator.teacher import Teacher
+from cocurve_lab.extensions.analysis.exact import derivatives
+from cocurve_lab.extensions.analysis.preview import (
     ProbeOptions,
     _signs,
     probe_gradients,
 )
-from cocurve_lab.estimator.teacher import Teacher
 from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.models.families import FAMILIES
 from cocurve_lab.pruner.cutting import cut
-from cocurve_lab.storage import fingerprint
 from helpers.contract import (
     SCORED,
     TEXT,

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config
 
 import cocurve_lab as cl
-from cocurve_lab import progress
+from cocurve_lab.base import progress
 from cocurve_lab.models import loading, runtime
 from cocurve_lab.models.hub import explain
 from cocurve_lab.models.identity import fingerprint_model

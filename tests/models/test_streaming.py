@@ -15,16 +15,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.big_models import streaming
+from cocurve_lab.extensions.big_models.streaming import stream_of
+from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
-from cocurve_lab.models import streaming
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
-from cocurve_lab.models.streaming import stream_of
 from cocurve_lab.pruner.cutting import cut
-from cocurve_lab.pruner.repair import refit
-from cocurve_lab.studies.bake_off.contenders import Contender
-from cocurve_lab.studies.bake_off.speeds import speed_table
+from cocurve_studies.bake_off.contenders import Contender
+from cocurve_studies.bake_off.speeds import speed_table
 from helpers.tiny_models import GROUPS, MORE_FAMILIES, tiny_model, tiny_text, word_tokenizer
 
 pytest.importorskip("accelerate")

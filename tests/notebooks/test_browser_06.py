@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import pick, plus_minus
 from cocurve_lab.models.loading import demo_folder
-from cocurve_lab.studies.shared import resampled
-from cocurve_lab.tables import pick, plus_minus
+from cocurve_studies.shared import resampled
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, findings_of, run, text_of, written

@@ -9,9 +9,9 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.structure import geometry
-from cocurve_lab.studies.structure.bridges import bridge_table
-from cocurve_lab.tables import pick
+from cocurve_lab.base.tables import pick
+from cocurve_studies.structure import geometry
+from cocurve_studies.structure.bridges import bridge_table
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, SOLUTIONS, figures, findings_of, run, text_of, written

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.tables import column, pick
+from cocurve_lab.base.tables import column, pick
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.layout import require_readable_notebook
 from helpers.notebooks import BAR, SOLUTIONS, figures, run, text_of, written

@@ -11,8 +11,8 @@ import nbformat
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.bake_off.contenders import all_methods
-from cocurve_lab.tables import pick
+from cocurve_lab.base.tables import pick
+from cocurve_studies.bake_off.contenders import all_methods
 from helpers.lab import CHROMIUM, IN_LAB, KEPT, NO_BROWSER, SMALL, Lab
 from helpers.layout import require_readable_notebook
 from helpers.notebooks import SOLUTIONS, figures, run, text_of, written

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.studies import exercises
-from cocurve_lab.studies.exercises import RIGHT, check
+from cocurve_studies import exercises
+from cocurve_studies.exercises import RIGHT, check
 from helpers.notebooks import NOTEBOOKS, SOLUTIONS
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

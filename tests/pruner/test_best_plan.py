@@ -13,8 +13,8 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_calibration
 from cocurve_lab.cli import DONE, FAILED, main
+from cocurve_lab.extensions.choosing.best_plan import compare_models
 from cocurve_lab.models.identity import model_name
-from cocurve_lab.pruner.best_plan import compare_models
 from helpers.tiny_models import tiny_model, word_tokenizer
 
 LENGTH, SEQUENCES = 16, 8

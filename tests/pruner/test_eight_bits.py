@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import FileFormatError, InputError
 from cocurve_lab.cli import FAILED, main
-from cocurve_lab.errors import FileFormatError, InputError
-from cocurve_lab.pruner import eight_bits
-from cocurve_lab.pruner.eight_bits import quantize_folder
+from cocurve_lab.extensions.gguf import eight_bits
+from cocurve_lab.extensions.gguf.eight_bits import quantize_folder
 from helpers.tiny_models import tiny_model
 from helpers.wheels import installed
 
@@ -24,7 +24,7 @@ import sys
 import torch
 import cocurve_lab as cl
 from cocurve_lab.cli import main
-from cocurve_lab.pruner.eight_bits import with_torchao_weights
+from cocurve_lab.extensions.gguf.eight_bits import with_torchao_weights
 from transformers import AutoModelForCausalLM
 
 folder, out, kind = sys.argv[1:]

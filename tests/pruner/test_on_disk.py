@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.big_models import on_disk
+from cocurve_lab.extensions.big_models.weights import open_model
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
-from cocurve_lab.models.stored import open_model
-from cocurve_lab.pruner import on_disk
 from cocurve_lab.pruner.saving import open_pruned
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -125,7 +125,7 @@ def test_a_pruned_folder_that_vanishes_and_accelerate_that_lacks_are_told(
         handle.truncate(2000)
     with pytest.raises(cl.InputError, match="weights of layer 0 cannot be read"):
         own(tiny_text().input_ids)
-    monkeypatch.setattr("cocurve_lab.models.streaming.find_spec", lambda _: None)
+    monkeypatch.setattr("cocurve_lab.extensions.big_models.streaming.find_spec", lambda _: None)
     found = cl.prune(model, ragged(model), out=tmp_path / "again")
     with pytest.raises(cl.InputError, match=r"accelerate.*pip install 'cocurve-lab\[stream\]'"):
         cl.load_pruned(found, device="cpu", stream=True)
@@ -186,7 +186,7 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
 
 
 def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
-    from cocurve_lab.models.streaming import stream_of
+    from cocurve_lab.extensions.big_models.streaming import stream_of
 
     model = dense(tmp_path / "model", dtype=torch.bfloat16)
     own, text = streamed(tmp_path / "model", "bfloat16"), tiny_text(12, 24, seed=3)
@@ -410,7 +410,7 @@ from importlib.util import find_spec
 from pathlib import Path
 import torch
 import cocurve_lab as cl
-from cocurve_lab.models.stored import open_model, reader_of
+from cocurve_lab.extensions.big_models.weights import open_model, reader_of
 from cocurve_lab.pruner.saving import open_pruned
 
 def cut(place, out):

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.repairing import recovery
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.pruner import recovery
 from helpers.tiny_models import GROUPS, full_logits, tiny_model, tiny_text
 
 pytest.importorskip("peft", reason="recovery trains with PEFT")

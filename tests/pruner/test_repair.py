@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.repairing import least_squares_refit as refitting
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
-from cocurve_lab.pruner import refitting
 from helpers.tiny_models import (
     GROUPS,
     LLAMA_PLACES,

@@ -17,7 +17,7 @@ import yaml
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab import atomic
+from cocurve_lab.base import atomic
 from cocurve_lab.measuring.perplexity import Perplexity
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from cocurve_lab.pruner import modeling_cocurve

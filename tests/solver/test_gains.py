@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocurve_lab.base.errors import InputError, MismatchError, NumericalError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InputError, MismatchError, NumericalError
 from cocurve_lab.solver.gains import compensated_risk, solve_gains
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocurve_lab.base.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards, reachable_ratio
 from cocurve_lab.solver.selection import Selection

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.interaction import LambdaPath, lambda_path, redundancy_gate

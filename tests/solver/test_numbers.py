@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.errors import CocurveError, FileFormatError, InputError, NumericalError
+from cocurve_lab.base.arguments import as_float, as_int
+from cocurve_lab.base.errors import CocurveError, FileFormatError, InputError, NumericalError
+from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.models.units import Unit, UnitSet
-from cocurve_lab.numeric import as_float, as_int
 from cocurve_lab.solver.greedy import Greedy
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.interaction import lambda_path
@@ -26,7 +27,6 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Budget, Target, read_count
 from cocurve_lab.solver.uniform import solve_uniform
-from cocurve_lab.storage import dump_plain
 from helpers.problems import make_units, random_curvature
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129

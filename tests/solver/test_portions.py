@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InfeasibleError, InputError
-from cocurve_lab.measuring.swaps import Neighbors
+from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.extensions.analysis.refinement import refine
+from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.methods.filling import take_in_order
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards, reachable_ratio
-from cocurve_lab.solver.refinement import refine
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import make_units, random_curvature

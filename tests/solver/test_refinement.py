@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError, NumericalError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError, NumericalError
+from cocurve_lab.extensions.analysis.bounds import risk_lower_bound
+from cocurve_lab.extensions.analysis.refinement import refine
 from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.bounds import risk_lower_bound
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.refinement import refine
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import llama_8b_units, make_units, random_curvature

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.errors import FileFormatError, InfeasibleError, InputError
+from cocurve_lab.base.errors import FileFormatError, InfeasibleError, InputError
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

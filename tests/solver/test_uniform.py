@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

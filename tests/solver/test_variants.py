@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection

@@ -11,10 +11,10 @@ import pytest
 from scipy.stats import binom
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import Table, pick, shown
 from cocurve_lab.measuring.answers import AnswerTable
-from cocurve_lab.studies import abilities
-from cocurve_lab.studies.abilities import ALL, CODE, DENSE, FULL
-from cocurve_lab.tables import Table, pick, shown
+from cocurve_studies import abilities
+from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

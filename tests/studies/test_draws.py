@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.measuring import risk
-from cocurve_lab.studies import draws
-from cocurve_lab.studies.draws import PARTS, Redrawn, again, redraw
-from cocurve_lab.studies.findings import ABOVE, judged_column, longer, with_error
-from cocurve_lab.studies.shared import resampled
-from cocurve_lab.studies.structure.edges import EdgeOptions, edge_study
-from cocurve_lab.studies.structure.findings import edge_findings
-from cocurve_lab.studies.trust import findings
-from cocurve_lab.studies.trust.choices import (
+from cocurve_studies import draws
+from cocurve_studies.draws import PARTS, Redrawn, again, redraw
+from cocurve_studies.findings import ABOVE, judged_column, longer, with_error
+from cocurve_studies.shared import resampled
+from cocurve_studies.structure.edges import EdgeOptions, edge_study
+from cocurve_studies.structure.findings import edge_findings
+from cocurve_studies.trust import findings
+from cocurve_studies.trust.choices import (
     Texts,
     guards_study,
     strength_study,
     strength_summary,
 )
-from cocurve_lab.studies.trust.improving import refinement_study
-from cocurve_lab.studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
-from cocurve_lab.studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
-from cocurve_lab.tables import Table, pick
+from cocurve_studies.trust.improving import refinement_study
+from cocurve_studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
+from cocurve_studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 

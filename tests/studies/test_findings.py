@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from IPython.lib.pretty import pretty
 
-from cocurve_lab.studies.findings import (
+from cocurve_studies.findings import (
     ABOVE,
     BELOW,
     NOT_ABOVE,

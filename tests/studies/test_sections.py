@@ -7,8 +7,8 @@ from pathlib import Path
 
 import nbformat
 
-from cocurve_lab.studies.findings import MIME, Finding, Findings
-from cocurve_lab.studies.sections import SECTIONS, link_to
+from cocurve_studies.findings import MIME, Finding, Findings
+from cocurve_studies.sections import SECTIONS, link_to
 
 ROOT = Path(__file__).resolve().parents[2]
 

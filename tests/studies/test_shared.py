@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.models.identity import fingerprint_model, model_dtype
-from cocurve_lab.storage import fingerprint
-from cocurve_lab.studies.certainty import coverage, precision, sensitivity
-from cocurve_lab.studies.shared import Recipe
-from cocurve_lab.studies.structure import arms, bridges, causal, edges, geometry, propositions
-from cocurve_lab.studies.trust import (
+from cocurve_studies.certainty import coverage, precision, sensitivity
+from cocurve_studies.shared import Recipe
+from cocurve_studies.structure import arms, bridges, causal, edges, geometry, propositions
+from cocurve_studies.trust import (
     choices,
     fidelity,
     improving,
@@ -188,7 +188,7 @@ def test_a_kept_table_is_found_again(study: str, monkeypatch: pytest.MonkeyPatch
 
     run, expected = KEPT[study]
     for room in ("trust", "structure", "certainty"):
-        package = import_module(f"cocurve_lab.studies.{room}")
+        package = import_module(f"cocurve_studies.{room}")
         for module in vars(package).values():
             if hasattr(module, "cached_table"):
                 monkeypatch.setattr(module, "cached_table", ask)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.errors import InputError, MismatchError
+from cocurve_lab.base.errors import InputError, MismatchError
 from cocurve_lab.measuring.risk import model_risk
-from cocurve_lab.studies.surrogates import (
+from cocurve_studies.surrogates import (
     duel,
     plans_by_way,
     plot_predictions,
@@ -86,7 +86,7 @@ def test_ways_are_measured_and_refitted_and_kept(
         (difference, error)
     )
     assert (first["against_first"], first["evaluations"], second["evaluations"]) == (0, 1, 7)
-    monkeypatch.setattr("cocurve_lab.studies.surrogates.repair", None)  # a second run calls none
+    monkeypatch.setattr("cocurve_studies.surrogates.repair", None)  # a second run calls none
     assert way_table(model, two, {"first": 1, "second": 7}, rows, text, cache=tmp_path) == table
     with pytest.raises(MismatchError):
         way_table(model, two, {"first": 1, "second": 7}, rows, rows)

@@ -16,8 +16,8 @@ import plotly.graph_objects as go
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import brief, plus_minus, typeset
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
-from cocurve_lab.tables import brief, plus_minus, typeset
 from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES

@@ -19,7 +19,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
-from cocurve_lab.tables import brief
+from cocurve_lab.base.tables import brief
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session
 from cocurve_widgets.instrument import to_gexf
 from cocurve_widgets.packing import plan_mark

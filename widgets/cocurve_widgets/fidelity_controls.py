@@ -14,8 +14,8 @@ from typing import Any
 import ipywidgets as W
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import as_csv
 from cocurve_lab.figures import COLORS
-from cocurve_lab.tables import as_csv
 
 from .fidelity_points import METHODS, RIVAL_RANKS, SINGLE_UNITS, SURROGATES, Rows
 from .glossary import words_html

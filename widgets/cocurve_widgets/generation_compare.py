@@ -12,7 +12,7 @@ import anywidget
 from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, observe, validate
 
 import cocurve_lab as cl
-from cocurve_lab.tables import as_html
+from cocurve_lab.base.tables import as_html
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session

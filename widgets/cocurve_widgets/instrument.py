@@ -15,7 +15,7 @@ from ipywidgets import DOMWidget
 from traitlets import Int, Unicode, default, validate
 
 import cocurve_lab as cl
-from cocurve_lab.tables import as_csv
+from cocurve_lab.base.tables import as_csv
 
 from .session import Session, require_unit
 from .still import Still

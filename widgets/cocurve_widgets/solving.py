@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import cocurve_lab as cl
-from cocurve_lab.tables import brief
+from cocurve_lab.base.tables import brief
 
 from .packing import curve
 

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import cocurve_lab as cl
-from cocurve_lab.tables import brief, typeset
+from cocurve_lab.base.tables import brief, typeset
 
 REST = 2.0  # seconds without a change after which the note is written again
 ROWS = 40  # of the table; all of them would make notebooks large

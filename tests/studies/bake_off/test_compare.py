@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import CalibrationSet
-from cocurve_lab.measuring.choosing import RELEASE_GUARDS
+from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
@@ -23,10 +23,10 @@ from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.studies.bake_off.bench import Bench
-from cocurve_lab.studies.bake_off.compare import compare
-from cocurve_lab.studies.bake_off.comparison import Comparison
-from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
+from cocurve_studies.bake_off.bench import Bench
+from cocurve_studies.bake_off.compare import compare
+from cocurve_studies.bake_off.comparison import Comparison
+from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
@@ -131,7 +131,7 @@ def test_the_model_is_read_once_for_all_cells(
 ) -> None:
     seen: list[PreTrainedModel] = []
     monkeypatch.setattr(
-        "cocurve_lab.studies.bake_off.bench.fingerprint_model",
+        "cocurve_studies.bake_off.bench.fingerprint_model",
         lambda model: seen.append(model) or fingerprint_model(model),
     )
     setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)

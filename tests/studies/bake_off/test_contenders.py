@@ -13,18 +13,18 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
 from cocurve_lab.methods.random_units import Random
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.pruner.repair import RepairOptions
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.studies.bake_off.bench import Bench
-from cocurve_lab.studies.bake_off.compare import compare
-from cocurve_lab.studies.bake_off.comparison import Comparison
-from cocurve_lab.studies.bake_off.contenders import (
+from cocurve_studies.bake_off.bench import Bench
+from cocurve_studies.bake_off.compare import compare
+from cocurve_studies.bake_off.comparison import Comparison
+from cocurve_studies.bake_off.contenders import (
     OURS_CHOSEN,
     REPAIRS,
     Contender,
@@ -32,8 +32,8 @@ from cocurve_lab.studies.bake_off.contenders import (
     named,
     treated,
 )
-from cocurve_lab.studies.bake_off.costs import build_evaluations, counted
-from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
+from cocurve_studies.bake_off.costs import build_evaluations, counted
+from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
@@ -123,7 +123,7 @@ def test_training_follows_the_refit_and_is_no_part_of_the_race(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    from cocurve_lab.studies.bake_off import bench
+    from cocurve_studies.bake_off import bench
 
     calls: list[tuple[int, int]] = []
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import pick
 from cocurve_lab.figures import DEEP
-from cocurve_lab.studies.bake_off import contenders, findings, frontier, pictures, speeds
-from cocurve_lab.studies.bake_off.compare import compare
-from cocurve_lab.studies.bake_off.comparison import Comparison
-from cocurve_lab.studies.bake_off.settings import CompareOptions, Judges
-from cocurve_lab.tables import pick
+from cocurve_studies.bake_off import contenders, findings, frontier, pictures, speeds
+from cocurve_studies.bake_off.compare import compare
+from cocurve_studies.bake_off.comparison import Comparison
+from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from helpers.comparisons import cell
 from helpers.problems import make_units
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.certainty import coverage
-from cocurve_lab.studies.certainty.coverage import (
+from cocurve_lab.base.tables import Table, column, pick
+from cocurve_studies.certainty import coverage
+from cocurve_studies.certainty.coverage import (
     CoverageOptions,
     coverage_study,
     plot_coverage,
     plot_stability,
     stability_table,
 )
-from cocurve_lab.tables import Table, column, pick
 from helpers.problems import gram_curvature, make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.uncertainty import Jackknife
-from cocurve_lab.solver.stability import Convergence
-from cocurve_lab.studies.certainty.findings import (
+from cocurve_lab.extensions.analysis.stability import Convergence
+from cocurve_studies.certainty.findings import (
     convergence_finding,
     coverage_findings,
     preview_findings,
@@ -19,8 +20,7 @@ from cocurve_lab.studies.certainty.findings import (
     sensitivity_findings,
     stability_finding,
 )
-from cocurve_lab.studies.findings import Finding
-from cocurve_lab.tables import Table
+from cocurve_studies.findings import Finding
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.certainty import precision
-from cocurve_lab.studies.certainty.precision import (
+from cocurve_lab.base.tables import Table, column
+from cocurve_studies.certainty import precision
+from cocurve_studies.certainty.precision import (
     interval_table,
     load_or_preview,
     plot_intervals,
     plot_stopping,
     stopping_study,
 )
-from cocurve_lab.studies.shared import Recipe
-from cocurve_lab.tables import Table, column
+from cocurve_studies.shared import Recipe
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 

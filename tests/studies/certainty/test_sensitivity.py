@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.curvature.uncertainty import of_groups
-from cocurve_lab.studies.certainty import sensitivity
-from cocurve_lab.studies.certainty.sensitivity import (
+from cocurve_studies.certainty import sensitivity
+from cocurve_studies.certainty.sensitivity import (
     SensitivityOptions,
     outside,
     plot_sensitivity,
@@ -21,7 +22,6 @@ from cocurve_lab.studies.certainty.sensitivity import (
     sensitivity_summary,
     text_sources,
 )
-from cocurve_lab.tables import Table, pick
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     naive_build,

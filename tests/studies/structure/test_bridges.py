@@ -12,18 +12,18 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.base.tables import Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.measuring.answers import ALL, answer_accuracy
 from cocurve_lab.measuring.generation import Question
-from cocurve_lab.studies.structure import causal
-from cocurve_lab.studies.structure.arms import CausalOptions
-from cocurve_lab.studies.structure.bridges import (
+from cocurve_studies.structure import causal
+from cocurve_studies.structure.arms import CausalOptions
+from cocurve_studies.structure.bridges import (
     bridge_edges,
     bridge_table,
     plot_bridge_thresholds,
 )
-from cocurve_lab.studies.structure.causal import Outcomes, causal_study, plot_causal
-from cocurve_lab.tables import Table, column, pick
+from cocurve_studies.structure.causal import Outcomes, causal_study, plot_causal
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     GROUPS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.structure.edges import EdgeOptions, edge_study, plot_edges
-from cocurve_lab.tables import Table, column, pick
+from cocurve_lab.base.tables import Table, column, pick
+from cocurve_studies.structure.edges import EdgeOptions, edge_study, plot_edges
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text, units_by_hand
 
 MODEL = tiny_model()

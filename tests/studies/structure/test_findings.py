@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cocurve_lab.studies.findings import Finding
-from cocurve_lab.studies.structure import findings
-from cocurve_lab.studies.structure.bridges import bridge_edges, bridge_table
-from cocurve_lab.studies.structure.geometry import block_table, budget_table
-from cocurve_lab.studies.structure.propositions import proposition_table
-from cocurve_lab.tables import Table
+from cocurve_lab.base.tables import Table
+from cocurve_studies.findings import Finding
+from cocurve_studies.structure import findings
+from cocurve_studies.structure.bridges import bridge_edges, bridge_table
+from cocurve_studies.structure.geometry import block_table, budget_table
+from cocurve_studies.structure.propositions import proposition_table
 from helpers.problems import make_units, random_curvature
 
 

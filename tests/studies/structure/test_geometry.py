@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.shared import DRAWS
-from cocurve_lab.studies.structure import geometry, propositions
-from cocurve_lab.tables import Table, column, pick
+from cocurve_lab.base.tables import Table, column, pick
+from cocurve_studies.shared import DRAWS
+from cocurve_studies.structure import geometry, propositions
 from helpers.problems import gram_curvature, make_units, random_curvature
 
 UNITS = make_units(4, 2, 3)
@@ -264,7 +264,7 @@ def test_pictures_have_axes_errors_and_distinct_marks() -> None:
 
 def test_structure_needs_no_model_and_no_plotly_until_it_draws() -> None:
     code = (
-        "import sys; from cocurve_lab.studies.structure import geometry, propositions; "
+        "import sys; from cocurve_studies.structure import geometry, propositions; "
         "print([m for m in ('torch', 'plotly', 'pandas', 'ipywidgets') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

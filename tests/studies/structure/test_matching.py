@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cocurve_lab.base.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.errors import InfeasibleError, InputError, MismatchError
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import edge_variant
-from cocurve_lab.studies.structure.matching import Matching, causal_arms, match_controls
+from cocurve_studies.structure.matching import Matching, causal_arms, match_controls
 from helpers.problems import llama_8b_units, make_units, random_curvature
 
 # costs equal across kinds, so that kinds must tell apart, and unequal within FFN, as where the

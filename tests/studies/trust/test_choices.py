@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.trust import choices, improving
-from cocurve_lab.studies.trust.choices import (
+from cocurve_lab.base.tables import Table, pick
+from cocurve_studies.trust import choices, improving
+from cocurve_studies.trust.choices import (
     RELEASED,
     Texts,
     guards_study,
@@ -18,8 +19,7 @@ from cocurve_lab.studies.trust.choices import (
     strength_study,
     strength_summary,
 )
-from cocurve_lab.studies.trust.improving import gains_study, plot_gains, refinement_study
-from cocurve_lab.tables import Table, pick
+from cocurve_studies.trust.improving import gains_study, plot_gains, refinement_study
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text
 
 QUIET = cl.ChoiceOptions(progress=False)

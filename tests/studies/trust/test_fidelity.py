@@ -12,10 +12,10 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import cocurve_lab as cl
-from cocurve_lab.studies.shared import sequence_columns, sequence_values
-from cocurve_lab.studies.trust import fidelity, saturation
-from cocurve_lab.studies.trust.fidelity import FidelityOptions
-from cocurve_lab.tables import Table, column, pick
+from cocurve_lab.base.tables import Table, column, pick
+from cocurve_studies.shared import sequence_columns, sequence_values
+from cocurve_studies.trust import fidelity, saturation
+from cocurve_studies.trust.fidelity import FidelityOptions
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, naive_risk, tiny_model, tiny_text, units_by_hand
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cocurve_lab.measuring.agreement import RANDOM
-from cocurve_lab.studies.findings import Finding
-from cocurve_lab.studies.trust import findings
-from cocurve_lab.studies.trust.fidelity import ACROSS, POOL
-from cocurve_lab.studies.trust.saturation import PAIRS
+from cocurve_studies.findings import Finding
+from cocurve_studies.trust import findings
+from cocurve_studies.trust.fidelity import ACROSS, POOL
+from cocurve_studies.trust.saturation import PAIRS
 
 NOISE = np.random.default_rng(0).normal(size=8) * 1e-3
 

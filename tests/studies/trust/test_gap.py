@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.trust.gap import plot_split
+from cocurve_studies.trust.gap import plot_split
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 

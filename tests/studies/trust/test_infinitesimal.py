@@ -9,8 +9,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
-from cocurve_lab.studies.trust import infinitesimal
-from cocurve_lab.studies.trust.infinitesimal import finite_and_exact
+from cocurve_studies.trust import infinitesimal
+from cocurve_studies.trust.infinitesimal import finite_and_exact
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
 TOP_R = 16

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.studies.shared import Recipe, compared, plan_overlap
-from cocurve_lab.studies.trust import iterative
-from cocurve_lab.studies.trust.iterative import IterativeOptions, iterative_study
-from cocurve_lab.tables import pick
+from cocurve_lab.base.tables import pick
+from cocurve_studies.shared import Recipe, compared, plan_overlap
+from cocurve_studies.trust import iterative
+from cocurve_studies.trust.iterative import IterativeOptions, iterative_study
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 
 TEXT, HELD_OUT = tiny_text(4), tiny_text(6, seed=1)

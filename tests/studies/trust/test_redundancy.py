@@ -9,15 +9,15 @@ import pytest
 from scipy.stats import permutation_test, spearmanr
 
 import cocurve_lab as cl
-from cocurve_lab.studies.trust import redundancy
-from cocurve_lab.studies.trust.redundancy import (
+from cocurve_lab.base.tables import Table, column
+from cocurve_studies.trust import redundancy
+from cocurve_studies.trust.redundancy import (
     RedundancyOptions,
     Subject,
     plot_redundancy,
     redundancy_study,
     redundancy_trend,
 )
-from cocurve_lab.tables import Table, column
 from helpers.problems import make_units
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 

@@ -1,0 +1,276 @@
+"""Local search for better plans on the surrogate R_lambda (eq. lambda); not in the paper.
+
+A plan of lower R_lambda answers the solver's question better. Whether it is better on held-out text
+has to be measured.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...base.arguments import require_type
+from ...base.errors import InputError
+from ...curvature.matrix import Curvature
+from ...solver.guards import Rules, UnitsLike
+from ...solver.selection import Selection, risk_terms
+from ...solver.targets import require_strength, target_cost
+
+log = logging.getLogger(__name__)
+_WIN = 1e-12  # of the trace of H: an exchange that lowers R_lambda by less is rounding
+
+
+def refine(
+    selection: Selection,
+    curvature: Curvature,
+    *,
+    exclude: UnitsLike = (),
+    max_rounds: int = 10_000,
+) -> Selection:
+    """Improve a plan by local search, keeping its objective, budget and guards.
+
+    Each round makes one exchange that lowers R_lambda: the best of dropping a unit, adding one, and
+    swapping one for one. If none of these helps, it tries two for one and one for two, and takes
+    the best exchange of the first unit that has one. Ties go to the lowest indices, so the result
+    is deterministic. It is a local optimum: no such exchange improves it. Like a greedy plan, it
+    reaches `target_cost` and overshoots by less than the most expensive admissible unit
+    (Proposition "Overshoot bound"). Under guards of the machine only units of one group
+    (portions.py) are swapped, one for one, so that all counts stay.
+
+    Args:
+        selection: a plan with an interaction strength. Its `forced` units stay. Its gains are
+            dropped, because they were solved for its own pruned set.
+        curvature: H [M, M] that defines the objective, nats per token.
+        exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
+            not record them.
+        max_rounds: the most exchanges to make. At this limit the plan so far is returned, with a
+            warning in the log.
+
+    Returns:
+        A Selection with the same requested ratio, guards and lambda, whose objective is never above
+        that of `selection`. It has no removal order (forced units first, then ascending), unless
+        nothing could be improved.
+
+    Raises:
+        InputError: the plan has no interaction strength, misses its ratio, overshoots by a unit or
+            more, or breaks its guards; an excluded unit is in it; or max_rounds is negative.
+        MismatchError: the curvature is of other units.
+    """
+    require_type(selection, Selection, "the plan")
+    require_type(curvature, Curvature, "the curvature")
+    strength = selection.interaction_strength
+    if strength is None:
+        raise InputError(
+            f"{selection!r} has no interaction_strength, so there is no objective to improve. Set "
+            "one with dataclasses.replace(selection, interaction_strength=...)."
+        )
+    strength = require_strength(strength)
+    if max_rounds < 0:
+        raise InputError(f"max_rounds is {max_rounds}, but it counts exchanges. Give 0 or more.")
+    curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
+    selection.require_by_ratio("a refined plan", machine=True)
+    search = _Search(selection, curvature, strength, exclude)
+    if not search.run(max_rounds):
+        log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)
+    forced = selection.pruned[: selection.forced]
+    rest = sorted(set(np.flatnonzero(search.pruned).tolist()) - set(forced))
+    same = set(selection.pruned) == {*forced, *rest}
+    if same and selection.curvature_fingerprint == curvature.fingerprint and not selection.gains:
+        # nothing changed: terms summed in another order could exceed the plan's own by rounding
+        return replace(selection, ordered=False)
+    node, edge = risk_terms(curvature.matrix, (*forced, *rest))
+    return replace(
+        selection,
+        pruned=(*forced, *rest),
+        ordered=False,
+        node_terms=node,
+        edge_terms=edge,
+        gains={},
+        curvature_fingerprint=curvature.fingerprint,
+    )
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Units that change sides, and the change of R_lambda in nats per token."""
+
+    change: float
+    units: tuple[int, ...] = ()
+
+
+class _Search:
+    """State of the local search.
+
+    Let t_u = +1 for a unit that enters the pruned set and -1 for one that leaves it. An exchange
+    then changes R_lambda by the sum of t_u m_u over its units plus that of t_u t_v E_uv over its
+    pairs.
+
+    Attributes:
+        pruned: s [M], bool.
+        edges: E = lambda H with a zero diagonal [M, M], so that a unit has no edge to itself.
+        marginal: m_u = 1/2 H_uu + lambda g_u [M], where g sums over the pruned units other than u
+            (eq. marginal); updated with each exchange.
+        free: [M] bool, units that may change sides: admissible and not forced.
+        spent: pruned cost, parameters; at least `target` and below `ceiling`.
+        room: [layers] the cost each layer may still lose under its cap, parameters.
+        win: an exchange must lower R_lambda by more than this.
+    """
+
+    def __init__(
+        self, selection: Selection, curvature: Curvature, strength: float, exclude: UnitsLike
+    ) -> None:
+        units, ratio = selection.units, selection.requested_ratio
+        forced = list(selection.pruned[: selection.forced])
+        rules = Rules(units, selection.guards, ratio, forced, exclude, portions=True)
+        self.portions = rules.portions
+        self.costs, self.layers = units.costs, units.layers
+        self.pruned = selection.indicator.copy()
+        self.edges = strength * curvature.matrix
+        np.fill_diagonal(self.edges, 0.0)
+        self.marginal = curvature.saliency / 2 + self.edges @ self.pruned
+        self.win = _WIN * float(curvature.saliency.sum())
+        self.free = rules.admissible.copy()
+        self.free[forced] = False
+        self.spent = selection.pruned_cost
+        self.room = np.array(rules.room_after(selection.pruned), dtype=np.int64)
+        self.target = target_cost(units, ratio)
+        largest = int(self.costs[rules.admissible].max(initial=0))
+        # forced units may exceed the target by any amount, and the plan must still be admitted
+        self.ceiling = max(self.target + largest, int(self.costs[forced].sum()) + 1)
+        if self.portions is not None:  # these overshoot by up to a portion
+            self.ceiling = max(self.ceiling, self.spent + 1)
+        self._require_feasible(selection, rules)
+
+    def _require_feasible(self, selection: Selection, rules: Rules) -> None:
+        strangers = np.flatnonzero(self.pruned & ~rules.admissible)
+        full = np.flatnonzero(self.room < 0)
+        if self.portions is not None and not self.portions.kept(selection.pruned):
+            why = f"breaks {selection.guards.machine}"
+        elif len(strangers):
+            why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"
+        elif len(full):
+            why = f"takes layer {full[0]} above its cap of {rules.cap:.4g} of the layer's cost"
+        elif self.spent < self.target:
+            why = f"removes {self.spent:,} of the {self.target:,.0f} parameters asked for"
+        elif self.spent >= self.ceiling:
+            why = f"removes {self.spent:,} parameters where {self.target:,.0f} were asked for"
+        else:
+            return
+        raise InputError(
+            f"{selection!r} cannot be refined: it {why}. Give a plan that keeps its own ratio and "
+            "guards, such as one from solve_greedy."
+        )
+
+    def run(self, max_rounds: int) -> bool:
+        """Make up to `max_rounds` exchanges; return whether a local optimum was reached."""
+        for _ in range(max_rounds):
+            exchange = self._best()
+            if exchange is None:
+                return True
+            self._make(exchange)
+        return self._best() is None
+
+    def _best(self) -> _Exchange | None:
+        """The exchange to make next; None at a local optimum."""
+        if self.portions is not None:
+            swap = self._swap()
+            return swap if swap.change < -self.win else None
+        simple = min(self._single(), self._swap(), key=lambda exchange: exchange.change)
+        if simple.change < -self.win:
+            return simple
+        # three units at a time are M^3 exchanges, so the first unit that has a winning one suffices
+        movable = np.flatnonzero(self.free)
+        inside = self.pruned[movable]
+        sides = movable[inside], movable[~inside]
+        for leaving, (pivots, partners) in ((True, sides), (False, sides[::-1])):
+            pairs = self.edges[np.ix_(partners, partners)]
+            lowest = pairs.min(axis=1, initial=0.0)
+            for pivot in pivots.tolist():
+                found = self._triple(pivot, leaving, partners, lowest)
+                if found.change < -self.win:
+                    return found
+        return None
+
+    def _make(self, exchange: _Exchange) -> None:
+        for unit in exchange.units:
+            sign = -1 if self.pruned[unit] else 1
+            self.pruned[unit] = sign > 0
+            self.marginal += sign * self.edges[unit]  # its own stays: E has a zero diagonal
+            self.spent += sign * int(self.costs[unit])
+            self.room[self.layers[unit]] -= sign * self.costs[unit]
+
+    def _in_budget(self, spent: np.ndarray) -> np.ndarray:
+        return (spent >= self.target) & (spent < self.ceiling)
+
+    def _single(self) -> _Exchange:
+        """The best unit to drop or to add."""
+        sign = np.where(self.pruned, -1, 1)
+        allowed = self.free & self._in_budget(self.spent + sign * self.costs)
+        allowed &= self.pruned | (self.costs <= self.room[self.layers])
+        return _lowest(sign * self.marginal, allowed, np.arange(len(sign)))
+
+    def _swap(self) -> _Exchange:
+        """The best swap of one for one."""
+        leave = np.flatnonzero(self.free & self.pruned)[:, None]
+        enter = np.flatnonzero(self.free & ~self.pruned)
+        # the edge is in the marginal of the unit that enters, but the other one is leaving
+        change = self.marginal[enter] - self.marginal[leave] - self.edges[leave, enter]
+        allowed = self._in_budget(self.spent - self.costs[leave] + self.costs[enter])
+        if self.portions is not None:
+            allowed &= self.portions.of[leave] == self.portions.of[enter]
+        freed = self.costs[leave] * (self.layers[leave] == self.layers[enter])
+        allowed &= self.costs[enter] <= self.room[self.layers[enter]] + freed
+        return _lowest(change, allowed, leave, enter)
+
+    def _triple(
+        self, pivot: int, leaving: bool, partners: np.ndarray, lowest: np.ndarray
+    ) -> _Exchange:
+        """The best exchange of `pivot` for two partners from the other side.
+
+        Args:
+            pivot: the unit that changes sides alone; `leaving` tells whether it leaves.
+            partners: the units on the other side.
+            lowest: [partners] the minimum over partners k of E_jk.
+        """
+        sign = -1 if leaving else 1
+        alone = sign * self.marginal[pivot]
+        x = -sign * self.marginal[partners] - self.edges[pivot, partners]
+        # x_j is the change that partner j adds, apart from its edge to the other partner. Even with
+        # the smallest x and the lowest edge most j cannot win: only the others are tried in pairs
+        hopeful = alone + x + x.min(initial=0.0) + lowest < -self.win
+        one, x = partners[hopeful], x[hopeful]
+        two = one[:, None]
+        change = alone + x + x[:, None] + self.edges[two, one]
+        cost, layer, same = (
+            self.costs[pivot],
+            self.layers[pivot],
+            self.layers[two] == self.layers[one],
+        )
+        pair = self.costs[two] + self.costs[one]
+        allowed = self._in_budget(self.spent + sign * (cost - pair)) & (one < two)
+        if leaving:  # the partners enter: each must fit, and both together if they share a layer
+            room = self.room[self.layers[one]] + cost * (self.layers[one] == layer)
+            fits = self.costs[one] <= room
+            allowed &= fits & fits[:, None] & (~same | (pair <= room))
+        else:
+            freed = self.costs[one] * (self.layers[one] == layer)
+            allowed &= cost <= self.room[layer] + freed + freed[:, None]
+        best = _lowest(change, allowed, two, one)
+        return _Exchange(best.change, (pivot, *best.units))
+
+
+def _lowest(change: np.ndarray, allowed: np.ndarray, *units: np.ndarray) -> _Exchange:
+    """The allowed exchange of lowest change, the first among equals.
+
+    Args:
+        change: change of R_lambda for each combination of units, nats per token.
+        allowed: bool of the same shape.
+        *units: for each unit of an exchange, its indices along the axes of `change`.
+    """
+    if not allowed.any():
+        return _Exchange(np.inf)
+    place = int(np.where(allowed, change, np.inf).argmin())
+    named = (int(np.broadcast_to(axis, change.shape).flat[place]) for axis in units)
+    return _Exchange(float(change.flat[place]), tuple(named))

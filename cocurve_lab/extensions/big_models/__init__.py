@@ -1,0 +1,1 @@
+"""Models larger than memory, and builds on several machines."""

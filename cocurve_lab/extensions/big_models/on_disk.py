@@ -1,0 +1,298 @@
+"""Pruning onto disk: weights are read, cut and written one after the other.
+
+The memory that this takes is that of the largest weight, whatever the size of the model. The folder
+is the one that `save_pruned` would write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ...base.arguments import as_path
+from ...base.atomic import room_for
+from ...base.errors import FileFormatError
+from ...base.progress import Progress, open_bar
+from ...models.architectures import describe
+from ...models.identity import fingerprint_tensor
+from ...pruner.manifest import Origin, manifest_of
+from ...pruner.saving import new_folder, write_beside
+from ...pruner.slicing import cut_model, tensor_cuts
+from ...solver.selection import Selection
+from .streaming import held
+from .weights import reader_of, saved_name, tied_names, without_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ...pruner.card import CardFacts
+
+SHARD = "50GB"  # as save_pretrained
+_WEIGHT = "weight"  # the one tensor in a file of a changed weight
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+
+
+Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
+
+
+class Refit(NamedTuple):
+    """A refit of a model whose weights are never all in memory (repair.py makes one).
+
+    Attributes:
+        weights: the names of the weights that it changes.
+        run: is called with the pruned model on the meta device, what stays of each weight, and a
+            folder to which it gives the changed weights (`write_refitted`). It returns the
+            manifest's record of the refit.
+    """
+
+    weights: Sequence[str]
+    run: Callable[[PreTrainedModel, Cuts, Path], dict[str, Any]]
+
+
+def prune_to_folder(
+    model: PreTrainedModel,
+    selection: Selection,
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    evaluation: CardFacts | None = None,
+    overwrite: bool = False,
+    progress: Progress = False,
+    refit: Refit | None = None,
+    check: Callable[[Path], object] | None = None,
+) -> Path:
+    """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
+
+    The model itself is not changed. Use `prune(model, selection, out=folder)`, which checks that
+    the plan is the model's.
+
+    Args:
+        model: in memory, or with its weights on disk (`models.stored.open_model`).
+        selection: a plan of this model.
+        folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
+        progress: whether to show how many weights are written, and how.
+        refit: changes some of the weights before they are written; None leaves all as cut.
+        check: called with what was written before it becomes the folder; it raises if that must
+            not be.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: as `save_pruned`, or the disk has too little space. Nothing was written.
+        FileFormatError: the model's own files are damaged.
+        OSError: the folder cannot be written.
+    """
+    folder = as_path(folder, "folder")
+    cuts = tensor_cuts(describe(model), selection)
+    pruned = cut_model(without_weights(model), selection, inplace=True)
+    kept = dict(pruned.state_dict())
+    for name in tied_names(pruned):
+        del kept[name]
+    changed = [] if refit is None else refit.weights  # on the disk twice for a while
+    size = sum(kept[name].nbytes for name in [*kept, *changed])
+    with (
+        new_folder(folder, overwrite=overwrite) as temporary,
+        room_for(size, folder.resolve().parent),
+    ):
+        apart, repair = temporary / "refitted", None
+        if refit is not None:
+            apart.mkdir()
+            repair = refit.run(pruned, cuts, apart)
+        weights = _Weights(model, cuts, {name: refitted_file(apart, name) for name in changed})
+        pruned.save_pretrained(temporary, state_dict={})  # its configurations, and no weights
+        with open_bar(progress, total=len(kept), desc="pruning", unit="weight") as bar:
+            _write_weights(pruned, kept, temporary, weights.kept, bar)
+        before, after = weights.marks(pruned)
+        manifest = manifest_of(describe(pruned), selection, Origin.of(model, before), after)
+        if refit is not None:
+            shutil.rmtree(apart)
+            manifest |= {"repair": repair, "weights_since_pruning": "refitted"}
+        write_beside(pruned, temporary, manifest, tokenizer, evaluation)
+        if check is not None:
+            check(temporary)
+    return folder
+
+
+@contextmanager
+def layer_present(
+    model: PreTrainedModel, pruned: PreTrainedModel, cuts: Cuts, layer: int
+) -> Iterator[None]:
+    """Bring what stays of a layer's weights into the pruned model inside the block.
+
+    Args:
+        model: the dense model; its layer is held meanwhile, wherever its weights come from.
+        pruned: the pruned model on the meta device.
+        cuts: what stays of each weight. What is cut is a copy; other weights are the dense ones.
+        layer: which layer.
+    """
+    dense, small = describe(model), describe(pruned).layers[layer]
+    absent = dict(small.named_parameters())
+    prefix = f"{dense.stack}.{layer}."
+    with held(dense, layer):
+        weights = dict(dense.layers[layer].named_parameters())
+        try:
+            for name in absent:
+                weight, cut = weights[name].detach(), cuts.get(prefix + name)
+                _put(small, name, weight if cut is None else cut(weight).clone())
+            yield
+        finally:
+            for name, weight in absent.items():
+                _put(small, name, weight)
+
+
+def _put(module: nn.Module, name: str, weight: Tensor) -> None:
+    """Set a parameter by its name in a module."""
+    path, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(path), attribute, nn.Parameter(weight, requires_grad=False))
+
+
+def refitted_file(folder: Path, name: str) -> Path:
+    """Where a changed weight lies until it is written with the others."""
+    return folder / f"{name}.safetensors"
+
+
+def write_refitted(folder: Path, name: str, weight: Tensor) -> None:
+    """Write a changed weight for `prune_to_folder` to take."""
+    save_file({_WEIGHT: weight.detach().cpu().contiguous()}, refitted_file(folder, name))
+
+
+class _Weights:
+    """The weights of a model as they are read and cut, each once, with their fingerprints.
+
+    Args:
+        model: the dense model.
+        cuts: what stays of each weight; the others stay whole.
+        refitted: files of the weights that were changed after the cut.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path] | None = None
+    ) -> None:
+        self._model, self._cuts, self._read = model, cuts, reader_of(model)
+        self._refitted = refitted or {}
+        self._before: dict[str, str] = {}
+        self._after: dict[str, str] = {}
+
+    def kept(self, name: str) -> Tensor:
+        """What stays of a weight."""
+        dense = self._read(name)
+        self._before[name] = self._after[name] = fingerprint_tensor(dense)
+        if name in self._refitted:
+            kept = load_file(self._refitted[name])[_WEIGHT]
+        elif name in self._cuts:
+            kept = self._cuts[name](dense)
+        else:
+            return dense
+        self._after[name] = fingerprint_tensor(kept)
+        return kept
+
+    def marks(self, pruned: PreTrainedModel) -> tuple[list[list[str]], list[list[str]]]:
+        """The `identity.weight_marks` of the dense and the pruned model, when all is written.
+
+        Weights that are gone, or tied to another, are read now.
+
+        Raises:
+            FileFormatError: two weights that should be one differ.
+        """
+        for name in self._model.state_dict():
+            if name not in self._before:
+                self._before[name] = fingerprint_tensor(self._read(name))
+        for name, same in tied_names(pruned).items():
+            if self._before[name] != self._before[same]:
+                raise FileFormatError(
+                    f"the configuration ties {name} to {same}, but the files hold two different "
+                    "weights. Set tie_word_embeddings in config.json as the model was trained."
+                )
+            self._after[name] = self._after[same]
+        return _sorted(self._before), _sorted(self._after)
+
+
+def _sorted(marks: Mapping[str, str]) -> list[list[str]]:
+    return [[name, mark] for name, mark in sorted(marks.items())]
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def _write_weights(
+    pruned: PreTrainedModel,
+    kept: Mapping[str, Tensor],
+    folder: Path,
+    read: Callable[[str], Tensor],
+    bar: Any,
+) -> None:
+    """Write weights as safetensors, split into files and indexed as transformers does.
+
+    Args:
+        pruned: the model that they are of.
+        kept: their shapes and dtypes, on the meta device.
+        folder: where the files go.
+        read: gives a weight by its name.
+        bar: counts them.
+    """
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    own = {saved_name(pruned, name): name for name in kept}
+    shapes = {saved: kept[name] for saved, name in own.items()}
+    split = split_torch_state_dict_into_shards(
+        shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=SHARD
+    )
+
+    def counted(saved: str) -> Tensor:
+        bar.update()
+        return read(own[saved])
+
+    for file, names in split.filename_to_tensors.items():
+        _write_safetensors(folder / file, {name: shapes[name] for name in names}, counted)
+    if split.is_sharded:
+        facts = {"total_parameters": pruned.num_parameters(), **split.metadata}
+        index = {"metadata": facts, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def _write_safetensors(
+    path: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]
+) -> None:
+    """Write one file. The library writes tensors that are all in memory; here each is read in turn.
+
+    Args:
+        path: the file.
+        shapes: names, shapes and dtypes of its tensors, on the meta device.
+        read: gives a tensor by its name.
+    """
+    # the library's order: wider dtypes first, so that every tensor is aligned
+    names = sorted(shapes, key=lambda name: (-shapes[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        start, end = end, end + shapes[name].nbytes
+        header[name] = {
+            "dtype": _DTYPES[shapes[name].dtype],
+            "shape": list(shapes[name].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = read(name)
+            assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
+            # as bytes, because numpy has no bfloat16
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,455 @@
+"""Layers whose weights lie elsewhere, and are there only while the layer runs.
+
+They are in the model's files (`load_model(..., stream=True)`) or where accelerate offloaded them:
+on disk, or in the CPU's memory beside a GPU. transformers and accelerate decide the place, and
+safetensors reads. accelerate brings the weights of each module anew for every call, though. Here a
+whole layer comes at once, stays while it is held, and the next one is fetched meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from ...base.errors import InputError, one_line
+from ...models.architectures import Architecture, describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Read = Callable[[], Tensor]
+_STREAMS: WeakKeyDictionary[nn.Module, Stream] = WeakKeyDictionary()
+_FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies of it are not in here
+
+
+class _Place(NamedTuple):
+    """Where one weight of a layer goes, and how it is read."""
+
+    module: nn.Module
+    attribute: str
+    read: Read
+
+
+@dataclass
+class _Layer:
+    """A layer whose weights lie elsewhere.
+
+    Attributes:
+        device: where it runs.
+        places: its weights.
+        bytes: their size.
+        absent: what stands in the modules meanwhile: parameters on the meta device.
+    """
+
+    device: torch.device
+    places: list[_Place]
+    bytes: int
+    absent: list[nn.Parameter]
+
+
+class Stream:
+    """Brings the weights of layers, and takes them away again.
+
+    At most two layers are in memory: the one that runs, and the next one, which a thread fetches.
+
+    Attributes:
+        layers: the layers whose weights lie elsewhere, by number.
+        bytes_read: bytes of weights fetched so far.
+    """
+
+    def __init__(self, layers: dict[int, _Layer], readers: dict[str, Read]) -> None:
+        self.layers, self.bytes_read = layers, 0
+        self._readers = readers  # by the name of a weight in the model
+        self._held: Counter[int] = Counter()
+        self._present: set[int] = set()
+        self._coming: dict[int, Future[list[nn.Parameter]]] = {}
+        self._thread = ThreadPoolExecutor(1, "cocurve-weights")
+        self._side: dict[torch.device, Any] = {}  # a CUDA stream for copies, by device
+
+    @classmethod
+    def of_shapes(cls, architecture: Architecture) -> Stream:
+        """The stream that a model of these shapes would have. It counts bytes, and reads nothing.
+
+        Args:
+            architecture: the model, which may be on the meta device; its dtype counts.
+        """
+        meta = torch.device("meta")
+        layers = enumerate(architecture.layers)
+        return cls({at: _Layer(meta, [], bytes_of(m.parameters()), []) for at, m in layers}, {})
+
+    def bytes_from(self, first: int) -> int:
+        """Bytes of weights that a pass from layer `first` to the end reads."""
+        return sum(layer.bytes for number, layer in self.layers.items() if number >= first)
+
+    @property
+    def bytes_present(self) -> int:
+        """The most bytes of them that are in memory at a time."""
+        return 2 * max(layer.bytes for layer in self.layers.values())
+
+    @contextmanager
+    def held(self, layer: int) -> Iterator[None]:
+        """Keep the weights of a layer present inside the block; no-op if they always are."""
+        if layer not in self.layers:
+            yield
+            return
+        running = layer in self._present  # in a call of the layer, which still needs them
+        self.bring(layer)
+        self._held[layer] += 1
+        try:
+            yield
+        finally:
+            self._held[layer] -= 1
+            if not running:
+                self.release(layer)
+
+    def bring(self, layer: int) -> None:
+        """Put the weights of a layer into its modules, and begin to fetch the next one.
+
+        Raises:
+            InputError: they cannot be read.
+        """
+        if layer in self._present:
+            return
+        for other in list(self._present):  # left behind by an interrupt
+            self.release(other)
+        coming = self._coming.pop(layer, None)
+        self._coming.clear()  # a layer that was expected and is not wanted must not stay in memory
+        found = coming.result() if coming is not None else self._fetch(layer)
+        for place, weight in zip(self.layers[layer].places, found, strict=True):
+            if weight.is_cuda:  # copied on another stream: not to be reused while this one reads it
+                weight.record_stream(torch.cuda.current_stream(weight.device))
+            setattr(place.module, place.attribute, weight)
+        self._present.add(layer)
+        if layer + 1 in self.layers:
+            self._coming[layer + 1] = self._thread.submit(self._fetch, layer + 1)
+
+    def release(self, layer: int) -> None:
+        """Take the weights of a layer away, unless it is held."""
+        if self._held[layer] or layer not in self._present:
+            return
+        stored = self.layers[layer]
+        for place, absent in zip(stored.places, stored.absent, strict=True):
+            setattr(place.module, place.attribute, absent)
+        self._present.discard(layer)
+
+    def _fetch(self, layer: int) -> list[nn.Parameter]:
+        """Read the weights of a layer and copy them to its device."""
+        stored = self.layers[layer]
+        try:
+            if stored.device.type == "cuda":
+                weights = self._copied(stored)
+            else:
+                weights = [place.read().to(stored.device) for place in stored.places]
+        except Exception as error:  # a file that changed or vanished can raise nearly anything
+            raise _unreadable(f"the weights of layer {layer}", error) from error
+        self.bytes_read += stored.bytes
+        return [nn.Parameter(weight, requires_grad=False) for weight in weights]
+
+    def _copied(self, stored: _Layer) -> list[Tensor]:
+        """The weights of a layer on its GPU, copied beside what the GPU computes."""
+        device = stored.device
+        side = self._side.setdefault(device, torch.cuda.Stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(side):
+            pinned = [place.read().pin_memory() for place in stored.places]
+            weights = [weight.to(device, non_blocking=True) for weight in pinned]
+        side.synchronize()  # in this thread; pinned memory may go afterwards
+        return weights
+
+    def read(self, name: str) -> Tensor:
+        """Read one weight by its name in the model, to the CPU.
+
+        Raises:
+            KeyError: it does not lie elsewhere.
+            InputError: it cannot be read.
+        """
+        reader = self._readers[name]
+        try:
+            return reader().cpu()
+        except Exception as error:
+            raise _unreadable(name, error) from error
+
+
+def _unreadable(what: str, error: Exception) -> InputError:
+    """The error for weights that were there when the model was loaded."""
+    return InputError(
+        f"{what} cannot be read ({type(error).__name__}: {one_line(error)}). Check that the "
+        "model's files are where and what they were when it was loaded, and load it again."
+    )
+
+
+# Finding the weights ------------------------------------------------------------------------------
+
+
+def stream_of(model: PreTrainedModel) -> Stream | None:
+    """The stream of a model, or None if the weights of all its layers are present.
+
+    Hooks of accelerate inside an offloaded layer are replaced by one on the layer. Embedding, final
+    norm and head are brought to their device for good if they were offloaded too.
+
+    Raises:
+        InputError: a weight is nowhere, or buffers are offloaded.
+    """
+    if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
+        _register(model, _taken_over(describe(model)))
+    return _STREAMS.get(model)
+
+
+def leave_in_files(
+    model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
+) -> list[str]:
+    """Let the layers of a model on the meta device come when they run.
+
+    Args:
+        model: the model. What stands around its layers is left to the caller.
+        read: gives a weight by its name, on the CPU.
+        device: where the layers run.
+
+    Returns:
+        The names of the weights that come.
+
+    Raises:
+        InputError: accelerate is not installed.
+    """
+    require_accelerate("stream=True")
+    architecture = describe(model)
+    layers: dict[int, _Layer] = {}
+    readers: dict[str, Read] = {}
+    for number, layer in enumerate(architecture.layers):
+        places = []
+        for key, owner, attribute in _weights(layer, True):
+            name = f"{architecture.stack}.{number}.{key}"
+            readers[name] = _shaped(partial(read, name), getattr(owner, attribute))
+            places.append(_Place(owner, attribute, readers[name]))
+        layers[number] = _layer(device, places)
+    stream = Stream(layers, readers)
+    _register(model, stream)
+    for number, layer in enumerate(architecture.layers):
+        _let_stream(layer, stream, number, device)
+    return list(readers)
+
+
+def bytes_of(weights: Iterable[Tensor]) -> int:
+    """The size of weights in bytes."""
+    return sum(weight.numel() * weight.element_size() for weight in weights)
+
+
+def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
+    """Keep the weights of a layer present inside the block, wherever they come from."""
+    stream = stream_of(architecture.model)
+    return nullcontext() if stream is None else stream.held(layer)
+
+
+def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
+    """The device map of a streamed model: its layers stay in the files, all else on `device`."""
+    stack = architecture.stack
+    places: dict[str, Any] = {}
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        for name, child in module.named_children():
+            path = prefix + name
+            if path == stack:
+                places.update({f"{path}.{at}": "disk" for at in range(len(architecture.layers))})
+            elif stack.startswith(path + "."):
+                walk(child, path + ".")
+            else:
+                places[path] = device
+
+    walk(architecture.model, "")
+    return places
+
+
+@contextmanager
+def without_notice() -> Iterator[None]:
+    """Hide accelerate's notice that weights are on the meta device: here they were asked there."""
+    log = logging.getLogger("accelerate.big_modeling")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "on the meta device" not in record.getMessage()
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
+
+
+def require_accelerate(what: str) -> None:
+    """Raise InputError unless accelerate is installed, which places weights.
+
+    Args:
+        what: what was asked for.
+    """
+    if find_spec("accelerate") is None:
+        raise InputError(
+            f"{what} needs accelerate, which is not installed. Install it: "
+            "pip install 'cocurve-lab[stream]'."
+        )
+
+
+def _offloading(module: nn.Module) -> list[Any]:
+    """The hooks of accelerate on a module that bring its weights for each call."""
+    hook = getattr(module, "_hf_hook", None)
+    return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
+
+
+def _taken_over(architecture: Architecture) -> Stream:
+    """Replace accelerate's hooks on the modules of offloaded layers."""
+    model = architecture.model
+    names = {module: name for name, module in model.named_modules()}
+    layers: dict[int, _Layer] = {}
+    readers: dict[str, Read] = {}
+    for number, layer in enumerate(architecture.layers):
+        hooks = [hook for module in layer.modules() for hook in _offloading(module)]
+        if not hooks:
+            continue
+        places = [
+            _Place(
+                owner,
+                attribute,
+                _shaped(
+                    _reader(owner, f"{names[owner]}.{attribute}", hook, key),
+                    getattr(owner, attribute),
+                ),
+            )
+            for module in layer.modules()
+            for hook in _offloading(module)
+            for key, owner, attribute in _weights(module, hook.place_submodules)
+        ]
+        layers[number] = _layer(torch.device(hooks[0].execution_device), places)
+        readers |= {f"{names[place.module]}.{place.attribute}": place.read for place in places}
+    inside = {module for layer in architecture.layers for module in layer.modules()}
+    for module in model.modules():
+        for hook in _offloading(module):
+            if module not in inside:
+                hook.pre_forward(module)  # embedding, norm or head: from here on they stay
+            hook.offload = False  # else accelerate would load what it lets go of
+    stream = Stream(layers, readers)
+    for number, stored in layers.items():
+        _let_stream(architecture.layers[number], stream, number, stored.device)
+    missing = [name for name, weight in model.named_parameters() if weight.is_meta]
+    missing = [name for name in missing if name not in readers]
+    missing += [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if missing:
+        raise InputError(
+            f"{missing[0]} is on the meta device, and no hook of accelerate brings it. Load the "
+            "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
+        )
+    return stream
+
+
+def _register(model: PreTrainedModel, stream: Stream) -> None:
+    """Let a model be known as a streamed one."""
+    _STREAMS[model] = stream
+    vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
+    for name in ("to", "cuda", "xpu"):  # accelerate's own, which refuse without the next step
+        vars(model).pop(name, None)
+    for module in model.modules():
+        if any(weight.is_meta for weight in module.parameters()):
+            _FIXED.add(module)
+            vars(module)["_apply"] = MethodType(_apply, module)
+
+
+def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+    """`save_pretrained` of a streamed model, which has no weights of layers to write."""
+    if kwargs.get("state_dict") is None:
+        raise InputError(
+            "save_pretrained needs all weights in memory, but the layers of this model stay where "
+            "they were loaded from. Copy these files; or write a smaller model: prune(model, "
+            "selection, out=folder)."
+        )
+    type(model).save_pretrained(model, *args, **kwargs)
+
+
+def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """What `to`, `half`, `cuda` and the like call: refused before the first weight is changed."""
+    if module in _FIXED:
+        raise InputError(
+            "the layers of this model come from where they were loaded, as they are there, so it "
+            "cannot be moved or converted. Load it again with the device= and dtype= you want."
+        )
+    return type(module)._apply(module, change, recurse)
+
+
+def _layer(device: torch.device, places: list[_Place]) -> _Layer:
+    """A layer whose weights are on the meta device now, and go to these places."""
+    absent = [getattr(place.module, place.attribute) for place in places]
+    return _Layer(device, places, bytes_of(absent), absent)
+
+
+def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.device) -> None:
+    """Let a layer bring its weights when it is called, instead of accelerate's hooks inside it."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import send_to_device
+
+    skipped = getattr(getattr(layer, "_hf_hook", None), "skip_keys", None)
+    remove_hook_from_module(layer, recurse=True)
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        stream.bring(number)
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
+
+    def after(*_: Any) -> None:
+        stream.release(number)
+
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after, always_call=True)
+
+
+def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, str]]:
+    """The weights of a module: name in it, the module that holds it, and its attribute there."""
+    for key, _ in module.named_parameters(recurse=deep):
+        path, _, attribute = key.rpartition(".")
+        yield key, module.get_submodule(path), attribute
+
+
+def _shaped(read: Read, absent: Tensor) -> Read:
+    """A reader that raises ValueError for a weight of another shape than the one it stands for."""
+
+    def shaped() -> Tensor:
+        weight = read()
+        if weight.shape != absent.shape:
+            found, wanted = tuple(weight.shape), tuple(absent.shape)
+            raise ValueError(f"its shape is {found}, not {wanted}")
+        return weight
+
+    return shaped
+
+
+def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:
+    """How a weight is read from where accelerate left it.
+
+    Raises:
+        InputError: no file holds it.
+    """
+    from safetensors import safe_open
+
+    expected = getattr(owner, name.rpartition(".")[2])
+    source = getattr(hook.weights_map, "dataset", hook.weights_map)
+    found = getattr(source, "index", {}).get(name)
+    if found is None or not found.get("safetensors_file"):
+        if key not in hook.weights_map:
+            raise InputError(
+                f"the model's files hold no {name}. Get the whole model, and load it again."
+            )
+        # copied: accelerate maps its own files into memory, which is not reading
+        return lambda: hook.weights_map[key].to(expected.dtype, copy=True)
+    file, stored = found["safetensors_file"], found["weight_name"]
+
+    def read() -> Tensor:
+        # not mapped into memory: a layer is read when it is fetched, not while it computes
+        with safe_open(file, framework="pt", backend="pread") as weights:
+            return weights.get_tensor(stored).to(expected.dtype)
+
+    return read

@@ -1,0 +1,261 @@
+"""A model whose weights stay on disk, to be read one tensor at a time."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ...base.errors import FileFormatError, InputError
+from ...models.architectures import describe
+from ...models.files import INDEX, WHOLE, damaged, open_weights, require_shape, weight_files
+from ...models.hub import require_place
+from ...models.identity import MANIFEST
+from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+from .streaming import stream_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+
+
+class PickledError(FileFormatError):
+    """The weights are not in safetensors files, and can only be loaded as a whole."""
+
+
+class StoredWeights:
+    """The weights of a model, in files. Opening them reads their headers only.
+
+    A tensor is read when it is asked for, and not kept.
+
+    Args:
+        model: the model, on the meta device; its names and shapes must be those in the files.
+        files: safetensors files that hold all its weights.
+        mapped: map the files into memory instead of reading from them.
+
+    Attributes:
+        tied: as from `tied_names`; these may be missing in the files.
+        dtype: the dtype of the first weight in the files.
+
+    Raises:
+        FileFormatError: a file is truncated or missing; a weight is missing, superfluous, not
+            floating point, or of another shape than the model's (named).
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, files: Iterable[Path], *, mapped: bool = False
+    ) -> None:
+        self.tied = tied_names(model)
+        self._places: dict[str, tuple[Any, str, Path]] = {}
+        wanted = model.state_dict()
+        files, own = list(files), _own_names(model, wanted)
+        if not files:
+            raise PickledError(
+                f"{model.config._name_or_path} holds neither {INDEX} nor {WHOLE}. Pickled "
+                "weights cannot be read one by one: load the model with cl.load_model, save it "
+                "with model.save_pretrained(folder), and give that folder."
+            )
+        for file in files:
+            handle = open_weights(file, mapped=mapped)
+            for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
+                name = own(stored)
+                if name is not None:
+                    self._places[name] = handle, stored, file
+                    _require_unquantized(handle.get_slice(stored), name, file)
+                    require_shape(handle.get_slice(stored), name, wanted[name].shape, file)
+        missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
+        if missing is not None:
+            raise FileFormatError(
+                f"{missing} is in none of the weight files of {model.config._name_or_path}. The "
+                "folder is incomplete: download or save the model again."
+            )
+        handle, stored, _ = next(iter(self._places.values()))
+        self.dtype = _DTYPES[handle.get_slice(stored).get_dtype()]
+
+    def read(self, name: str) -> Tensor:
+        """Read a weight by its name in the model, on the CPU, in the dtype of its file.
+
+        Raises:
+            FileFormatError: the file cannot be read, or was cut short since it was opened.
+        """
+        from safetensors import SafetensorError
+
+        handle, stored, file = self._places[name if name in self._places else self.tied[name]]
+        try:
+            tensor: Tensor = handle.get_tensor(stored)
+        except (SafetensorError, OSError) as error:
+            raise damaged(file, error) from None
+        return tensor
+
+    def __deepcopy__(self, _: Any) -> StoredWeights:
+        return self  # nothing in it changes, and open files cannot be copied
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """The weights that are another weight too, such as a tied head: {its name: the other name}."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(weight), name) != name:
+            tied[name] = first[id(weight)]
+    return tied
+
+
+def open_model(
+    model_id: str | os.PathLike[str] = DEMO,
+    *,
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Open a dense model whose weights stay on disk. It is on the meta device and cannot run.
+
+    Args:
+        model_id: "demo", a folder, or a hub id, whose files are downloaded if they are not here.
+        dtype: by default float32 for the embedded model, else the checkpoint's own, on any device.
+        **options: where the hub is asked: revision, token, cache_dir, local_files_only.
+
+    Returns:
+        The model. `reader_of` tells how to read its weights.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        PickledError: the weights are not safetensors.
+        FileFormatError: the weights are not those of the configuration, or damaged.
+        InputError: the model is gated, missing, misspelt, unreachable or already pruned.
+    """
+    from transformers import GenerationConfig
+
+    place = str(place_of(model_id))
+    if (Path(place) / MANIFEST).exists():
+        raise InputError(
+            f"{place} holds a pruned model, whose layers differ in width. Load it with load_pruned."
+        )
+    require_place(model_id if place == str(model_id) else place)
+    model: Any = shapes_only(place, **options)
+    weights = StoredWeights(model, weight_files(place, **options))
+    default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
+    with suppress(OSError):  # there is none: the one made of the configuration stays
+        model.generation_config = GenerationConfig.from_pretrained(place, **options)
+    return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
+
+
+def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
+    """Let a model on the meta device know where its weights are."""
+    model.cocurve_stored = weights
+    return model.eval().requires_grad_(False)
+
+
+def loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with its weights; InputError if they are on disk."""
+    if any(weight.is_meta for weight in model.parameters()):
+        raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
+    return copy.deepcopy(model)
+
+
+def without_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model on the meta device."""
+    memo: dict[int, Any] = {
+        id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        for weight in model.parameters()
+    }
+    twin = copy.deepcopy(model, memo)
+    vars(twin).pop("hf_device_map", None)  # nothing of it is on a device
+    return twin
+
+
+def is_readable(model: Any) -> bool:
+    """Whether `reader_of` can read all weights: those on the meta device are in known files."""
+    known = hasattr(model, "cocurve_stored") or stream_of(model) is not None
+    return known or not any(weight.is_meta for weight in model.parameters())
+
+
+def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
+    """A function that gives a weight by its name in the model: on disk, streamed or in memory.
+
+    The tensor is on the CPU, in the model's dtype, and for reading only.
+    """
+    stored: Any = getattr(model, "cocurve_stored", None)
+    if stored is None:
+        weights, stream = model.state_dict(), stream_of(model)
+
+        def present(name: str) -> Tensor:
+            if stream is not None and weights[name].is_meta:
+                return stream.read(name)
+            return weights[name].detach().cpu()
+
+        return present
+    dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
+    return lambda name: stored.read(name).to(dtypes[name])
+
+
+def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """A function that gives the numbers of a weight of the model, or of a view of one.
+
+    The tensor is for reading only; it is on the CPU if it was on the meta device.
+    """
+    names, read = {id(weight): name for name, weight in model.named_parameters()}, reader_of(model)
+
+    def numbers(view: Tensor) -> Tensor:
+        if not view.is_meta:
+            return view.detach()
+        # a view on the meta device knows its weight, and which numbers of it it has
+        whole = read(names[id(view if view._base is None else view._base)])
+        return whole.as_strided(view.shape, view.stride(), view.storage_offset())
+
+    return numbers
+
+
+def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:
+    """A function from a weight's name in a file to that in the model; None for one to ignore."""
+    architecture = describe(model)
+    wanted, base = set(wanted), f"{model.base_model_prefix}."
+    # buffers that transformers computes, and old checkpoints hold
+    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq"]
+
+    def own(stored: str) -> str | None:
+        name = stored
+        for saved, prefix in architecture.family.saved_prefixes:
+            if name.startswith(saved):
+                name = prefix + name.removeprefix(saved)
+        if name not in wanted and base + name in wanted:  # saved without its head
+            name = base + name
+        if name in wanted:
+            return name
+        if any(re.search(pattern, name) for pattern in ignored):
+            return None
+        raise FileFormatError(
+            f"the weights of {model.config._name_or_path} hold {stored}, which its configuration "
+            "does not have. The folder mixes two models: download or save the model again."
+        )
+
+    return own
+
+
+def _require_unquantized(stored: Any, name: str, file: Path) -> None:
+    """Raise FileFormatError unless a tensor in a file is floating point."""
+    if stored.get_dtype() not in _DTYPES:
+        raise FileFormatError(
+            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantized. Give "
+            "an unquantized one, for example in bfloat16."
+        )
+
+
+def saved_name(model: Any, name: str) -> str:
+    """The name under which transformers saves a weight."""
+    for saved, prefix in describe(model).family.saved_prefixes:
+        if name.startswith(prefix):
+            return saved + name.removeprefix(prefix)
+    return name

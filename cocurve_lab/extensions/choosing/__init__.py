@@ -1,0 +1,1 @@
+"""Choosing settings and plans by their measured KL."""

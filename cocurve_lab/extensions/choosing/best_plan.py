@@ -1,0 +1,391 @@
+"""`best_plan`: from a model, a budget and some minutes to the best smaller model they buy.
+
+The whole flow in one call. H is built on as many rows as its share of the time allows. The plans
+of H and of the shifts are measured, the best of them starts a search by measured KL, and the plan
+found is refitted. What the report says is measured on rows that no step before has seen.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...base.arguments import as_float
+from ...base.errors import InfeasibleError, InputError
+from ...base.progress import Progress, duration
+from ...calibration import CalibrationSet, default_calibration
+from ...curvature.matrix import Curvature
+from ...estimator.build import Build, BuildOptions
+from ...estimator.estimate import estimate_curvature
+from ...measuring.answers import ALL, AnswerTable, answer_accuracy
+from ...measuring.generation import Question, demo_questions
+from ...measuring.plan_memory import plans_file
+from ...measuring.risk import Side, compare_models, measure_plans
+from ...models.identity import model_device, model_name
+from ...models.loading import is_demo
+from ...models.runtime import require_one_device
+from ...models.units import UnitSet, enumerate_units
+from ...pruner.cutting import prune
+from ...solver.guards import FREE, Guards
+from ...solver.selection import Selection
+from ...solver.solve import solve_greedy
+from ...solver.targets import Target
+from ..repairing.repair import RepairOptions, repair
+from ..surrogates.additive_torch import TorchAdditiveKL
+from .search import PlanSearch, search_plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_BUILD, _SEARCH = 0.4, 0.85  # of the time: when the build ends, and when the search does
+_SEARCH_ROWS, _JUDGE_ROWS, _TEST_ROWS = 32, 16, 16
+_QUESTIONS = 40  # of each ability of the demo model
+
+
+@dataclass(frozen=True, eq=False)
+class BestPlan:
+    """What `best_plan` found. `print` it for the report.
+
+    Attributes:
+        selection: the plan.
+        model: the smaller model, refitted if that is better.
+        repaired: whether it is refitted.
+        curvature: H over the rows that the time allowed.
+        search: the search, with its start.
+        start: what made the start: "H, lambda 1", "additive KL", and so on.
+        pruned, refitted: the plan as pruned and as refitted, on the test rows; `refitted` is None
+            where no refit was asked for.
+        minutes: that were given.
+        seconds: that each step took, by name.
+        gained: by how much the second half of the search lowered the KL on its rows, nats.
+        answers: replies of the dense model and of the result to the questions; None where there are
+            none.
+    """
+
+    selection: Selection
+    model: PreTrainedModel
+    repaired: bool
+    curvature: Curvature
+    search: PlanSearch
+    start: str
+    pruned: Side
+    refitted: Side | None
+    minutes: float
+    seconds: dict[str, float]
+    gained: float
+    answers: tuple[AnswerTable, AnswerTable] | None = None
+
+    @property
+    def side(self) -> Side:
+        """The result on the test rows."""
+        return self.refitted if self.repaired and self.refitted is not None else self.pruned
+
+    @property
+    def kl(self) -> float:
+        """KL(dense || result) on the test rows, nats per token."""
+        return float(self.side.kl.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of `kl` over rows, nats per token."""
+        return self.side.error
+
+    def __repr__(self) -> str:
+        plan, side, search = self.selection, self.side, self.search
+        total = plan.units.total_parameters or plan.units.total_cost
+        dense, loss = (float(np.exp(x.mean())) for x in (side.dense_loss, side.loss))
+        refit = "not refitted"
+        if self.refitted is not None:
+            better = "taken" if self.repaired else "not taken: no better on the judging rows"
+            refit = f"refit {better} (on the rows of this report {self.pruned.kl.mean():.4f} "
+            refit += f"without, {self.refitted.kl.mean():.4f} with)"
+        took = ", ".join(f"{name} {duration(s)}" for name, s in self.seconds.items())
+        return "\n".join(
+            [
+                f"Removed {plan.pruned_cost:,} of {total:,} parameters "
+                f"({plan.realized_ratio:.2%} of those that can be removed).",
+                f"KL(dense || result) {self.kl:.4f} ± {self.standard_error:.4f} nats per token, "
+                f"on {len(side.kl)} rows that no step before has seen.",
+                f"Perplexity on them {dense:.3f} dense, {loss:.3f} now.",
+                f"The likeliest next token is the dense model's at {side.kept:.1%} of positions.",
+                *self._abilities(),
+                f"H: {self.curvature.provenance['sequences_done']} rows; start: {self.start}.",
+                f"Search: {search.evaluations:,} row evaluations; {search.distance} units differ "
+                f"from the start, whose KL on the judging rows was {search.held_out.mean[0]:.4f}, "
+                f"now {search.kl:.4f}.",
+                f"Repair: {refit}.",
+                f"Time: {took}; {self.minutes:g} minutes were given.",
+                self._more(),
+            ]
+        )
+
+    def _abilities(self) -> list[str]:
+        """Right answers by ability, in one line; none without questions."""
+        if self.answers is None:
+            return []
+        parts = []
+        for ability in (*self.answers[0].capabilities, ALL):
+            dense, now = (table.right[0, table.of(ability)] for table in self.answers)
+            parts.append(f"{ability} {dense.sum()} to {now.sum()} of {len(now)}")
+        return [f"Right answers, dense to now: {', '.join(parts)}."]
+
+    def _more(self) -> str:
+        """What more time might bring, as far as the numbers tell."""
+        if not self.search.history:
+            return "There was no time to search: the plan is the start. Give more minutes."
+        error = float(self.search.searched.standard_error[self.search.chosen])
+        more = f"The second half of the search lowered the KL on its rows by {self.gained:.4f}"
+        if self.gained > error:
+            return f"{more}, more than the error of {error:.4f}: more time may lower it further."
+        return f"{more}, within the error of {error:.4f}: more time promises little."
+
+
+def best_plan(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target: float | Target,
+    minutes: float = 30.0,
+    *,
+    guards: Guards = FREE,
+    refit: bool = True,
+    num_sequences: int = 128,
+    text_file: str | os.PathLike[str] | None = None,
+    seq_len: int | None = None,
+    questions: Sequence[Question] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: Progress = True,
+) -> BestPlan:
+    """Find the best smaller model of a size that some minutes of work buy.
+
+    40 % of the time goes to H, if it does not run out of rows before; 45 % to the search; the rest
+    to the refit and the report. A step that has begun is ended, so the whole may take a little
+    longer, and much longer where one row of H takes longer than its share. Rows of H, of the
+    search, of the judging and of the test are different rows, except that the search also uses
+    rows of H.
+
+    Args:
+        model: the dense model; it is left as it was.
+        tokenizer: its tokenizer.
+        target: share of removable parameters to remove, (0, 1), or a `Target`.
+        minutes: the time to spend.
+        guards: where units may go.
+        refit: refit the plan found, and take that if it is better (`repair`).
+        num_sequences: the most rows for H, and the rows of the refit; 128 in the paper. Another 32
+            are for judging and for the report.
+        text_file: the text for all of it; None takes the model's default (C4 from the hub).
+        seq_len: tokens per row; None = min(2048, the context).
+        questions: asked of the dense model and of the result (`read_questions`); None takes 40 of
+            each ability for the demo model, and none for another.
+        checkpoint: a folder for what is measured; the same call with more minutes goes on from it.
+        progress: show progress.
+
+    Returns:
+        A BestPlan; `.model` can be saved with `save_pruned`.
+
+    Raises:
+        InputError: minutes are not above 0, weights are spread over devices or streamed, there is
+            too little text, the hub cannot be reached, or a question cannot be judged.
+        InfeasibleError: no plan reaches the target under the guards.
+        KeyboardInterrupt: Ctrl-C; with a checkpoint nothing that was measured is lost.
+    """
+    minutes = as_float(minutes, "minutes")
+    if not 0 < minutes < math.inf:
+        raise InputError(f"minutes are {minutes}. Give the time to spend, such as 30.")
+    require_one_device(model)  # it is pruned and refitted in memory
+    clock = _Clock(60 * minutes)
+    calibration, others = default_calibration(
+        model_name(model),
+        tokenizer,
+        num_sequences=num_sequences,
+        held_out=_JUDGE_ROWS + _TEST_ROWS,
+        text_file=text_file,
+        positions_per_sequence="all",
+        seq_len=seq_len,
+    )
+    judge = others.rows(0, _JUDGE_ROWS)
+    test = others.rows(_JUDGE_ROWS, _JUDGE_ROWS + _TEST_ROWS)
+    folder = None if checkpoint is None else Path(checkpoint)
+    units = enumerate_units(model)
+    # before hours of work: whether the target can be reached at all
+    solve_greedy(Curvature(np.eye(len(units)), units), target, 0.0, guards)
+    if questions is None and is_demo(model_name(model)):
+        questions = demo_questions(_QUESTIONS)
+    # the dense replies first, because they tell whether the questions can be judged
+    dense = None if questions is None else _answers(model, tokenizer, questions, progress)
+    with clock.step("H"):
+        curvature = _build(model, units, calibration, clock, folder, progress)
+    done = curvature.provenance["sequences_done"]
+    rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
+    with clock.step("plans"):
+        plans = _candidates(model, curvature, target, guards)
+        made_by = _best_of(model, plans, rows, folder, progress)
+        evaluations = clock.evaluations_until(_SEARCH, _seconds(model, plans, rows))
+    with clock.step("search"):
+        found = search_plan(
+            model,
+            plans[made_by],
+            rows,
+            held_out=judge,
+            evaluations=evaluations,
+            surrogate=curvature,
+            checkpoint=plans_file(folder, model, rows),
+            progress=progress,
+        )
+    plan = found.selection
+    with clock.step("repair and report"):
+        smaller = prune(model, plan)
+        pruned, refitted, take = compare_models(model, smaller, test), None, False
+        if refit:
+            options = RepairOptions(progress=progress)
+            other = repair(model, plan, calibration, options=options)
+            # chosen on the judging rows, told on the test rows
+            take = bool(compare_models(model, other, judge).kl.mean() < found.kl)
+            refitted = compare_models(model, other, test)
+            smaller = other if take else smaller
+        answers = None
+        if questions is not None and dense is not None:
+            answers = dense, _answers(smaller, tokenizer, questions, progress)
+    return BestPlan(
+        selection=plan,
+        model=smaller,
+        repaired=take,
+        curvature=curvature,
+        search=found,
+        start=made_by,
+        pruned=pruned,
+        refitted=refitted,
+        minutes=minutes,
+        seconds=clock.seconds,
+        gained=_second_half(found),
+        answers=answers,
+    )
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """The time there is, what has gone, and how long a row evaluation takes."""
+
+    def __init__(self, seconds: float) -> None:
+        self.total, self.begun = seconds, time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def gone(self) -> float:
+        return time.monotonic() - self.begun
+
+    def over(self, share: float) -> bool:
+        """Whether this share of the time has gone."""
+        return self.gone >= share * self.total
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Note how long the block takes."""
+        begun = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - begun
+
+    def evaluations_until(self, share: float, seconds: float) -> int:
+        """How many evaluations of so many seconds fit until this share has gone; at least 1."""
+        return max(1, int((share * self.total - self.gone) / seconds))
+
+
+def _build(
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    clock: _Clock,
+    folder: Path | None,
+    progress: Progress,
+) -> Curvature:
+    """H over the rows that fit its share of the time."""
+    stopped = False
+
+    def stop(build: Build) -> None:
+        nonlocal stopped
+        if clock.over(_BUILD) and build.done < build.total:
+            stopped = True
+            raise KeyboardInterrupt("The time for H is spent.")  # as Ctrl-C: what is done is kept
+
+    curvature = estimate_curvature(
+        model,
+        units,
+        calibration,
+        checkpoint=None if folder is None else folder / "H.ckpt",
+        progress=progress,
+        options=BuildOptions(on_sequence=stop),
+    )
+    if not stopped and not curvature.provenance["complete"]:
+        raise KeyboardInterrupt("interrupted while H was built; with a checkpoint it goes on.")
+    return curvature
+
+
+def _candidates(
+    model: PreTrainedModel, curvature: Curvature, target: float | Target, guards: Guards
+) -> dict[str, Selection]:
+    """The plans that H and the shifts make, by what made them."""
+    additive, pair, device = curvature.additive(), curvature.pair_kl(), model_device(model)
+    if device.type == "cuda":
+        additive = TorchAdditiveKL(curvature, device)
+    ways: dict[str, Callable[[], Selection]] = {
+        "H, lambda 1": lambda: solve_greedy(curvature, target, 1.0, guards),
+        "H, lambda 0": lambda: solve_greedy(curvature, target, 0.0, guards),
+        "pair KL": lambda: solve_greedy(pair, target, 1.0, guards),
+        "additive KL": lambda: additive.solve(target, 1.0, guards),
+    }
+    plans: dict[str, Selection] = {}
+    for name, solve in ways.items():
+        with suppress(InfeasibleError):  # greedy stalls at this lambda; it may not at another
+            plans[name] = solve()
+    if not plans:
+        ways["H, lambda 1"]()  # says why
+    return plans
+
+
+def _best_of(
+    model: PreTrainedModel,
+    plans: dict[str, Selection],
+    rows: CalibrationSet,
+    folder: Path | None,
+    progress: Progress,
+) -> str:
+    """The name of the plan of lowest measured KL on the rows of the search."""
+    path = plans_file(folder, model, rows)
+    table = measure_plans(model, list(plans.values()), rows, checkpoint=path, progress=progress)
+    return list(plans)[int(table.mean.argmin())]
+
+
+def _seconds(model: PreTrainedModel, plans: dict[str, Selection], rows: CalibrationSet) -> float:
+    """How long the measurement of one plan on one row takes, seconds."""
+    few, begun = rows.rows(0, 2), time.monotonic()
+    measure_plans(model, list(plans.values()), few, progress=False)  # no file: it may know them
+    return (time.monotonic() - begun) / (len(plans) * len(few))
+
+
+def _answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    progress: Progress,
+) -> AnswerTable:
+    """The replies of a model as it is."""
+    whole = Selection.from_pruned(enumerate_units(model), ())
+    return answer_accuracy(model, tokenizer, [whole], questions, progress=progress is True)
+
+
+def _second_half(search: PlanSearch) -> float:
+    """By how much the second half of the evaluations lowered the KL on the rows of the search."""
+    if not search.history:
+        return 0.0  # the budget was too small to judge a plan
+    half = search.evaluations / 2
+    before = [kl for at, kl in search.history if at <= half] or [search.history[0][1]]
+    return before[-1] - search.history[-1][1]

@@ -1,0 +1,1 @@
+"""Refitting and training what a plan leaves."""

@@ -1,0 +1,53 @@
+"""Least squares with a ridge, from sums over tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...base.errors import NumericalError
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right in float64 of [n, a] and [n, b]; on a GPU, where float64 is slow, in float32."""
+    if left.is_cuda and left.dtype != torch.float64:
+        return (left.float().T @ right.float()).double()
+    return left.double().T @ right.double()
+
+
+def ridge_update(gram: Tensor, cross: Tensor, gamma: float) -> Tensor:
+    """D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2.
+
+    Args:
+        gram: x^T x [R, R] float64.
+        cross: e^T x [d, R] float64.
+        gamma: the ridge.
+
+    Raises:
+        NumericalError: gram + gamma I is singular, or a sum is not finite.
+    """
+    if not bool(torch.isfinite(cross).all()):
+        raise NumericalError(
+            "the model gives NaN or infinite values on this text. Half precision may overflow: try "
+            "bfloat16."
+        )
+    damped = gram.clone()
+    damped.diagonal().add_(gamma)
+    return torch.cholesky_solve(cross.T, cholesky(damped)).T
+
+
+def ridge_of(moments: Tensor, ridge: float) -> float:
+    """ridge x mean(diagonal); 1 for inputs that are always zero."""
+    level = float(moments.diagonal().mean())
+    return ridge * level if level > 0 else 1.0
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Lower factor, or NumericalError where the matrix is not positive definite."""
+    factor, status = torch.linalg.cholesky_ex(matrix)
+    if int(status) or not bool(torch.isfinite(factor).all()):
+        raise NumericalError(
+            f"the second moments of {len(matrix)} columns are singular or not finite. Use a "
+            "damping or ridge above 0 (0.01 is usual), or more calibration text than columns."
+        )
+    return factor

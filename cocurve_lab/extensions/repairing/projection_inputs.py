@@ -1,0 +1,117 @@
+"""One pass over the rows with hooks, and with it the inputs of the output projections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ...base.progress import Bar
+from ...calibration import CalibrationSet
+from ...models.architectures import Architecture, describe
+from ...models.families import KINDS, Kind
+from ...models.identity import model_device
+from ...models.runtime import measuring, require_measurable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS_PER_BATCH = 2048  # rows per forward = this // row length, at least one
+
+Block = tuple[int, Kind]  # (layer, kind)
+Observer = Callable[[Block, Tensor], None]
+
+
+def run_rows(
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    hooks: Callable[[], Iterable[RemovableHandle]],
+    *,
+    progress: bool,
+    title: str,
+) -> None:
+    """Run all rows once with hooks, which are removed on leaving, also after an exception.
+
+    The language model's head is not run.
+
+    Args:
+        model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
+        calibration: the rows.
+        hooks: registers them, once it is known that the model can run.
+        progress: show a progress bar.
+        title: what the bar says.
+
+    Raises:
+        InputError: text that does not fit the model.
+    """
+    require_measurable(model, calibration.input_ids)
+    architecture, device, step = describe(model), model_device(model), rows_together(calibration)
+    with measuring(model, torch.get_num_threads()), ExitStack() as stack:
+        for handle in hooks():
+            stack.callback(handle.remove)
+        bar = stack.enter_context(
+            Bar(total=len(calibration), desc=title, unit="row", disable=not progress)
+        )
+        for ids in calibration.input_ids.split(step):
+            architecture.decoder(input_ids=ids.to(device), use_cache=False)
+            bar.update(len(ids))
+
+
+def rows_together(calibration: CalibrationSet) -> int:
+    """Rows of one forward pass in `run_rows`."""
+    return min(len(calibration), max(1, TOKENS_PER_BATCH // calibration.seq_len))
+
+
+def watch_inputs(
+    model: PreTrainedModel,
+    calibration: CalibrationSet,
+    observe: Observer,
+    *,
+    only: Collection[Block] | None = None,
+    progress: bool = True,
+    title: str = "Inputs",
+) -> None:
+    """Run all rows once and pass each output projection's input to an observer.
+
+    Args:
+        model, calibration, progress, title: as for `run_rows`.
+        observe: called as observe((layer, kind), X) with X [rows, T, W] in the model's dtype, in
+            the order of the forward; it may keep sums of X but not X, which is not a copy.
+        only: blocks to watch; None watches all that have columns.
+
+    Raises:
+        InputError: text that does not fit the model.
+    """
+    architecture, length = describe(model), calibration.seq_len
+
+    def hooks() -> Iterator[RemovableHandle]:
+        for block in present_blocks(architecture):
+            if only is None or block in only:
+                projection = architecture.output_projection(*block)
+                yield projection.register_forward_pre_hook(_showing(block, observe, length))
+
+    run_rows(model, calibration, hooks, progress=progress, title=title)
+
+
+def present_blocks(architecture: Architecture) -> list[Block]:
+    """List every (layer, kind) that still has columns, in order."""
+    return [
+        (layer, kind)
+        for layer in range(len(architecture.layers))
+        for kind in KINDS
+        if architecture.width(layer, kind) > 0
+    ]
+
+
+def _showing(
+    block: Block, observe: Observer, length: int
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        columns = args[0]  # OPT's FFN sees [rows * T, W]
+        observe(block, columns if columns.dim() == 3 else columns.unflatten(0, (-1, length)))
+
+    return hook

@@ -1,0 +1,1 @@
+"""Matrices beside H, made from the shifts of the logits."""

@@ -1,0 +1,144 @@
+"""Ablations that the rest of their block makes up for: H of a model that will be refitted.
+
+A repair refits W_O and W_down (`pruner/repair.py`), so of an ablation only that remains which the
+other units of its block cannot make up for. This is a departure from the paper, whose ablations are
+masks (`BuildOptions.refit_ratio`).
+
+Let x [W] be the columns of a block, x_u those of unit u, and let each of its other units be gone
+with probability rho. The least-squares prediction of x_u from the columns that stay needs the
+moments E[x x^T], with products of different units weighted by 1 - rho. With a ridge they are M, and
+
+    x_u - (expected prediction of x_u) = P_uu^-1 P_u x,   P = M^-1 and P_u its rows of unit u.
+
+The ablation takes W_u times this from the block's write, instead of W_u x_u. At rho = 1 nothing is
+left to predict from, and the two are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...base.errors import ArchitectureError
+from ...calibration import CalibrationSet
+from ...models.architectures import Architecture, is_packed
+from ...models.identity import embedding_weight
+from ...models.units import Unit
+from ..big_models.streaming import stream_of
+from ..repairing.least_squares import cholesky, ridge_of, wide_product
+from ..repairing.projection_inputs import Block, present_blocks, rows_together, watch_inputs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+RIDGE = 0.01  # in units of the mean diagonal of E[x x^T], as in a repair
+
+Leftovers = Mapping[Block, Tensor]
+
+
+@torch.no_grad()
+def leftovers(
+    architecture: Architecture,
+    units: Sequence[Unit],
+    calibration: CalibrationSet,
+    ratio: float,
+) -> Leftovers:
+    """For each block, what of each unit's columns the other units cannot make up for.
+
+    Args:
+        architecture: the model, inside `models.runtime.measuring`.
+        units: U; each is what one ablation removes.
+        calibration: rows; every token counts, whichever positions are scored.
+        ratio: rho in (0, 1], the share of the other units that is expected to be gone.
+
+    Returns:
+        By (layer, kind) a matrix [W, W] in the dtype of the weights: its rows of unit u times the
+        columns x give what remains of x_u. One block at a time is inverted in float64.
+
+    Raises:
+        NumericalError: the moments are singular or not finite.
+    """
+    found, sums = {}, _moments(architecture.model, calibration)
+    for key in list(sums):
+        moments = sums.pop(key)
+        owner = torch.full((len(moments),), -1, device=moments.device)
+        for number, unit in enumerate(units):
+            if (unit.layer, unit.kind) == key:
+                owner[unit.start : unit.stop] = number
+        dtype = architecture.output_weight(*key).dtype
+        found[key] = _leftover(moments, owner, ratio).to(dtype)
+    return found
+
+
+def require_refittable(architecture: Architecture) -> None:
+    """Raise ArchitectureError if weights of output projections are packed in 4 bits."""
+    if any(
+        is_packed(architecture.output_projection(*block)) for block in present_blocks(architecture)
+    ):
+        raise ArchitectureError(
+            "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
+            "Load the model in bfloat16, or leave refit_ratio at 0."
+        )
+
+
+class Preparing(NamedTuple):
+    """What `leftovers` take.
+
+    Attributes:
+        peak: bytes while they are made, weights that come included.
+        kept: bytes of the result.
+        bytes_read: bytes of weights that are read meanwhile.
+    """
+
+    peak: float
+    kept: int
+    bytes_read: int
+
+    @classmethod
+    def of(cls, architecture: Architecture, calibration: CalibrationSet, ratio: float) -> Preparing:
+        """What they take of a model on these rows: nothing at a ratio of 0."""
+        if not ratio:
+            return cls(0, 0, 0)
+        stream, rows = stream_of(architecture.model), rows_together(calibration)
+        size = embedding_weight(architecture.model).element_size()
+        widths = [architecture.width(*block) for block in present_blocks(architecture)]
+        widest, hidden = max(widths), architecture.model.config.hidden_size
+        # activations of one layer, and the columns in float64; then a block's part of the sum
+        tokens = rows * calibration.seq_len
+        passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
+        solving = 6 * 8 * widest**2  # scaled, damped, factor, inverse, and the copies of LAPACK
+        present = 0 if stream is None else stream.bytes_present
+        passes = -(-len(calibration) // rows)
+        return cls(
+            8 * sum(width**2 for width in widths) + max(passing + present, solving),
+            size * sum(width**2 for width in widths),
+            0 if stream is None else passes * stream.bytes_from(0),
+        )
+
+
+def _leftover(moments: Tensor, owner: Tensor, ratio: float) -> Tensor:
+    """P_uu^-1 P_u of each unit [W, W] float64, from E[x x^T] and the unit of each column."""
+    same = owner[:, None] == owner
+    damped = torch.where(same, moments, (1 - ratio) * moments)
+    damped.diagonal().add_(ridge_of(moments, RIDGE))
+    precision = torch.cholesky_inverse(cholesky(damped))
+    for number in owner.unique():
+        mine = owner == number
+        precision[mine] = torch.linalg.solve(precision[mine][:, mine], precision[mine])
+    return precision
+
+
+def _moments(model: PreTrainedModel, calibration: CalibrationSet) -> dict[Block, Tensor]:
+    """The sums of x x^T [W, W] float64 of every block over all tokens."""
+    sums: dict[Block, Tensor] = {}
+
+    def add(block: Block, inputs: Tensor) -> None:
+        x = inputs.flatten(0, 1)
+        part = wide_product(x, x)
+        sums[block] = sums[block] + part if block in sums else part
+
+    watch_inputs(model, calibration, add, progress=False)
+    return sums

@@ -1,0 +1,402 @@
+"""Right answers under a plan, by capability: the paper's evidence for the edges is capability.
+
+One study for two notebooks: plans by lambda (06) and by edge variant (07). Every plan answers the
+same questions, so a comparison of two plans counts the questions that only one of them gets right:
+McNemar's exact test gives the verdict, the paired standard error the length of the bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from scipy.stats import norm
+
+from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.figures import finish, graph_objects, look
+from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
+from cocurve_lab.measuring.generation import Question
+from cocurve_lab.measuring.plan_memory import answers_file
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.variants import structure_table
+
+from .findings import Finding, Verdict, every, percent
+from .shared import known, marks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+DENSE, FULL, NO_EDGES, ALL_EDGES = "dense", "full H", "λ 0", "λ 1"
+CODE = "code"  # the capability that the paper calls fragile
+PAPER_RATIO = 0.2  # of its ablations
+
+
+# columns of `ability_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "variant": "plan",
+    "capability": "",
+    "questions": "",
+    "accuracy": "right",
+    "difference": "right − base",
+    "lost": "only base right",
+    "gained": "only plan right",
+    "p_value": "McNemar's p",
+    "log_likelihood_difference": "log p(answer) − base",
+}
+
+
+# Plans --------------------------------------------------------------------------------------------
+def strength_plans(
+    curvature: Curvature,
+    ratios: Sequence[float] = (0.2, 0.3, 0.4),
+    strengths: Sequence[float] = (0.0, 0.5, 1.0),
+    guards: Guards = FREE,
+) -> Table:
+    """Solve for every ratio and lambda (Table "Ablations at 20 %"); the base is the first lambda.
+
+    Args:
+        curvature: H [M, M].
+        ratios: shares of removable cost, each in [0, 1).
+        strengths: lambdas; the first is what the others are compared with.
+        guards: where units may be pruned.
+
+    Returns:
+        Rows for `ability_study`: variant, base, requested_ratio, selection (None where there is no
+        plan) and note (why).
+    """
+    rows = []
+    for ratio in ratios:
+        for strength in strengths:
+            plan, note = None, ""
+            try:
+                plan = solve_greedy(curvature, ratio, strength, guards)
+            except InfeasibleError as error:
+                note = str(error)
+            base = f"λ {strengths[0]:g}"
+            rows.append(_entry(f"λ {strength:g}", base, ratio, plan, note))
+    return rows
+
+
+def edge_plans(
+    curvature: Curvature,
+    ratio: float = PAPER_RATIO,
+    interaction_strength: float = 1.0,
+    guards: Guards = FREE,
+) -> Table:
+    """Solve for every edge structure and for single kinds (Table "Extended ablations").
+
+    Arguments are those of `structure_table`, whose axes "structure" and "kinds" these are; the base
+    is the method itself. Returns rows as `strength_plans` does.
+
+    Raises:
+        InfeasibleError: the method itself reaches no plan.
+    """
+    found = structure_table(curvature, ratio, interaction_strength, guards)
+    return [
+        _entry(row["name"], FULL, ratio, row["selection"], row["note"])
+        for row in found
+        if row["axis"] in ("structure", "kinds") and row["name"] != "joint"  # the method once more
+    ]
+
+
+def _entry(variant: str, base: str, ratio: float, plan: Selection | None, note: str) -> Row:
+    named: Row = {"variant": variant, "base": base, "requested_ratio": ratio}
+    return named | {"selection": plan, "note": note}
+
+
+# The study ----------------------------------------------------------------------------------------
+def ability_study(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    plans: Table,
+    questions: Sequence[Question],
+    *,
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Right answers of every plan and of the dense model, by capability, on the same questions.
+
+    Plans that remove the same units are measured once. After Ctrl-C the answers so far are in the
+    cache, and a run again goes on from there.
+
+    Args:
+        model: the dense model.
+        tokenizer: its tokenizer.
+        plans: from `strength_plans` or `edge_plans`.
+        questions: with answers, from `demo_questions` or `read_questions`; none measures nothing.
+        cache: folder of the table and of the answers so far; None keeps nothing.
+        progress: show a progress bar.
+
+    Returns:
+        One row per plan and capability ("all" last), the dense model first (requested_ratio 0):
+        variant, base, requested_ratio, realized_ratio, units, same_as (an earlier variant of the
+        ratio that removes the same units, or ""), note, capability, questions; accuracy in [0, 1]
+        with its standard error and the ends of its 95 % Wilson interval (accuracy_low, _high).
+        Against the base plan of the ratio, on the same questions: difference of accuracy with its
+        paired difference_error, questions lost (only the base is right) and gained, p_value of
+        McNemar's exact test, log_likelihood_difference of the answers (nats per answer) with its
+        paired error. These are None for the dense model, for a base, and where either has no plan.
+        Without questions the table is empty.
+
+    Raises:
+        InputError: no plan; a question or prompt that does not fit (see `answer_accuracy`).
+        MismatchError: plans of another model.
+    """
+    made = [row["selection"] for row in plans if row["selection"] is not None]
+    if not made:
+        raise InputError("there is no plan to ask. Choose a smaller ratio or fewer guards.")
+    if not questions:
+        return []
+    asked = fingerprint([[q.capability, q.prompt, q.answer] for q in questions])
+    named = [
+        [row["variant"], row["base"], row["requested_ratio"], _mark(row["selection"])]
+        for row in plans
+    ]
+    settings = marks(model, questions=asked, plans=named)
+
+    def compute() -> Table:
+        dense = _entry(DENSE, "", 0.0, _empty(made[0].units), "")
+        rows = [dense, *(row for row in plans if row["selection"] is not None)]
+        options = AnswerOptions(checkpoint=answers_file(cache, model, questions))
+        answers = answer_accuracy(
+            model,
+            tokenizer,
+            [row["selection"] for row in rows],
+            questions,
+            options=options,
+            progress=progress,
+        )
+        found = _measured(rows, answers)
+        missing = [row for row in plans if row["selection"] is None]
+        names = (*answers.capabilities, ALL)
+        return found + [_identity(row, []) | _values(name) for row in missing for name in names]
+
+    return cached_table(cache, "abilities", settings, compute)
+
+
+def _mark(plan: Selection | None) -> str | None:
+    return None if plan is None else plan.fingerprint
+
+
+def _empty(units: UnitSet) -> Selection:
+    return Selection.from_pruned(units, [])
+
+
+def _measured(rows: Table, answers: AnswerTable) -> Table:
+    """The rows of the plans that there are, `answers` in the same order."""
+    whole = answers.by_capability()
+    places = {(row["requested_ratio"], row["variant"]): n for n, row in enumerate(rows)}
+    table: Table = []
+    for number, row in enumerate(rows):
+        identity = _identity(row, rows[:number])
+        base = places.get((row["requested_ratio"], row["base"]))
+        compare = base is not None and base != number
+        pairs = answers.paired(number, base) if compare and base is not None else []
+        for one in pick(whole, plan=number):
+            pair = next((p for p in pairs if p["capability"] == one["capability"]), {})
+            table.append(identity | _values(one["capability"], one, pair))
+    return table
+
+
+def _identity(row: Row, before: Table) -> Row:
+    """The columns that name a plan."""
+    plan: Selection | None = row["selection"]
+    alike = [
+        other["variant"]
+        for other in before
+        if other["requested_ratio"] == row["requested_ratio"]
+        and _mark(other["selection"]) == _mark(plan)
+    ]
+    return {
+        **{name: row[name] for name in ("variant", "base", "requested_ratio", "note")},
+        "realized_ratio": None if plan is None else plan.realized_ratio,
+        "units": None if plan is None else len(plan),
+        "same_as": alike[0] if alike else "",
+    }
+
+
+def _values(capability: str, one: Row | None = None, pair: Row | None = None) -> Row:
+    """The measured columns of a plan on one capability; None where nothing was measured."""
+    one, pair = one or {}, pair or {}
+    value: dict[str, Any] = {
+        name: one.get(name)
+        for name in ("questions", "accuracy", "accuracy_low", "accuracy_high", "log_likelihood")
+    }
+    value |= {
+        "accuracy_error": _known(one.get("accuracy_error")),
+        "difference": pair.get("accuracy"),
+        "difference_error": _known(pair.get("accuracy_error")),
+        "log_likelihood_difference": pair.get("log_likelihood"),
+        "log_likelihood_difference_error": _known(pair.get("log_likelihood_error")),
+    }
+    return {"capability": capability} | value | {n: pair.get(n) for n in _COUNTS}
+
+
+_COUNTS = ("lost", "gained", "p_value")
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None else known(value)
+
+
+# Findings -----------------------------------------------------------------------------------------
+def strength_ability_findings(table: Table) -> list[Finding]:
+    """The paper's claims on abilities by lambda, from the study of `strength_plans`.
+
+    Verdicts are by McNemar's exact test: a difference is clear where chance makes one so large in
+    less than one of twenty cases, as two standard errors do. The ratio is the nearest to 20 %.
+    """
+    mine = [row for row in table if row["variant"] == ALL_EDGES]
+    if not mine:
+        return []
+    nearest = _nearest(mine)
+    rows = pick(mine, requested_ratio=nearest)
+    each = [row for row in rows if row["capability"] != ALL]
+    where = 'Section "Ablations: the edge term is decisive"'
+    ours = f"λ 1 − λ 0 at {percent(nearest)}"
+    together = [row for row in rows if row["capability"] == ALL]
+    found = [
+        Finding("abilities", claim, where, f"{ours}: {_told(some)}", _all(some, above=True))
+        for claim, some in (
+            ("edges keep abilities: more right answers at λ = 1 than at λ = 0", together),
+            ("every ability gains by the edges (Falcon3-7B: all four measured do)", each),
+        )
+    ]
+    code = [row for row in rows if row["capability"] == CODE]
+    if code:
+        claim = "what edges save is code, the fragile ability (8B: MBPP .000 to .100)"
+        place = "Table ablation-full"
+        found.append(
+            Finding("abilities", claim, place, f"{ours}: {_told(code)}", _all(code, above=True))
+        )
+    return found
+
+
+def edge_ability_findings(table: Table) -> list[Finding]:
+    """The paper's claims on abilities by edge variant, from the study of `edge_plans`.
+
+    Each variant is held against the full H on code, the column in which the paper's variants part,
+    or on all questions where there is no such capability. Verdicts as for
+    `strength_ability_findings`.
+    """
+    name = CODE if pick(table, capability=CODE) else ALL
+    claims = (
+        ("diagonal", "the diagonal alone loses code: MBPP .000 to .100", "Table ablation-full"),
+        (
+            "within module",
+            "edges without cross edges lose code: MBPP .000 to .100",
+            "Table ablation-full",
+        ),
+        ("head-only", "head-only pruning loses code: MBPP .000 to .122", "Table ablation-edge"),
+        ("FFN-only", "FFN-only pruning keeps less code: MBPP .076 to .122", "Table ablation-edge"),
+        (
+            "ffn block, no diagonal",
+            "an isolated FFN block without the diagonal loses code: MBPP .000 to .100",
+            "Table ablation-full",
+        ),
+    )
+    found = []
+    for variant, claim, where in claims:
+        rows = pick(table, variant=variant, capability=name)
+        told = _told(rows) if rows else "not asked"
+        found.append(
+            Finding(
+                "variants", claim, where, f"{variant} − {FULL}, {told}", _all(rows, above=False)
+            )
+        )
+    return found
+
+
+def _nearest(rows: Table) -> float:
+    return min((row["requested_ratio"] for row in rows), key=lambda r: abs(r - PAPER_RATIO))
+
+
+def _told(rows: Table) -> str:
+    """Differences in words, with the counts that McNemar's test is about."""
+    parts = []
+    for row in rows:
+        if row["difference"] is None:
+            parts.append(f"{row['capability']} no plan")
+            continue
+        value = plus_minus(row["difference"], row["difference_error"])
+        counts = f"{row['gained']} gained, {row['lost']} lost of {row['questions']}"
+        parts.append(f"{row['capability']} {value} ({counts})")
+    return "; ".join(parts)
+
+
+def _all(rows: Table, *, above: bool) -> Verdict:
+    """Whether every row differs from its base in one direction."""
+    return every(partial(_clear, row, above) for row in rows)
+
+
+def _clear(row: Row, above: bool, factor: float) -> Verdict:
+    """Whether a plan is right more often (or less) than its base; None where chance may decide.
+
+    Args:
+        row: of the study.
+        above: whether the claim is that it is right more often.
+        factor: standard errors of a normal test that errs as rarely as this one may.
+    """
+    if row["p_value"] is None:
+        return None
+    if row["same_as"] == row["base"]:
+        return False  # one and the same plan: a difference of exactly 0
+    if row["p_value"] > 2 * norm.sf(factor):
+        return None
+    return bool((row["difference"] > 0) == above)
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_abilities(table: Table) -> Figure:
+    """Share of right answers of every plan, one symbol per capability; the dense model comes first.
+
+    All questions together have a bar, their 95 % interval; those of the capabilities would lie on
+    top of each other, so they are in the hover text.
+    """
+    figure = graph_objects().Figure()
+    rows = [row for row in table if row["accuracy"] is not None]
+    for number, name in enumerate(dict.fromkeys(row["capability"] for row in rows)):
+        mine = pick(rows, capability=name)
+        ends = {
+            "array": [row["accuracy_high"] - row["accuracy"] for row in mine],
+            "arrayminus": [row["accuracy"] - row["accuracy_low"] for row in mine],
+        }
+        figure.add_scatter(
+            x=[row["accuracy"] for row in mine],
+            y=[
+                [percent(row["requested_ratio"]) for row in mine],
+                [row["variant"] for row in mine],
+            ],
+            error_x={"type": "data", "symmetric": False, "visible": name == ALL} | ends,
+            mode="markers",
+            name=name,
+            marker=look(number) | {"size": 10 if name == ALL else 8},
+            text=[_hover(row) for row in mine],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    lines = len({(row["requested_ratio"], row["variant"]) for row in rows})
+    figure.update_xaxes(title_text="share of questions answered right", tickformat=".0%")
+    figure.update_yaxes(title_text="removed, and plan", autorange="reversed")
+    missing = len({(r["requested_ratio"], r["variant"]) for r in table}) - lines
+    title = "Right answers by plan and capability" if rows else "No question with a known answer"
+    title += f"; {missing} plans without a solution" if missing else ""
+    return finish(figure, title, height=200 + 28 * max(lines, 4))
+
+
+def _hover(row: Row) -> str:
+    ends = f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}"
+    name = f"{row['variant']}, {row['capability']}: {row['accuracy']:.0%} of {row['questions']}"
+    if row["difference"] is None:
+        return f"{name} ({ends})"
+    against = plus_minus(row["difference"], row["difference_error"])
+    return f"{name} ({ends})<br>{against} against {row['base']}, p {row['p_value']:.2g}"

@@ -1,0 +1,171 @@
+"""The rows of a bake-off: which plans compete, what is searched, and how the rest is repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from cocurve_lab.base.arguments import as_int
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.methods.base import Method
+from cocurve_lab.methods.cocurve import CoCurve, Diagonal
+from cocurve_lab.methods.registry import get_method, method_names
+from cocurve_lab.methods.slimgpt import SlimGpt
+from cocurve_lab.methods.slimllm import SlimLlm
+
+Repairing = Literal["own", "refit", "dense refit", "gains", "gains and refit", "refit and training"]
+REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
+
+BASELINES = (
+    *("random", "magnitude", "wanda-sp", "flap", "amp"),
+    *("llm-pruner", "slimgpt", "slimllm", "2ssp"),
+)  # the paper's nine
+DEPTH = ("shortgpt", "blockpruner")  # whole layers or blocks; not in the paper
+OURS_CHOSEN = "CoCurve, λ chosen"
+_FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
+_STRENGTHS = (0.5, 1.0, 2.0)
+REFIT_RATIO = 0.4  # one H serves plans of all ratios
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A row of a bake-off.
+
+    Attributes:
+        methods: one method, or several among whose plans the held-out KL chooses.
+        repair: what happens to the weights that stay. "own": what the method itself does, for most
+            nothing. The others repair any plan: "refit" and "dense refit" as `repair` with
+            statistics of the model pruned so far or of the dense one; "gains" as `choose_gains`;
+            "gains and refit" as `repair(gains=...)`; "refit and training" as `recover` after
+            `repair`. Refits and training read the calibration, gains H and the held-out rows, on
+            which training chooses its epoch.
+        evaluations: row evaluations of a measured search that starts from the plan; 0: no search.
+            The search judges plans as pruned; a repair comes after it.
+
+    Raises:
+        InputError: no method, an unknown repair, or evaluations below 0.
+    """
+
+    methods: tuple[Method, ...]
+    repair: Repairing = "own"
+    evaluations: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.methods:
+            raise InputError("a contender has no method. Give at least one.")
+        if self.repair not in REPAIRS:
+            raise InputError(f"repair is {self.repair!r}. Give one of {', '.join(REPAIRS)}.")
+        if as_int(self.evaluations, "evaluations") < 0:
+            raise InputError(f"evaluations is {self.evaluations}. Give 0 or more.")
+
+    @property
+    def honours_guards(self) -> bool:
+        """Whether layer cap and protection bind at least one of the methods."""
+        return any(method.honours_guards for method in self.methods)
+
+    @property
+    def repairs(self) -> bool:
+        """Whether weights that stay are changed."""
+        return self.repair != "own" or any(method.repairs for method in self.methods)
+
+    @property
+    def needs_whole_model(self) -> bool:
+        """Whether all weights must be on one device: for gradients, or a repair of weights."""
+        own = any(m.repairs and not isinstance(m, CoCurve) for m in self.methods)
+        repaired = own if self.repair == "own" else self.repair != "gains"
+        return repaired or any(method.needs_gradients for method in self.methods)
+
+    def mark(self) -> list[Any]:
+        """Everything that tells this contender from another, as JSON values."""
+        methods = [[m.name, asdict(m)] for m in self.methods]  # type: ignore[call-overload]
+        return [methods, self.repair, self.evaluations]
+
+
+Competitor = str | Method | Contender
+
+
+def as_contender(value: Competitor) -> Contender:
+    """Make a contender of a method's name or a method, as they are."""
+    if isinstance(value, Contender):
+        return value
+    return Contender((get_method(value) if isinstance(value, str) else value,))
+
+
+def named(methods: Sequence[str | Method] | Mapping[str, Competitor]) -> dict[str, Contender]:
+    """Give every contender its label.
+
+    Raises:
+        InputError: two methods have one title.
+    """
+    if isinstance(methods, Mapping):
+        return {label: as_contender(value) for label, value in methods.items()}
+    made = [as_contender(method) for method in methods]
+    titles = [contender.methods[0].title for contender in made]
+    if len(set(titles)) < len(titles):
+        raise InputError(
+            f"two methods have one title among {', '.join(titles)}. Give {{label: Method}}."
+        )
+    return dict(zip(titles, made, strict=True))
+
+
+# Line-ups -----------------------------------------------------------------------------------------
+
+
+def all_methods(top_r: int = 256) -> dict[str, Method]:
+    """Make all of `method_names()` but DEPTH, and four more that explain or repair, by label.
+
+    "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
+    takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
+    the weights that stay.
+
+    Args:
+        top_r: size of the teacher's support, for CoCurve and its controls.
+    """
+    names = [name for name in method_names() if name not in DEPTH]
+    made = [get_method(n, **({"top_r": top_r} if n in _FROM_H else {})) for n in names]
+    return {method.title: method for method in made} | {
+        "CoCurve, measured diagonal": CoCurve(top_r=top_r, measured_diagonal=True),
+        "SlimLLM, layers alike": SlimLlm(alpha=0.0),
+        "CoCurve + gains": CoCurve(top_r=top_r, compensate=True),
+        "SlimGPT + refit": SlimGpt(reconstruct=True),
+    }
+
+
+def alike(
+    repair: Repairing = "own", *, evaluations: int = 0, top_r: int = 256
+) -> dict[str, Contender]:
+    """The nine baselines, DEPTH, CoCurve, and CoCurve with lambda chosen, all treated alike.
+
+    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Where the
+    weights are refitted, it is chosen among 0, 0.5 and 1 on H of a model that will be refitted
+    (`REFIT_RATIO`), among 0 and 1 on H, and 0 on the measured diagonal. Labels are
+    `treated(title, repair, evaluations)`.
+
+    Args:
+        repair: of every row; see `Contender`.
+        evaluations: row evaluations of a measured search of every row; 0: no search.
+        top_r: size of the teacher's support, for CoCurve.
+    """
+    rows: dict[str, tuple[Method, ...]] = {}
+    for method in map(get_method, (*BASELINES, *DEPTH)):
+        rows[method.title] = (method,)
+    strengths = [CoCurve(strength, top_r) for strength in _STRENGTHS]
+    measured = [CoCurve(strength, top_r, measured_diagonal=True) for strength in (0.0, 1.0)]
+    rows["CoCurve"] = (CoCurve(top_r=top_r),)
+    rows[OURS_CHOSEN] = (Diagonal(top_r=top_r), *strengths, *measured)
+    if "refit" in repair:
+        made_up = [CoCurve(strength, top_r, refit_ratio=REFIT_RATIO) for strength in (0, 0.5, 1)]
+        rows[OURS_CHOSEN] = (*made_up, Diagonal(top_r=top_r), strengths[1], measured[0])
+    return {
+        treated(label, repair, evaluations): Contender(methods, repair, evaluations)
+        for label, methods in rows.items()
+    }
+
+
+def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
+    """The label of a row after its treatment: "FLAP, searched, refitted"."""
+    words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
+    words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
+    words["refit and training"] = ", refitted, trained"
+    return label + ", searched" * (evaluations > 0) + words[repair]

@@ -1,0 +1,122 @@
+"""Size and speed of several plans' pruned models, and whether plans of one budget differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cocurve_lab.base.tables import Row, Table, cached_table, pick
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
+from cocurve_lab.models.identity import fingerprint_model, model_device, model_dtype
+from cocurve_lab.models.runtime import device_name, require_one_device
+from cocurve_lab.pruner.cutting import cut
+from cocurve_lab.solver.selection import Selection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def speed_table(
+    model: PreTrainedModel,
+    plans: Mapping[str, Selection],
+    options: EfficiencyOptions | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    prune_seconds: Mapping[str, float] | None = None,
+) -> Table:
+    """Measure size and speed of each plan's pruned model, timed in turn with the dense one.
+
+    Args:
+        model: the dense model.
+        plans: label -> plan.
+        options: batch sizes, lengths, repeats.
+        cache: folder that keeps the table; None keeps nothing. Times belong to the machine and its
+            load on that day: delete the table to take them again.
+        prune_seconds: label -> seconds that a plan took to make, as far as they are known. For
+            CoCurve this is the build of H, `curvature.provenance["seconds"]` (the paper's "Prune
+            time").
+
+    Returns:
+        The rows of `Efficiency` with method, requested_ratio, realized_ratio, the pair's verdict
+        and prune_seconds (None where they are not known).
+    """
+    options = options or EfficiencyOptions()
+    require_one_device(model)
+
+    def compute() -> Table:
+        rows: Table = []
+        for label, plan in plans.items():
+            measured = measure_efficiency(model, cut(model, plan), options)
+            own = {
+                "method": label,
+                "requested_ratio": plan.requested_ratio,
+                "realized_ratio": plan.realized_ratio,
+                "verdict": measured.verdict,
+            }
+            rows += [own | row for row in measured.rows]
+        return rows
+
+    settings = {
+        "model": fingerprint_model(model),
+        "dtype": model_dtype(model),
+        "device": device_name(model_device(model)),
+        "threads": options.threads or torch.get_num_threads(),
+        "plans": [[label, plan.fingerprint] for label, plan in plans.items()],
+        "options": asdict(options) | {"progress": None, "batch_sizes": list(options.batch_sizes)},
+    }
+    known = prune_seconds or {}
+    table = cached_table(cache, "speed", settings, compute)
+    return [row | {"prune_seconds": known.get(row["method"])} for row in table]
+
+
+def speed_summary(table: Table) -> Table:
+    """Summarize whether plans of one budget differ in speed, by ratio, quantity and batch size.
+
+    `lowest` and `highest` are the slowest and the fastest plan's median ratio to the dense model.
+    `spread` is the median width of a plan's own quartile range, the change from repeating one
+    timing. `apart` says whether plans differ by more: the fastest and the slowest are further from
+    each other than the sum of the widths of their quartile ranges. (Ranges that just miss each
+    other say little: of many plans, two do so by chance.) `faster` counts plans whose lower
+    quartile is above 1.
+    """
+    timed = [row for row in table if row["quantity"] in ("prefill", "decode")]
+    keys = dict.fromkeys((r["requested_ratio"], r["quantity"], r["batch_size"]) for r in timed)
+    return [_summarize(timed, *key) for key in keys]
+
+
+def _summarize(timed: Table, ratio: float, quantity: str, batch: int) -> Row:
+    mine = pick(timed, requested_ratio=ratio, quantity=quantity, batch_size=batch)
+    slow, fast = (end(mine, key=lambda row: float(row["ratio"])) for end in (min, max))
+    return {
+        "requested_ratio": ratio,
+        "quantity": quantity,
+        "batch_size": batch,
+        "plans": len(mine),
+        "lowest": slow["ratio"],
+        "highest": fast["ratio"],
+        "spread": float(np.median([_width(row) for row in mine])),
+        "apart": bool(fast["ratio"] - slow["ratio"] > _width(fast) + _width(slow)),
+        "faster": sum(row["low"] > 1 for row in mine),
+    }
+
+
+def _width(row: Row) -> float:
+    return float(row["high"] - row["low"])
+
+
+def speed_sentence(row: Row) -> str:
+    """Say a row of `speed_summary` in words."""
+    lead = (
+        f"{row['requested_ratio']:.0%} removed, {row['quantity']} at batch {row['batch_size']}: "
+        f"{row['lowest']:.2f}x to {row['highest']:.2f}x dense, {row['faster']} of {row['plans']} "
+        "clearly faster"
+    )
+    if row["plans"] < 2:
+        return f"{lead}."
+    if row["apart"]:
+        return f"{lead}; plans differ by more than repeats."
+    return f"{lead}; plans differ no more than repeats."

@@ -1,0 +1,301 @@
+"""The coverage of H's error bars, and the stability of its plans as the text grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.uncertainty import ENOUGH, Groups, coverage, of_groups
+from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
+from cocurve_lab.figures import DASHES, GUIDE, SYMBOLS, finish, graph_objects, look
+from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..shared import Recipe, marks, plan_overlap
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+
+STATISTICS = ("saliency", "edges", "block_means", "ffn_redundancy")
+
+# columns of the two tables for reading, with `shown`
+COVERAGE_COLUMNS: Columns = {
+    "statistic": "",
+    "groups": "",
+    "coverage": "",
+    "lowest_coverage": "lowest coverage",
+    "error_ratio": "claimed / real error",
+}
+STABILITY_COLUMNS: Columns = {
+    "groups": "rows",
+    "interaction_strength": "λ",
+    "halves_overlap": "overlap of halves",
+    "optimism": "",
+    "risk_error": "relative error of the risk",
+}
+
+_READOUTS = {
+    "halves_overlap": "overlap of halves",
+    "optimism": "optimism of the plan",
+    "risk_error": "relative error of the predicted risk",
+}
+
+
+# Coverage -----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class CoverageOptions:
+    """The statistics and resampled calibrations of `coverage_study`.
+
+    Attributes:
+        statistics: names `jackknife` knows.
+        sizes: rows in a resampled calibration; a quarter of the reference or less, so that the
+            reference is the better known of the two.
+        groups: groups it keeps; pairs with more groups than rows are omitted.
+        draws: resampled calibrations per row of the table.
+        top_r: of the reference build.
+        seed: of the draws.
+    """
+
+    statistics: tuple[str, ...] = STATISTICS
+    sizes: tuple[int, ...] = (16, 32)
+    groups: tuple[int, ...] = (4, 8, 16, 32)
+    draws: int = 200
+    top_r: int = 256
+    seed: int = 0
+
+
+def coverage_study(
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    options: CoverageOptions = CoverageOptions(),
+    *,
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Share of the 95 % intervals of `jackknife` that hold the true value.
+
+    The reference H, with one group per row, stands for the world: `coverage` draws calibrations of
+    `size` of its rows with replacement and counts how often their interval holds the reference's
+    value.
+
+    Args:
+        model: the dense model.
+        units: its units.
+        calibration: rows of the reference, several times the largest size (128 for 32).
+        options: statistics, sizes, groups, draws.
+        cache: folder of the table and the reference.
+        progress: show the progress of the build.
+
+    Returns:
+        A row per statistic, size and number of groups: `coverage`, the mean share over the
+        `values` of the statistic, and `lowest_coverage` of one value; `coverage_error`, the
+        binomial standard error sqrt(c (1 - c) / draws) of one value that covers as it should (of a
+        mean over many values it is an upper bound, for they come from the same draws); and
+        `error_ratio`, the median over values of claimed over real standard error, 1 is honest,
+        with `still`, the count of values that never moved and have none.
+
+    Raises:
+        InputError: no size fits the groups, or as `coverage`.
+    """
+    pairs = [(n, g) for n in options.sizes for g in options.groups if g <= n]
+    if not pairs:
+        raise InputError(
+            f"sizes {options.sizes} are all below the groups {options.groups}, and a group holds "
+            "at least one row. Give larger sizes or fewer groups."
+        )
+    settings = marks(
+        model,
+        units=units.fingerprint,
+        calibration=calibration.fingerprint,
+        options=asdict(options),
+    )
+
+    def compute() -> Table:
+        recipe = Recipe(calibration, options.top_r, len(calibration), cache, progress)
+        reference = recipe.build(model, units)
+        return [
+            _coverage(reference, name, size, groups, options)
+            for name in options.statistics
+            for size, groups in pairs
+        ]
+
+    return cached_table(cache, "coverage", settings, compute)
+
+
+def _coverage(
+    reference: Curvature, statistic: str, size: int, groups: int, options: CoverageOptions
+) -> Row:
+    found = coverage(reference, statistic, size, groups, options.draws, options.seed)
+    moving = found.error_ratio[np.isfinite(found.error_ratio)]
+    return {
+        "statistic": statistic,
+        "size": size,
+        "groups": groups,
+        "reference_rows": len(Groups.of(reference)),
+        "draws": found.draws,
+        "confidence": found.confidence,
+        "coverage": found.share.mean(),
+        "coverage_error": found.simulation_error,
+        "lowest_coverage": found.share.min(),
+        "values": found.share.size,
+        "error_ratio": np.median(moving) if moving.size else None,
+        "still": found.error_ratio.size - moving.size,
+        "enough_groups": groups >= ENOUGH,
+    }
+
+
+def plot_coverage(table: Table) -> Figure:
+    """Coverage by number of groups, a line per statistic and size; the dotted line is the aim."""
+    figure = graph_objects().Figure()
+    statistics = list(dict.fromkeys(row["statistic"] for row in table))
+    sizes = list(dict.fromkeys(row["size"] for row in table))
+    for number, statistic in enumerate(statistics):
+        for step, size in enumerate(sizes):
+            rows = pick(table, statistic=statistic, size=size)
+            figure.add_scatter(
+                x=column(rows, "groups"),
+                y=column(rows, "coverage"),
+                error_y={"type": "data", "array": column(rows, "coverage_error")},
+                mode="lines+markers",
+                name=f"{statistic.replace('_', ' ')}, {size} rows",
+                line={"dash": DASHES[step % len(DASHES)], "color": look(number)["color"]},
+                marker=look(number) | {"size": 9},
+                hovertemplate="%{x} groups: %{y:.1%} held<extra>%{fullData.name}</extra>",
+            )
+    aim = table[0]["confidence"] if table else 0.95
+    figure.add_hline(y=aim, line=GUIDE)
+    ticks = [2**k for k in range(1, 8)]
+    figure.update_xaxes(title_text="groups of sequences", type="log", tickvals=ticks)
+    figure.update_yaxes(title_text="share of intervals that hold the truth", tickformat=".0%")
+    return finish(figure, f"Coverage of {aim:.0%} intervals (± simulation error)")
+
+
+# Stability ----------------------------------------------------------------------------------------
+def stability_table(
+    curvature: Curvature,
+    ratios: Sequence[float] = (0.2, 0.4),
+    strengths: Sequence[float] = (0.0, 1.0),
+    *,
+    draws: int = 50,
+    seed: int = 0,
+    cache: Folder = None,
+) -> Table:
+    """The stability of a plan by amount of text: readouts on parts of one H.
+
+    For each number of groups g (2, 4, 8, ... and all) the groups are shuffled once and cut into
+    disjoint parts of g, each an H of its own, so that the spread over parts is that of independent
+    calibrations. Readouts are means over parts, each with its standard error (`..._error`; None for
+    a single part).
+
+    Args:
+        curvature: H [M, M] with its groups, more than 16 to see all of it.
+        ratios, strengths: of the plans (removable share, lambda), without guards.
+        draws: bootstrap draws per part.
+        seed: of the shuffle and the draws.
+        cache: folder of the table.
+
+    Returns:
+        A row per ratio, lambda and number of groups: `positions` (mean of a part), `parts`;
+        `bootstrap_overlap` and `infeasible` (draws that stalled) of `selection_stability`, too
+        high for few groups (of two, half of all draws are the part itself);
+        `risk_error`, `saliency_error`, `optimism`, `halves_overlap` (relative errors and a Jaccard
+        overlap) and `converged` (share of parts) of `is_converged`; `overlap_with_whole`.
+
+    Raises:
+        InputError: fewer than two groups, or an argument out of range.
+    """
+    groups = Groups.of(curvature)
+    if len(groups) < 2:
+        raise InputError(
+            "this H has a single group. Build it with BuildOptions(groups=16) or more."
+        )
+    settings = marks(
+        groups=fingerprint(groups.grams, groups.positions, curvature.units.fingerprint),
+        plans=[list(ratios), list(strengths)],
+        draws=[draws, seed],
+    )
+
+    def compute() -> Table:
+        assert curvature.group_positions is not None
+        filled = np.flatnonzero(curvature.group_positions)
+        # neighboring groups hold neighboring documents, which are alike; parts must not be
+        order = np.random.default_rng(seed).permutation(filled)
+        counts = sorted({len(groups), *(2**k for k in range(1, len(groups).bit_length()))})
+        rows: Table = []
+        for count in counts:
+            starts = range(0, len(groups) - count + 1, count)
+            parts = [of_groups(curvature, order[start : start + count]) for start in starts]
+            for ratio in ratios:
+                for strength in strengths:
+                    whole = solve_greedy(curvature, ratio, strength)
+                    looks = [_look(part, whole, draws, seed) for part in parts]
+                    head: Row = {"requested_ratio": ratio, "interaction_strength": strength}
+                    head |= {"groups": count, "parts": len(parts)}
+                    rows.append(head | _averaged(looks))
+        return rows
+
+    return cached_table(cache, "stability", settings, compute)
+
+
+def _look(part: Curvature, whole: Selection, draws: int, seed: int) -> Row:
+    """The readouts of one part."""
+    ratio, strength = whole.requested_ratio, whole.interaction_strength or 0.0
+    readout = is_converged(part, ratio, strength)
+    again = selection_stability(part, ratio, strength, draws=draws, seed=seed)
+    assert part.group_positions is not None
+    return {
+        "positions": int(part.group_positions.sum()),
+        "bootstrap_overlap": again.mean_overlap,
+        "infeasible": again.infeasible,
+        "risk_error": readout.risk_error,
+        "saliency_error": readout.saliency_error,
+        "optimism": readout.optimism,
+        "halves_overlap": readout.overlap,
+        "overlap_with_whole": plan_overlap(again.selection, whole),
+        "converged": float(readout.converged),
+    }
+
+
+def _averaged(looks: Table) -> Row:
+    row: Row = {}
+    for name in looks[0]:
+        values = column(looks, name)
+        row[name] = values.sum() if name == "infeasible" else values.mean()
+        if name not in ("positions", "infeasible", "converged"):
+            spread = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+            row[f"{name}_error"] = spread
+    return row
+
+
+def plot_stability(table: Table) -> Figure:
+    """Overlap, optimism and risk error by scored positions, a line per readout and plan."""
+    figure = graph_objects().Figure()
+    plans = dict.fromkeys((row["requested_ratio"], row["interaction_strength"]) for row in table)
+    for number, (ratio, strength) in enumerate(plans):
+        rows = pick(table, requested_ratio=ratio, interaction_strength=strength)
+        for step, (name, label) in enumerate(_READOUTS.items()):
+            figure.add_scatter(
+                x=column(rows, "positions"),
+                y=column(rows, name),
+                error_y={"type": "data", "array": column(rows, f"{name}_error")},
+                mode="lines+markers",
+                name=f"{label}, {ratio:.0%}, λ = {strength:g}",
+                line={"color": look(step)["color"], "dash": DASHES[number % len(DASHES)]},
+                marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
+                hovertemplate="%{x} positions: %{y:.3f}<extra>%{fullData.name}</extra>",
+            )
+    figure.update_xaxes(title_text="scored positions in the calibration", type="log")
+    figure.update_yaxes(title_text="share (of units, of the predicted risk)", tickformat=".0%")
+    return finish(figure, "Stability of plans by amount of text", height=520)

@@ -1,0 +1,222 @@
+"""The precision of H: intervals of its units, a build that stops once precise enough, a preview."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.base.tables import Table, cached_table, column, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.uncertainty import jackknife, relative
+from cocurve_lab.estimator.build import Build, BuildOptions
+from cocurve_lab.estimator.estimate import build_settings, estimate_curvature
+from cocurve_lab.extensions.analysis.preview import ProbeOptions
+from cocurve_lab.extensions.analysis.stability import StopWhenConverged
+from cocurve_lab.figures import (
+    COLORS,
+    GUIDE,
+    LABELS,
+    SYMBOLS,
+    finish,
+    graph_objects,
+    log_axis,
+    look,
+)
+from cocurve_lab.models.identity import fingerprint_model, model_dtype, model_name
+from cocurve_lab.models.units import UnitSet
+
+from ..shared import Recipe, marks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+
+_ERRORS = {
+    "risk_error": "predicted risk of the plan",
+    "saliency_error": "median saliency",
+    "optimism": "optimism of the plan",
+}
+
+
+# Intervals ----------------------------------------------------------------------------------------
+def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
+    """The saliency of every unit with its interval from `jackknife`.
+
+    Args:
+        curvature: H [M, M] with its groups.
+        confidence: of the interval, in (0, 1).
+
+    Returns:
+        A row per unit in the order of H: `unit`, `kind`, `layer`; `saliency` H_uu with `low` and
+        `high`, nats per token (`low` may be negative: the interval is symmetric);
+        `relative_error`, standard error over saliency, NaN of a dead unit; `groups`.
+
+    Raises:
+        InputError: as `jackknife`.
+    """
+    found = jackknife(curvature, "saliency", confidence)
+    low, high = found.interval
+    shares = relative(found.standard_error, found.estimate)
+    return [
+        {
+            "unit": unit.name,
+            "kind": unit.kind,
+            "layer": unit.layer,
+            "saliency": float(found.estimate[u]),
+            "low": float(low[u]),
+            "high": float(high[u]),
+            "relative_error": float(shares[u]),
+            "groups": found.groups,
+        }
+        for u, unit in enumerate(curvature.units)
+    ]
+
+
+def plot_intervals(table: Table) -> Figure:
+    """Saliency of every unit with its interval, smallest first, log axis.
+
+    An interval that reaches to 0 or below is drawn down to a twentieth of the saliency.
+    """
+    figure = graph_objects().Figure()
+    ranked = sorted(table, key=lambda row: row["saliency"])
+    saliency = [row["saliency"] for row in table]
+    for number, kind in enumerate(("attention", "ffn")):
+        chosen = [(rank, row) for rank, row in enumerate(ranked) if row["kind"] == kind]
+        rows = [row for _, row in chosen if row["saliency"] > 0]
+        values = column(rows, "saliency")
+        figure.add_scatter(
+            x=[rank + 1 for rank, row in chosen if row["saliency"] > 0],
+            y=values,
+            error_y={
+                "array": column(rows, "high") - values,
+                # 0 and below have no place on a log axis
+                "arrayminus": np.minimum(values - column(rows, "low"), 0.95 * values),
+                "thickness": 1,
+                "width": 2,
+            },
+            mode="markers",
+            name=LABELS[kind],
+            text=[f"{r['unit']}: ± {r['relative_error']:.0%}" for r in rows],
+            marker={"color": COLORS[kind], "symbol": SYMBOLS[number], "size": 6},
+            hovertemplate="%{text}<br>%{y:.2g} nats per token<extra></extra>",
+        )
+    figure.update_xaxes(title_text="units, least salient first")
+    figure.update_yaxes(title_text="saliency H<sub>uu</sub>, nats per token", **log_axis(saliency))
+    return finish(figure, "Saliency of every unit, with 95% intervals")
+
+
+# Stopping -----------------------------------------------------------------------------------------
+def stopping_study(
+    model: PreTrainedModel,
+    units: UnitSet,
+    recipe: Recipe,
+    stop: StopWhenConverged,
+    watch: Callable[[Build], None] | None = None,
+) -> Table:
+    """Build H until a criterion is met, and keep the readouts of the criterion after every row.
+
+    Args:
+        model: the dense model.
+        units: its units.
+        recipe: text, top r, groups (16 or more), and the folder of the table.
+        stop: the criterion and its patience; its history plays no part.
+        watch: called after every sequence too, such as a BuildMonitor.
+
+    Returns:
+        A row per look: `rows` done of `rows_given`; the errors `risk_error`, `saliency_error`,
+        `optimism` (relative) and `overlap` of `is_converged`, NaN while a single group is there;
+        `tolerance`, `converged`, and `stopped`, whether the build ended here before its text did.
+
+    Raises:
+        InputError: as `StopWhenConverged` and `estimate_curvature`.
+        KeyboardInterrupt: the user stopped the build.
+    """
+    text = recipe.calibration
+    built = [fingerprint_model(model), model_dtype(model), units.fingerprint]
+    criterion = [*stop.criterion, stop.patience]
+    # one mark of three parts under the key "model", unlike elsewhere: kept tables have it so
+    settings = marks(recipe=recipe.mark, criterion=criterion) | {"model": built}
+
+    def compute() -> Table:
+        fresh = StopWhenConverged(*stop.criterion, patience=stop.patience)
+
+        def look(build: Build) -> None:
+            if watch is not None:
+                watch(build)
+            fresh(build)
+
+        options = BuildOptions(groups=recipe.groups, on_sequence=look)
+        curvature = estimate_curvature(
+            model, units, text, recipe.top_r, progress=recipe.progress, options=options
+        )
+        stopped = any("stopped early" in event for event in curvature.provenance["events"])
+        if not (stopped or curvature.provenance["complete"]):
+            raise KeyboardInterrupt("the build was stopped. Run the study again.")
+        last = len(fresh.history) - 1
+        return [
+            {
+                "rows": done,
+                "rows_given": len(text),
+                "risk_error": readout.risk_error,
+                "saliency_error": readout.saliency_error,
+                "optimism": readout.optimism,
+                "overlap": readout.overlap,
+                "tolerance": readout.tolerance,
+                "converged": readout.converged,
+                "stopped": stopped and number == last,
+            }
+            for number, (done, readout) in enumerate(fresh.history)
+        ]
+
+    return cached_table(recipe.cache, "stopping", settings, compute)
+
+
+def plot_stopping(table: Table) -> Figure:
+    """The three errors of the criterion by rows done; dotted: the tolerance and the stop."""
+    figure = graph_objects().Figure()
+    for number, (name, label) in enumerate(_ERRORS.items()):
+        figure.add_scatter(
+            x=column(table, "rows"),
+            y=column(table, name),
+            mode="lines+markers",
+            name=label,
+            line={"color": look(number)["color"]},
+            marker=look(number) | {"size": 6},
+            hovertemplate="%{x} rows: %{y:.1%}<extra>%{fullData.name}</extra>",
+        )
+    figure.add_hline(y=table[0]["tolerance"], line=GUIDE)
+    for row in pick(table, stopped=True):
+        figure.add_vline(x=row["rows"], line=GUIDE)
+    figure.update_xaxes(title_text="rows done")
+    figure.update_yaxes(title_text="relative error", tickformat=".0%", range=[0, 1.5])
+    return finish(figure, "Relative errors after every row of the build")
+
+
+# Previews -----------------------------------------------------------------------------------------
+def load_or_preview(
+    folder: str | os.PathLike[str],
+    model: PreTrainedModel,
+    units: UnitSet,
+    calibration: CalibrationSet,
+    top_r: int = 256,
+    options: ProbeOptions = ProbeOptions(),
+) -> Curvature:
+    """Load a preview of H from `folder`; make and save it if this very one is not there.
+
+    Raises: as `estimate_curvature` and `Curvature.load`.
+    """
+    settings = build_settings(model, units, calibration, top_r, options)
+    path = Path(folder) / f"preview_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
+    if path.exists():
+        return Curvature.load(path, expected=settings)
+    preview = estimate_curvature(model, units, calibration, top_r, method="probe", options=options)
+    if preview.provenance["complete"]:
+        preview.save(path)
+    return preview

@@ -1,0 +1,271 @@
+"""`cocurve paper`: the paper's tables measured on one model, in one resumable command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.cli.common import (
+    add_model,
+    add_suite,
+    add_text,
+    add_verb,
+    as_path,
+    calibration_rows,
+    progress,
+    read_model,
+    require_text,
+    require_writable,
+)
+from cocurve_lab.models.loading import is_demo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from cocurve_lab.calibration import CalibrationSet
+    from cocurve_lab.curvature.matrix import Curvature
+    from cocurve_lab.methods.base import Method
+    from cocurve_lab.models.units import UnitSet
+    from cocurve_lab.solver.guards import Guards
+    from cocurve_lab.solver.selection import Selection
+
+    from .published import Published
+    from .reproduction import Candidate
+
+DESCRIPTION = """\
+Measure the paper's tables on a model, and print the paper's numbers beside the measured ones. The
+command builds H, solves a plan for each ratio and lambda, prunes the model, and runs the paper's
+suite on each pruned model and on the dense one. It times one plan per ratio. Every finished task is
+kept in the folder. You can stop with Ctrl-C or SIGTERM at any time; running the same command again
+resumes. results.md has the tables, results.csv all numbers, plans/ the plans. Tasks that run
+programs which the model wrote are left out without --allow-code-execution. With --stream size and
+speed are left out too, each plan's model is kept in the folder while its tasks run, and tasks that
+generate read all layers for each token."""
+EXAMPLE = """\
+  cocurve paper demo --out demo_results --sequences 16 --limit 20
+  cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
+  cocurve paper MODEL --out results --ratios 0.1 0.2 0.3 0.4 0.5 --lambdas 1
+  cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
+  cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
+  cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl"""
+
+
+def add_to(verbs: Any) -> None:
+    """Add the verb `paper`."""
+    parser = add_verb(verbs, "paper", run, DESCRIPTION, EXAMPLE)
+    add_model(parser, stream=True)
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=as_path, required=True, help="folder for H and all results"
+    )
+    add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
+    parser.add_argument(
+        "--ratios", type=float, nargs="+", default=[0.2], help="shares to remove (0.2)"
+    )
+    parser.add_argument(
+        "--lambdas", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="weights (0 0.5 1)"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=[], help="other methods too, such as llm-pruner wanda-sp"
+    )
+    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support (256)")
+    parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
+    parser.add_argument(
+        "--release",
+        metavar="FOLDER",
+        type=as_path,
+        help="the authors' release of this model: its plans and reference_metrics.json are added",
+    )
+    add_suite(parser, "tasks to run; default: demo for the demo model, otherwise paper")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing (5)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `cocurve paper`."""
+    from cocurve_lab.curvature.merging import progress_of
+    from cocurve_lab.estimator.estimate import load_or_estimate
+    from cocurve_lab.models.loading import report_device
+    from cocurve_lab.models.units import enumerate_units
+
+    from .published import published
+    from .reproduction import Reproduction
+    from .side_by_side import write_tables
+
+    settings = _settings(options)
+    require_writable(options.out)
+    require_text(options)
+    kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
+    print(report_device(options.device, options.dtype), flush=True)
+    try:
+        model, tokenizer = read_model(options)
+        units = enumerate_units(model, options.ffn_groups)
+        rows = calibration_rows(options, tokenizer)
+        print(f"{options.model}: {units}\n{rows}", flush=True)
+        curvature = load_or_estimate(
+            options.out, model, units, rows, options.top_r, progress=progress()
+        )
+        done, wanted = progress_of(curvature)
+        if done < wanted:
+            raise KeyboardInterrupt
+        paper = published(options.model)
+        candidates = [
+            candidate
+            for ratio in options.ratios
+            for candidate in _candidates(options, model, curvature, rows, paper, ratio)
+        ]
+        seconds = curvature.provenance.get("seconds")
+        study = Reproduction(model, tokenizer, candidates, paper, settings, seconds, _say)
+        table = study.run()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept) from None  # `main` prints it and exits with 130
+    page = write_tables(table, options.out, _heading(options, paper.name, rows, curvature))
+    print(f"\n{page.read_text(encoding='utf-8')}")
+    failed = sum(bool(row["failed"]) for row in table)
+    print(f"Saved to {page} and results.csv.")
+    if failed:
+        print(f"{failed} results are missing, for the reasons above. To try them again:")
+        print(f"  {options.again}")
+    return 1 if failed else 0
+
+
+def _settings(options: argparse.Namespace) -> Any:
+    """What to measure, checked before a model is loaded.
+
+    Raises:
+        InputError: options that do not belong together, or a place that does not exist.
+    """
+    from cocurve_lab.evaluation.code_execution import require_permission
+    from cocurve_lab.evaluation.confinement import require_confinement
+    from cocurve_lab.evaluation.efficiency import EfficiencyOptions
+    from cocurve_lab.evaluation.tasks import TaskOptions, suite_tasks
+    from cocurve_lab.methods.registry import get_method
+    from cocurve_lab.solver.targets import require_ratio, require_strength
+
+    from .published import reference_metrics
+    from .reproduction import ReproductionOptions
+
+    for ratio in options.ratios:
+        require_ratio(ratio)
+    for strength in options.lambdas:
+        require_strength(strength)
+    for name in options.methods:
+        if get_method(name).needs_gradients and options.stream:
+            raise InputError(
+                f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
+                "--stream."
+            )
+    if options.release is not None:
+        for ratio in options.ratios:
+            reference_metrics(options.release, ratio)
+    suite = options.suite or ("demo" if is_demo(options.model) else "paper")
+    if (suite == "local") != bool(options.tasks):
+        raise InputError("--tasks names the files of --suite local. Give both, or neither.")
+    bars = progress() is True
+    tasks = TaskOptions(
+        files=tuple(options.tasks),
+        data=options.data,
+        confinement=options.confinement or "bwrap",
+        progress=bars,
+    )
+    suite_tasks(suite, tasks)
+    if options.allow_code_execution:
+        require_permission(True)
+        require_confinement(tasks.confinement)
+    return ReproductionOptions(
+        folder=options.out,
+        suite=suite,
+        limit=options.limit,
+        allow_code_execution=options.allow_code_execution,
+        tasks=tasks,
+        efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
+        release=options.release,
+    )
+
+
+def _candidates(
+    options: argparse.Namespace,
+    model: PreTrainedModel,
+    curvature: Curvature,
+    rows: CalibrationSet,
+    paper: Published,
+    ratio: float,
+) -> Iterator[Candidate]:
+    """The plans of one ratio: the release's, other methods', CoCurve's from small lambda to large.
+
+    None is made yet: one that cannot be made is a fact for the table.
+    """
+    from cocurve_lab.methods.registry import get_method
+    from cocurve_lab.solver.selection import Selection
+    from cocurve_lab.solver.solve import solve_greedy
+
+    from .reproduction import RELEASED, Candidate
+
+    guards = paper.guards_at(ratio)
+    if options.release is not None:
+        yield Candidate(RELEASED, ratio, partial(Selection.from_release, options.release, ratio))
+    for name in options.methods:
+        method = get_method(name)
+        make = partial(_by_method, options, method, model, curvature.units, rows, ratio, guards)
+        yield Candidate(method.title, ratio, make)
+    for strength in sorted(options.lambdas):
+        make = partial(solve_greedy, curvature, ratio, strength, guards)
+        yield Candidate(f"lambda {strength:g}", ratio, make)
+
+
+def _by_method(
+    options: argparse.Namespace,
+    method: Method,
+    model: PreTrainedModel,
+    units: UnitSet,
+    rows: CalibrationSet,
+    ratio: float,
+    guards: Guards,
+) -> Selection:
+    """The plan of another method, kept in the folder."""
+    from cocurve_lab.base.tables import cached_table
+    from cocurve_lab.models.identity import fingerprint_model, model_dtype
+    from cocurve_lab.solver.selection import Selection
+
+    def compute() -> list[dict[str, Any]]:
+        evidence = method.measure(model, units, rows, progress=progress() is True)
+        return [{"plan": method.select(evidence, units, ratio, guards).to_json()}]
+
+    settings = {
+        "model": fingerprint_model(model),
+        "dtype": model_dtype(model),
+        "method": method.name,
+        "ratio": ratio,
+        "guards": str(guards),
+        "units": units.fingerprint,
+        "calibration": rows.fingerprint,
+    }
+    (row,) = cached_table(options.out / "measured", "method_plan", settings, compute)
+    return Selection.from_json(row["plan"])
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _heading(options: argparse.Namespace, name: str, rows: Any, curvature: Any) -> str:
+    """The first lines of the page: what was measured, on what, and how it differs."""
+    many = "all samples" if options.limit is None else f"the first {options.limit} samples"
+    lines = [
+        f"# {options.model}",
+        "",
+        f"{curvature!r}. {rows!r}. Tasks are scored on {many}.",
+        "",
+        "Perplexities, and shares of right answers; ± is one standard error over samples. Sizes "
+        "and speeds are relative to the dense model. results.csv has every metric, and the guards "
+        "of each plan.",
+    ]
+    if name:
+        lines += [
+            "",
+            f"Columns headed *paper* are the paper's numbers of {name}, from its own machines and "
+            "harness. Where they name no lambda, they are of its best plan over lambda and "
+            "compensation.",
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,71 @@
+"""Measured numbers and the paper's side by side: results.csv and results.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cocurve_lab.base.atomic import write_atomically
+from cocurve_lab.base.tables import Row, Table, as_csv, as_markdown, pick, plus_minus
+
+DENSE = "dense"  # the dense model's label in place of a plan's
+# columns of the paper's table of efficiency; the first four relative to the dense model
+SIZES = ("parameters", "prefill", "decode", "peak memory")
+HOURS = "prune hours"
+
+
+def write_tables(table: Table, folder: Path, heading: str) -> Path:
+    """Write results.csv, every number, and results.md, the shown ones side by side.
+
+    Args:
+        table: of `Reproduction.run`.
+        folder: for both files; older ones are replaced.
+        heading: the first lines of the page.
+
+    Returns:
+        The page.
+    """
+    write_atomically(folder / "results.csv", as_csv(table).encode())
+    write_atomically(folder / "results.md", results_page(table, heading).encode())
+    return folder / "results.md"
+
+
+def results_page(table: Table, heading: str) -> str:
+    """Lay out the shown numbers as Markdown: per ratio, tasks down and plans across."""
+    lines = [heading]
+    shown = pick(table, shown=True)
+    dense = pick(shown, plan=DENSE)
+    ratios = sorted({row["requested_ratio"] for row in table if row["plan"] != DENSE})
+    for ratio in ratios:
+        here = [*dense, *pick(shown, requested_ratio=ratio)] if ratio else dense
+        lines += ["", f"## {ratio:.0%} removed", ""]
+        lines += _grid([row for row in here if row["task"] not in (*SIZES, HOURS)])
+        lines += ["", *_grid([row for row in here if row["task"] in (*SIZES, HOURS)])]
+        for row in pick(table, requested_ratio=ratio):
+            if row["failed"]:
+                lines.append(f"- {row['plan']} {row['task']} failed: {row['failed']}")
+    failed = [row for row in pick(table, plan=DENSE) if row["failed"]]
+    lines += [f"- dense {row['task']} failed: {row['failed']}" for row in failed]
+    return "\n".join(lines) + "\n"
+
+
+def _grid(rows: Table) -> list[str]:
+    if not rows:
+        return []
+    columns = list(dict.fromkeys((row["source"], row["plan"]) for row in rows))
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    heads = [plan if source == "measured" else f"{source}: {plan}" for source, plan in columns]
+    lines = []
+    for task in tasks:
+        cells = [task]
+        for source, plan in columns:
+            found = pick(rows, task=task, source=source, plan=plan)
+            cells.append(_cell(found[0]) if found else "")
+        lines.append(cells)
+    return as_markdown(["task", *heads], lines).splitlines()
+
+
+def _cell(row: Row) -> str:
+    """A value, with four digits where it has no error: the paper states as many."""
+    if row["value_error"] is None:
+        return f"{row['value']:.4g}"
+    return plus_minus(row["value"], row["value_error"])

@@ -1,0 +1,272 @@
+"""Bridge units, cheap to remove alone but tied to many others: their number and their edges.
+
+Appendix "Mechanism Analysis" reports 87 of 768 units without saying where "low" and "high" begin;
+the table shows how the list moves with both thresholds. All of it comes from H alone; `causal.py`
+measures what the removal of bridges does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.tables import Columns, Row, Table, cached_table, column, plain_table
+from cocurve_lab.curvature.graph import Bridges, bridge_units
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.uncertainty import jackknife
+from cocurve_lab.figures import COLORS, DEEP, finish, graph_objects
+from cocurve_lab.solver.guards import UnitsLike
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..shared import marks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+QUANTILES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+# columns of the two tables for reading, with `shown`
+THRESHOLD_COLUMNS: Columns = {
+    "saliency_quantile": "saliency ≤ quantile",
+    "bridges": "",
+    "expected": "",
+    "ranked": "too few",
+    "pruned_by_diagonal": "λ = 0",
+    "pruned_by_edges": "λ = 1",
+}
+EDGE_COLUMNS: Columns = {
+    "bridge": "",
+    "partner": "",
+    "curvature": "edge H_uv",
+    "correlation": "correlation ρ",
+    "to_saliency": "to saliency",
+    "cross_module": "other module",
+    "same_layer": "same layer",
+}
+
+
+def bridge_table(
+    curvature: Curvature,
+    quantiles: Sequence[float] = QUANTILES,
+    connectivity: Literal["sum", "relative"] = "sum",
+    ratio: float = 0.2,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+) -> Table:
+    """Count the bridge units for every pair of thresholds (appendix "Mechanism Analysis").
+
+    Args:
+        curvature: H [M, M], nats per token.
+        quantiles: of saliency (at most) and of connectivity (at least), every pair of them.
+        connectivity: as in `bridge_units`.
+        ratio: of the two plans whose treatment of the bridges is counted, [0, 1).
+        cache: folder to keep the table in.
+
+    Returns:
+        One row per pair of thresholds. `bridges`, `attention` and `ffn` count units that pass both;
+        `ranked` says that `bridge_units` finds too few and lists others instead; `expected` is the
+        count if saliency and connectivity were independent; `jaccard` compares with median/median
+        (None where both are empty). `pruned_by_diagonal` and `pruned_by_edges` count bridges in
+        the plans of lambda 0 and 1. The same in every row: Pearson's `correlation` of saliency and
+        connectivity, its jackknife error over groups of text (None without groups), and Spearman's
+        `rank_correlation`.
+
+    Raises:
+        InputError: no quantile, one outside [0, 1], or an unknown connectivity.
+    """
+    if not quantiles:
+        raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
+    settings = marks(
+        curvature=curvature,
+        quantiles=[float(q) for q in quantiles],
+        connectivity=connectivity,
+        ratio=ratio,
+    )
+
+    def compute() -> Table:
+        degree = _degree(curvature, connectivity)
+        middle = bridge_units(curvature, connectivity=connectivity)
+        reference = _passing(curvature.saliency, degree, middle)
+        plans = [solve_greedy(curvature, ratio, strength).indicator for strength in (0.0, 1.0)]
+        error = _correlation_error(curvature, connectivity)
+        rows = []
+        for low in quantiles:
+            for high in quantiles:
+                found = bridge_units(curvature, low, high, connectivity)
+                rows.append(
+                    {
+                        "saliency_quantile": low,
+                        "connectivity_quantile": high,
+                        "connectivity": connectivity,
+                        "requested_ratio": ratio,
+                    }
+                    | _threshold_row(curvature, found, degree, reference, plans)
+                    | {"correlation_error": error}
+                )
+        return rows
+
+    return cached_table(cache, "bridge_thresholds", settings, compute)
+
+
+def _threshold_row(
+    curvature: Curvature,
+    found: Bridges,
+    degree: np.ndarray,
+    reference: np.ndarray,
+    plans: list[np.ndarray],
+) -> Row:
+    saliency, attention = curvature.saliency, curvature.units.kinds == "attention"
+    chosen = _passing(saliency, degree, found)
+    low, high = saliency <= found.saliency_threshold, degree >= found.connectivity_threshold
+    union = int((chosen | reference).sum())
+    return {
+        "units": len(chosen),
+        "bridges": int(chosen.sum()),
+        "attention": int((chosen & attention).sum()),
+        "ffn": int((chosen & ~attention).sum()),
+        "ranked": found.ranked,
+        "expected": float(low.sum() * high.sum() / len(chosen)),
+        "jaccard": float((chosen & reference).sum() / union) if union else None,
+        "pruned_by_diagonal": int((chosen & plans[0]).sum()),
+        "pruned_by_edges": int((chosen & plans[1]).sum()),
+        "correlation": found.saliency_connectivity_correlation,
+        "rank_correlation": found.saliency_connectivity_rank_correlation,
+    }
+
+
+def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> Table:
+    """The strongest edges of each bridge unit, signed, and the units at their other end.
+
+    Args:
+        curvature: H [M, M], nats per token.
+        bridges: units, names or indices; None: `bridge_units(curvature)`.
+        top: edges per bridge, by falling |H_uv|; ties go to the lowest partner.
+
+    Returns:
+        One row per edge: `curvature` H_uv with its `curvature_error` over groups of text (None
+        without groups), `correlation` rho_uv, `to_saliency` |H_uv| / H_uu, whether the partner is
+        in the same layer and of the other module, and where the bridge stands: the shares of units
+        with at most its saliency and at least its connectivity.
+
+    Raises:
+        InputError: an unknown unit, or `top` below 1.
+    """
+    if top < 1:
+        raise InputError(f"top is {top}. Ask for at least one edge per bridge.")
+    chosen = curvature.units.indices(bridge_units(curvature) if bridges is None else bridges)
+    correlation, grouped = curvature.correlation(), _groups(curvature) > 1
+    errors = jackknife(curvature, "edges").standard_error if grouped else None
+    rows: Table = []
+    for u in chosen:
+        strength = np.abs(curvature.matrix[u])
+        strength[u] = -1.0  # not its own partner
+        partners = np.argsort(-strength, kind="stable")[: min(top, len(strength) - 1)]
+        rows += [
+            _edge_row(curvature, u, int(v), rank)
+            | {
+                "correlation": correlation[u, v],
+                "curvature_error": None if errors is None else errors[u, v],
+            }
+            for rank, v in enumerate(partners, start=1)
+        ]
+    return plain_table(rows)
+
+
+def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
+    unit, partner = curvature.units[u], curvature.units[v]
+    saliency, degree = curvature.saliency, curvature.connectivity
+    edge = float(curvature.matrix[u, v])
+    return {
+        "bridge": unit.name,
+        "saliency": saliency[u],
+        "saliency_share": float((saliency <= saliency[u]).mean()),
+        "connectivity": degree[u],
+        "connectivity_share": float((degree >= degree[u]).mean()),
+        "rank": rank,
+        "partner": partner.name,
+        "curvature": edge,
+        "to_saliency": abs(edge) / saliency[u] if saliency[u] > 0 else None,
+        "same_layer": unit.layer == partner.layer,
+        "cross_module": unit.kind != partner.kind,
+    }
+
+
+def plot_bridge_thresholds(table: Table) -> Figure:
+    """Number of units that pass both thresholds, and the overlap with the median/median list."""
+    if not table:
+        raise InputError("the table has no rows. Pass one from bridge_table.")
+    low, high = (
+        sorted(set(column(table, name))) for name in ("saliency_quantile", "connectivity_quantile")
+    )
+    cells = {(row["saliency_quantile"], row["connectivity_quantile"]): row for row in table}
+    grid = [[cells[x, y] for x in low] for y in high]
+    go = graph_objects()
+    figure = go.Figure(
+        go.Heatmap(
+            x=[f"{x:g}" for x in low],
+            y=[f"{y:g}" for y in high],
+            z=[[row["bridges"] for row in line] for line in grid],
+            text=[[_cell(row) for row in line] for line in grid],
+            texttemplate="%{text}",
+            colorscale=DEEP,
+            textfont={"color": "white"},
+            colorbar={"title": {"text": "units"}},
+            hovertemplate="saliency ≤ %{x}, connectivity ≥ %{y}: %{z} units<extra></extra>",
+        )
+    )
+    if 0.5 in low and 0.5 in high:
+        x, y = low.index(0.5), high.index(0.5)
+        figure.add_shape(
+            type="rect",
+            x0=x - 0.5,
+            x1=x + 0.5,
+            y0=y - 0.5,
+            y1=y + 0.5,
+            line={"color": COLORS["bridge"], "width": 3},
+        )
+    figure.update_xaxes(title_text="saliency at most this quantile", type="category")
+    figure.update_yaxes(title_text="connectivity at least this quantile", type="category")
+    row = table[0]
+    error = row["correlation_error"]
+    title = (
+        f"Bridge units of {row['units']} (Jaccard with the boxed list); saliency and connectivity "
+        f"correlate {row['correlation']:.2f}" + ("" if error is None else f" ± {error:.2f}")
+    )
+    return finish(figure, title)
+
+
+def _cell(row: Row) -> str:
+    return f"{row['bridges']}" + ("" if row["jaccard"] is None else f" ({row['jaccard']:.2f})")
+
+
+def _degree(curvature: Curvature, connectivity: str) -> np.ndarray:
+    """The connectivity [M] that `bridge_units` cuts."""
+    if connectivity == "sum":
+        return curvature.connectivity
+    return np.abs(curvature.correlation()).sum(axis=1) - 1
+
+
+def _passing(saliency: np.ndarray, degree: np.ndarray, found: Bridges) -> np.ndarray:
+    """Units [M] that pass both thresholds, also where `bridge_units` lists others instead."""
+    return (saliency <= found.saliency_threshold) & (degree >= found.connectivity_threshold)
+
+
+def _groups(curvature: Curvature) -> int:
+    return 0 if curvature.group_grams is None else len(curvature.group_grams)
+
+
+def _correlation_error(
+    curvature: Curvature, connectivity: Literal["sum", "relative"]
+) -> float | None:
+    if _groups(curvature) < 2:
+        return None
+
+    def statistic(part: Curvature) -> float:
+        return bridge_units(part, connectivity=connectivity).saliency_connectivity_correlation
+
+    return float(jackknife(curvature, statistic).standard_error)

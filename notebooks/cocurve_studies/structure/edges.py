@@ -1,0 +1,244 @@
+"""Plans made from changed versions of H, measured and compared in pairs with those of the method.
+
+The paper's "Ablations: the edge term is decisive" and appendix "Extended Ablations". A variant
+changes the H that is solved on; the predicted cost of a plan always comes from the full signed H.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.figures import finish, graph_objects, look
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
+from cocurve_lab.solver.guards import Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+from cocurve_lab.solver.variants import structure_table
+
+from ..draws import Plans, Redrawn, draw_marks, redraw
+from ..shared import known, marks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+    from cocurve_lab.calibration import CalibrationSet
+
+
+METHOD = ("structure", "full H")  # axis and variant that every other row is compared with
+
+# columns of `edge_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "variant": "",
+    "requested_ratio": "removed",
+    "units": "",
+    "common": "",
+    "measured": "KL",
+    "difference": "KL − method",
+    "perplexity": "",
+    "perplexity_difference": "perplexity − method",
+}
+
+
+@dataclass(frozen=True)
+class EdgeOptions:
+    """The plans to compare.
+
+    Attributes:
+        ratios: shares of removable cost, each in [0, 1).
+        interaction_strength: lambda of all rows but those of the lambda axis.
+        strengths: lambdas of the lambda axis, solved on the full H.
+        guards: of all rows; the kinds axis restricts their kinds.
+    """
+
+    ratios: tuple[float, ...] = (0.2, 0.4)
+    interaction_strength: float = 1.0
+    strengths: tuple[float, ...] = (0.0, 0.5, 1.0)
+    guards: Guards = field(default_factory=Guards)
+
+
+def edge_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    held_out: CalibrationSet,
+    options: EdgeOptions = EdgeOptions(),
+    cache: Folder = None,
+    progress: bool = True,
+    *,
+    draws: int = 0,
+) -> Table:
+    """Held-out KL of the plan of every edge variant, beside that of the method.
+
+    The axes of `structure_table` (structure, reach, sign, kinds, rule) and "lambda". Each axis
+    starts with the method itself; equal plans are measured once.
+
+    Args:
+        model: the dense model.
+        curvature: the full signed H [M, M] of that model.
+        held_out: text H was not built on.
+        options: ratios, lambdas, guards.
+        cache: folder for the table and for the plans measured so far; a run resumes there.
+        progress: show a progress bar.
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw makes every variant and its plan again. A kept table of more draws is used.
+
+    Returns:
+        One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
+        method's plan), predicted_risk (under the full H), measured KL and measured_error,
+        difference (to the method's plan, paired over sequences) and difference_error, all nats per
+        token; perplexity, perplexity_difference and its paired error (first order in the nll), and
+        dense_perplexity. With `draws` both errors are over rows and draws of H (columns of
+        `Redrawn.columns`). Where a variant reaches no plan the numbers are None and `note` says
+        why; where the method itself reaches none, its row is the only one of that ratio.
+
+    Raises:
+        InputError: no ratio, or a ratio or lambda out of range.
+        MismatchError: H was built on a row of the text.
+    """
+    if not options.ratios:
+        raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
+    held_out.require_disjoint(curvature)
+    settings = marks(model, curvature, held_out, **asdict(options))
+    settings, count = draw_marks(cache, "edges", settings, draws, [curvature])
+
+    def compute() -> Table:
+        rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
+        plans = [row["selection"] for row in rows if row["selection"] is not None]
+        if not plans:
+            return [_identity(row) for row in rows]
+        measuring: dict[str, Any] = {
+            "checkpoint": plans_file(cache, model, held_out),
+            "progress": progress,
+        }
+        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
+        solve = partial(_plans, options)
+        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        places = {plan.fingerprint: number for number, plan in enumerate(plans)}
+        methods = {row["requested_ratio"]: row["selection"] for row in rows if _is_method(row)}
+        return [
+            _identity(row)
+            | _numbers(table, places, row, methods.get(row["requested_ratio"]), drawn)
+            for row in rows
+        ]
+
+    return cached_table(cache, "edges", settings, compute)
+
+
+def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table:
+    """Axis, name, selection or None, note and ratio of every row of one ratio."""
+    strength, guards = options.interaction_strength, options.guards
+    try:
+        rows = structure_table(curvature, ratio, strength, guards)
+    except InfeasibleError as error:
+        axis, name = METHOD
+        return [_entry(axis, name, None, str(error)) | {"requested_ratio": ratio}]
+    for value in options.strengths:
+        name = f"lambda {value:g}"
+        try:
+            rows.append(_entry("lambda", name, solve_greedy(curvature, ratio, value, guards)))
+        except InfeasibleError as error:
+            rows.append(_entry("lambda", name, None, str(error)))
+    return [row | {"requested_ratio": ratio} for row in rows]
+
+
+def _plans(options: EdgeOptions, curvature: Curvature) -> Plans:
+    """The plans of all rows on one draw of H."""
+    rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
+    return {_name(row): row["selection"] for row in rows}
+
+
+def _name(row: Row) -> tuple[float, str, str]:
+    return row["requested_ratio"], row["axis"], row["name"]
+
+
+def _entry(axis: str, name: str, selection: Selection | None, note: str = "") -> Row:
+    return {"axis": axis, "name": name, "selection": selection, "note": note}
+
+
+def _is_method(row: Row) -> bool:
+    return (row["axis"], row["name"]) == METHOD
+
+
+def _identity(row: Row) -> Row:
+    """The columns that name a row; those that are measured are None."""
+    names = (
+        *("realized_ratio", "units", "common", "predicted_risk", "measured", "measured_error"),
+        *("difference", "difference_error", "perplexity", "perplexity_difference"),
+        *("perplexity_difference_error", "dense_perplexity"),
+    )
+    named = {"axis": row["axis"], "variant": row["name"], "requested_ratio": row["requested_ratio"]}
+    return named | {"note": row["note"]} | dict.fromkeys(names)
+
+
+def _numbers(
+    table: PlanTable,
+    places: dict[str, int],
+    row: Row,
+    method: Selection | None,
+    drawn: Redrawn,
+) -> Row:
+    """The measured columns of one row; nothing for a variant without a plan."""
+    plan: Selection | None = row["selection"]
+    if plan is None or method is None:
+        return {}
+    mine, other = places[plan.fingerprint], places[method.fingerprint]
+    assert table.nll is not None
+    assert table.dense_nll is not None
+    difference, error = table.paired(mine, other)
+    perplexity = table.perplexity
+    nll_error = standard_error((table.nll[mine] - table.nll[other])[None])[0]
+    perplexity_error = known(perplexity[mine] * nll_error)
+    pair = (_name(row), (row["requested_ratio"], *METHOD))
+    return {
+        "realized_ratio": plan.realized_ratio,
+        "units": len(plan),
+        "common": len(set(plan.pruned) & set(method.pruned)),
+        "predicted_risk": plan.predicted_risk,
+        "measured": table.mean[mine],
+        "measured_error": known(table.standard_error[mine]),
+        "difference": difference,
+        **drawn.columns("difference", known(error), *pair),
+        "perplexity": perplexity[mine],
+        "perplexity_difference": perplexity[mine] - perplexity[other],
+        **drawn.columns("perplexity_difference", perplexity_error, *pair, "perplexity"),
+        "dense_perplexity": np.exp(table.dense_nll.mean()),
+    }
+
+
+def plot_edges(table: Table) -> Figure:
+    """Held-out KL of every variant, log axis, error bars; a dotted line per ratio is the method."""
+    figure = graph_objects().Figure()
+    for number, ratio in enumerate(dict.fromkeys(column(table, "requested_ratio").tolist())):
+        rows = [row for row in pick(table, requested_ratio=ratio) if row["measured"] is not None]
+        figure.add_scatter(
+            x=[row["measured"] for row in rows],
+            y=[[row["axis"] for row in rows], [row["variant"] for row in rows]],
+            error_x={"type": "data", "array": [row["measured_error"] or 0.0 for row in rows]},
+            mode="markers",
+            name=f"{ratio:.0%} removed",
+            marker=look(number) | {"size": 9},
+            text=[_against_method(row) for row in rows],
+            hovertemplate="%{text}<br>KL %{x:.3g}<extra></extra>",
+        )
+        for row in rows:
+            if (row["axis"], row["variant"]) == METHOD and row["measured"] > 0:
+                line = {"color": look(number)["color"], "dash": "dot"}
+                figure.add_vline(x=row["measured"], line=line)
+    figure.update_xaxes(title_text="held-out KL, nats per token", type="log")
+    figure.update_yaxes(title_text="axis and variant", autorange="reversed")
+    missing = sum(row["measured"] is None for row in table)
+    title = "Held-out KL by edge variant" + (f"; {missing} without a plan" if missing else "")
+    return finish(figure, title, height=760)
+
+
+def _against_method(row: Row) -> str:
+    error = "" if row["difference_error"] is None else f" ± {row['difference_error']:.3g}"
+    return f"{row['variant']}: {row['difference']:+.3g}{error} against the method"

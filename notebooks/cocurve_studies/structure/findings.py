@@ -1,0 +1,469 @@
+"""The paper's claims about bridges, edges and the structure of H, beside the tables of the studies.
+
+A verdict needs two standard errors. `every` judges a claim that is tested several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from scipy.stats import binomtest
+
+from cocurve_lab.base.tables import Row, Table, brief, column, pick
+
+from ..draws import carried
+from ..findings import (
+    ABOVE,
+    BELOW,
+    Finding,
+    Judge,
+    Verdict,
+    covered,
+    every,
+    judged,
+    judged_column,
+    number,
+    within,
+)
+
+PAPER_RATIO = 0.2  # of its ablations
+
+_MECHANISM = 'appendix "Mechanism Analysis"'
+_ABLATIONS, _KINDS = "Table ablation-full", "Table ablation-edge"
+_BOTH, _SOLVER = f"{_ABLATIONS}, {_KINDS}", 'appendix "Solver Guarantees"'
+_SIGNS = 'appendix "Extended Ablations", (iii)'
+
+
+# Bridges ------------------------------------------------------------------------------------------
+def bridge_findings(table: Table, edges: Table) -> list[Finding]:
+    """Claims about the number of bridges, their place in plans, and their strongest edges.
+
+    Args:
+        table: from `bridge_table`, with the median/median pair of thresholds.
+        edges: from `bridge_edges`.
+    """
+    study = "bridges"
+    middle = (pick(table, saliency_quantile=0.5, connectivity_quantile=0.5) or table)[0]
+    shares = column(table, "bridges") / column(table, "units")
+    reached = bool(shares.min() <= 87 / 768 <= shares.max())
+    correlation, error = middle["correlation"], number(middle["correlation_error"])
+    diagonal, edge = middle["pruned_by_diagonal"], middle["pruned_by_edges"]
+    more = sum(row["pruned_by_diagonal"] > row["pruned_by_edges"] for row in table)
+    fewer = sum(row["pruned_by_diagonal"] < row["pruned_by_edges"] for row in table)
+    return [
+        Finding(
+            study,
+            "87 of 768 units (11 %) are bridges, without saying where low and high begin",
+            _MECHANISM,
+            f"{middle['bridges']} of {middle['units']} at median and median, "
+            f"{shares.min():.0%} to {shares.max():.0%} by threshold",
+            None if reached else False,
+        ),
+        Finding(
+            study,
+            "saliency and connectivity are decoupled, correlation 0.63",
+            _MECHANISM,
+            f"{correlation:.2f} ± {error:.2f}, of ranks {middle['rank_correlation']:.2f}",
+            within(correlation, error, -1, 0.63),
+        ),
+        Finding(
+            study,
+            "diagonal pruning removes bridges that the edges protect",
+            _MECHANISM,
+            f"λ = 0 removes {diagonal} of {middle['bridges']}, λ = 1 removes {edge}; over all "
+            f"thresholds λ = 0 removes more {more} times, fewer {fewer} times",
+            diagonal > edge if middle["bridges"] else None,
+        ),
+        *_edge_findings([row for row in edges if row["rank"] == 1]),
+    ]
+
+
+def _edge_findings(strongest: Table) -> list[Finding]:
+    """Claims about the strongest edge of each bridge."""
+    size = np.array([row["to_saliency"] for row in strongest if row["to_saliency"] is not None])
+    cross, count = sum(row["cross_module"] for row in strongest), len(strongest)
+    mean = float(size.mean()) if len(size) else math.nan
+    error = float(size.std(ddof=1) / math.sqrt(len(size))) if len(size) > 1 else math.nan
+    sure = count > 0 and binomtest(cross, count).pvalue < 0.05
+    return [
+        Finding(
+            "bridges",
+            "the strongest edge of its example is comparable to its saliency (0.7 of it)",
+            _MECHANISM,
+            f"{mean:.2f} ± {error:.2f} of the saliency, mean over {len(size)} bridges",
+            within(mean, error, 0.5, math.inf),
+        ),
+        Finding(
+            "bridges",
+            "the strongest edges of its example run to the other module",
+            _MECHANISM,
+            f"{cross} of {count} strongest edges do",
+            2 * cross > count if sure else None,
+        ),
+    ]
+
+
+# Causal test --------------------------------------------------------------------------------------
+def causal_findings(table: Table) -> list[Finding]:
+    """Claims of table bridge-causal about bridge - control: its greedy fill, and every other fill.
+
+    Args:
+        table: from `causal_study`. Errors here count the spread over seeds too.
+    """
+    measured = [row for row in table if row["seed"] is None and row["outcome"] is not None]
+    paper = pick(measured, fill="greedy")
+    where = "Table bridge-causal"
+    code = pick(paper, outcome="accuracy", family="code")
+    accuracy = pick(measured, outcome="accuracy", family="all")
+    others = [row for row in accuracy if row["fill"] != "greedy"]
+    kl = pick(paper, outcome="kl", family="all")
+    wider = [row["predicted_difference"] for row in pick(measured, outcome="kl", family="all")]
+    findings = [
+        Finding(
+            "causal",
+            f"bridges forced out instead of controls cost {claim}",
+            where,
+            _differences(rows, "accuracy"),
+            _all_below(rows),
+        )
+        for claim, rows in (
+            ("10.5 points of MMLU (all questions here; its greedy fill)", _of(paper, "accuracy")),
+            ("all of code, 0.075 of pass@1 (greedy fill)", code),
+            ("accuracy with another fill too (not tried in the paper)", others),
+        )
+        if rows
+    ]
+    text = _of(paper, "perplexity")
+    return [
+        *findings,
+        Finding(
+            "causal",
+            "perplexity moves the other way, bridge - control = -2.1",
+            where,
+            _differences(text, "perplexity"),
+            _all_below(text),
+        ),
+        Finding(
+            "causal",
+            "connectivity, not saliency, drives the damage (it gives no KL)",
+            where,
+            f"{_differences(kl, 'KL in nats per token')}; H predicts {_span(wider)}",
+            _all_below(kl, sign=-1),
+        ),
+    ]
+
+
+def _of(rows: Table, outcome: str) -> Table:
+    return pick(rows, outcome=outcome, family="all")
+
+
+def _error(row: Row) -> float:
+    """Of the mean over seeds: text or questions, and which seeds were drawn."""
+    spread = row["seed_spread"] or 0.0
+    return float(math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"])))
+
+
+def _shown_error(row: Row) -> str:
+    error = _error(row)
+    return f" ± {error:.3f}" if math.isfinite(error) else " (error unknown)"  # of one question
+
+
+def _differences(rows: Table, unit: str) -> str:
+    parts = [
+        f"{row['difference']:+.3f}{_shown_error(row)} ({row['fill']}, {row['pairs']} pairs)"
+        for row in rows
+    ]
+    return f"{unit}: " + "; ".join(parts) if parts else "no arms could be measured"
+
+
+def _all_below(rows: Table, sign: int = 1) -> Verdict:
+    return every(partial(below_zero, sign * row["difference"], _error(row)) for row in rows)
+
+
+def below_zero(value: float, error: float, factor: float = 2.0) -> Verdict:
+    """Whether a value is negative; None within its error, and where nothing varied at all.
+
+    If no question is answered differently, that says little about the next question.
+    """
+    return judged(value, error or None, *BELOW, factor)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):+.4f} to {max(values):+.4f}" if values else "nothing"
+
+
+# Edge variants ------------------------------------------------------------------------------------
+def edge_findings(table: Table) -> list[Finding]:
+    """Claims of tables ablation-edge and ablation-full about what the edges are worth.
+
+    Args:
+        table: from `edge_study`. Verdicts are at the ratio nearest 20 %, the paper's; the text
+            gives every ratio. Perplexity is that of the text at hand, a share is of the method's.
+            Errors are over rows and draws of H where the study made draws, else over rows alone.
+    """
+    ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
+    nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
+    worse = (
+        (_BOTH, "full H beats the diagonal: 12.91 to 13.08, on Mistral 8.10 to 13.26", "diagonal"),
+        (_ABLATIONS, "without cross edges it is worse: 15.01 to 12.91", "within module"),
+        (
+            _ABLATIONS,
+            "and worse than without any edge: 15.01 to 13.08",
+            "within module",
+            "diagonal",
+        ),
+        (_KINDS, "head-only pruning is worse: 1526 to 8.10", "head-only"),
+        (_KINDS, "FFN-only pruning is worse: 9.10 to 8.10", "FFN-only"),
+        (_SOLVER, "choosing per cost is the well-behaved rule (no number)", "plain"),
+    )
+    findings = [
+        Finding("edges", claim, where, *_worse(table, nearest, *variants))
+        for where, claim, *variants in worse
+    ]
+    blocks = ("cross block", "ffn block")
+    bare = [f"{block}, no diagonal" for block in blocks]
+    same = (
+        ("same-layer edges alone stay within noise (12.21 to 12.91)", "within layer", 0.1),
+        ("adjacent layers alone too (11.84 to 12.91)", "adjacent layers", 0.1),
+        ("clipped edges give the same perplexity as signed ones", "clipped", 0.001),
+        ("absolute edges give the same perplexity as signed ones", "absolute", 0.001),
+    )
+    return [
+        *findings,
+        Finding(
+            "edges",
+            "one isolated block without the diagonal collapses the model (2531, 924)",
+            _ABLATIONS,
+            *_collapse(table, nearest, bare),
+        ),
+        Finding(
+            "edges",
+            "an isolated block of edges mis-ranks (its diagonal was zeroed too; here it is kept)",
+            _ABLATIONS,
+            *_collapse(table, nearest, blocks),
+        ),
+        *(
+            Finding("edges", claim, _ABLATIONS, *_same(table, nearest, variant, margin))
+            for claim, variant, margin in same
+        ),
+    ]
+
+
+def _variant(table: Table, ratio: float, name: str) -> Row | None:
+    """A measured row; None where that variant has no plan or was not asked for."""
+    rows = pick(table, requested_ratio=ratio, variant=name)
+    return rows[0] if rows and rows[0]["measured"] is not None else None
+
+
+def _by_ratio(table: Table, say: str, variant: str, other: str = "") -> str:
+    parts = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        change = _change(table, ratio, variant, other)
+        known = "no plan"
+        if change["change"] is not None:
+            known = f"{change['change']:+.3g} ± {number(change['change_error']):.2g}"
+            known += covered(change, "change")
+        parts.append(f"{known} at {ratio:.0%}")
+    return f"{say} " + ", ".join(parts)
+
+
+def _change(table: Table, ratio: float, variant: str, other: str = "") -> Row:
+    """Perplexity of a variant less that of another (else the method), with its error.
+
+    Between two variants the error is the sum of theirs against the method, the most it can be; it
+    has the fewer degrees of freedom of the two.
+    """
+    rows = [_variant(table, ratio, name) for name in (variant, *([other] if other else []))]
+    if any(row is None for row in rows):
+        return {"change": None, "change_error": None}
+    changes = [carried(row, "perplexity_difference", "change") for row in rows if row]
+    if len(changes) == 1:
+        return changes[0]
+    first, second = changes
+    whole = {"change": first["change"] - second["change"]}
+    for name in first.keys() & second.keys() - {"change"}:
+        pair = (first[name], second[name])
+        if name == "change_note":
+            whole[name] = " ".join(dict.fromkeys(filter(None, pair)))
+        elif None in pair:
+            whole[name] = None
+        else:
+            fewer = name in ("change_degrees", "change_draws")
+            whole[name] = min(pair) if fewer else sum(pair)
+    return whole
+
+
+def _worse(table: Table, ratio: float, variant: str, other: str = "") -> tuple[str, Verdict]:
+    change = _change(table, ratio, variant, other)
+    against = f"perplexity {variant} - {other or 'full H'}:"
+    # equal plans differ by exactly 0 ± 0: not worse, so 0 is no part of the range
+    return _by_ratio(table, against, variant, other), judged_column(change, "change", *ABOVE)
+
+
+def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str, Verdict]:
+    method = _variant(table, ratio, "full H")
+    most = margin * method["perplexity"] if method else math.nan
+    verdict = judged_column(_change(table, ratio, variant), "change", -most, most)
+    return _by_ratio(
+        table, f"within {margin:.1%}? perplexity {variant} - full H:", variant
+    ), verdict
+
+
+def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str, Verdict]:
+    """Collapse here: more than twice the perplexity of the method, of every variant."""
+    method = _variant(table, ratio, "full H")
+    judges: list[Judge] = []
+    parts = []
+    for name in variants:
+        row = _variant(table, ratio, name)
+        if row is None or method is None:
+            continue
+        scale = method["perplexity"]
+        error = (row["perplexity_difference_error"] or 0.0) / scale
+        degrees = row.get("perplexity_difference_degrees", math.inf)
+        judges.append(
+            partial(judged, row["perplexity"] / scale, error, 2, math.inf, degrees=degrees)
+        )
+        parts.append(f"{name} {row['perplexity'] / scale:.2f}")
+    text = f"perplexity over that of full H at {ratio:.0%}: {', '.join(parts) or 'no plan'}"
+    return text, every(judges)
+
+
+# Structure of H -----------------------------------------------------------------------------------
+def structure_findings(blocks: Table, budgets: Table) -> list[Finding]:
+    """Claims about the mean correlation of blocks, and about budgets at the largest lambda.
+
+    Args:
+        blocks: from `block_table`.
+        budgets: from `budget_table`.
+    """
+    whole = {row["block"]: row for row in pick(blocks, reach="all")}
+    findings = []
+    if len(whole) == 3:
+        mean = {block: row["mean_absolute"] for block, row in whole.items()}
+        error = {block: number(row["mean_absolute_error"]) for block, row in whole.items()}
+        inside = mean["attention"] + mean["ffn"]
+        share = 2 * mean["cross"] / inside
+        parts = math.hypot(error["attention"], error["ffn"]) / inside
+        spread = share * math.hypot(error["cross"] / mean["cross"], parts)
+        listed = ", ".join(f"{block} {mean[block]:.3f} ± {error[block]:.3f}" for block in mean)
+        findings = [
+            Finding(
+                "blocks",
+                "cross-module edges (mean |ρ| 0.086) are on a par with those inside (0.10, 0.07)",
+                'section "Why Cross-Module Edges Matter"',
+                f"{listed}: cross over inside {share:.2f} ± {spread:.2f}",
+                within(share, spread, 0.5, 2),
+            ),
+            Finding(
+                "blocks",
+                "FFN redundancy below 0.10, where it says that edges help (its 8B: 0.074)",
+                "Table ffncorr",
+                f"{mean['ffn']:.3f} ± {error['ffn']:.3f}",
+                within(mean["ffn"], error["ffn"], 0, 0.10),
+            ),
+        ]
+    return findings + _budget_findings([row for row in budgets if not row["note"]])
+
+
+def _budget_findings(rows: Table) -> list[Finding]:
+    if not rows:
+        return []
+    strongest = max(row["interaction_strength"] for row in rows)
+    rows = pick(rows, interaction_strength=strongest)
+    middle = (max(row["layer"] for row in rows) + 1) / 2
+    findings = []
+    for half, heavy, light in (("early", "ffn", "attention"), ("late", "attention", "ffn")):
+        mine = [row for row in rows if (row["layer"] < middle) == (half == "early")]
+        share, error = {}, 0.0
+        for kind in (heavy, light):
+            some = pick(mine, kind=kind)
+            share[kind] = float(np.mean([row["share"] for row in some])) if some else math.nan
+            error += (
+                float(np.mean([number(row["share_error"]) for row in some])) if some else math.nan
+            )
+        listed = ", ".join(f"{kind} {value:.1%}" for kind, value in share.items())
+        findings.append(
+            Finding(
+                "budgets",
+                f"plans are {heavy.upper() if heavy == 'ffn' else heavy}-heavy in {half} layers",
+                _MECHANISM,
+                f"removed there at λ = {strongest:g}: {listed}, difference ± at most {error:.1%}",
+                below_zero(share[light] - share[heavy], error),
+            )
+        )
+    return findings
+
+
+def proposition_findings(table: Table) -> list[Finding]:
+    """The paper's propositions, from `proposition_table`."""
+    balance = [row for row in table if row["quantity"].endswith("the mean correlation")]
+    over = pick(table, proposition="overshoot")
+    gram = pick(table, proposition="gram")
+    mass = pick(table, quantity="share of |H| off the diagonal")
+    strongest = max((row["interaction_strength"] or 0.0 for row in table), default=0.0)
+    nearest = min((r["requested_ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))
+    positive = [
+        row
+        for row in pick(table, quantity="share of positive edges", interaction_strength=strongest)
+        if row["requested_ratio"] == nearest
+    ]
+    spread = pick(table, quantity="single-unit KL CV, FFN")
+    near: list[Judge] = [
+        partial(_inside, row, 0.5 * row["reference"], 2 * row["reference"]) for row in balance
+    ]
+    text = "; ".join(
+        f"{row['value']:.2f} for {row['reference']:.2f} (|S| = {row['units']})" for row in balance
+    )
+    return [
+        Finding(
+            "propositions",
+            "H is a Gram matrix: no negative eigenvalue",
+            'Prop. "Gram equivalence"',
+            f"smallest over largest eigenvalue {brief(gram[0]['value'], 2)}",
+            all(row["holds"] for row in gram),
+        ),
+        Finding(
+            "propositions",
+            "edges over diagonal are about 2 |S| |ρ|",
+            'Prop. "Edge-to-diagonal balance"',
+            f"{text}; within a factor of 2 counts as about",
+            every(near),
+        ),
+        Finding(
+            "propositions",
+            "a plan overshoots its ratio by at most one unit",
+            'Prop. "Overshoot bound"',
+            f"at most {max(row['value'] for row in over):.2%}, a unit is "
+            f"{over[0]['reference']:.2%} of the cost",
+            all(row["holds"] for row in over),
+        ),
+        *(_finding("H is far from diagonal", "Fig. evidence", row, 0.5) for row in mass),
+        *(
+            _finding("edges in a plan are predominantly positive", _SIGNS, row, 0.5)
+            for row in positive
+        ),
+        *(
+            _finding(
+                "where edges help, saliency is well differentiated (the model where they do not "
+                "help has an FFN CV of 0.084)",
+                'section "Scope of Applicability"',
+                row,
+                0.084,
+            )
+            for row in spread
+        ),
+    ]
+
+
+def _inside(row: Row, low: float, high: float, factor: float = 2.0) -> Verdict:
+    return judged(row["value"], row["value_error"], low, high, factor)
+
+
+def _finding(claim: str, where: str, row: Row, low: float) -> Finding:
+    error = row["value_error"]
+    ours = f"{row['quantity']} {row['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
+    return Finding("propositions", claim, where, ours, _inside(row, low, math.inf))

@@ -1,0 +1,302 @@
+"""The structure of H: its blocks, the budgets of its plans, and its spectrum.
+
+Sections "Geometry of the Pruning Risk" and "Mechanism Analysis"; `propositions.py` has the paper's
+propositions. Nothing here runs a model: numpy alone, from H and its groups of sequences. Standard
+errors are None for an H without groups.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.curvature.matrix import BLOCKS, Curvature
+from cocurve_lab.curvature.uncertainty import Groups
+from cocurve_lab.figures import (
+    COLORS,
+    DASHES,
+    LABELS,
+    SYMBOLS,
+    finish,
+    graph_objects,
+    log_axis,
+    look,
+)
+from cocurve_lab.models.families import KINDS
+from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..shared import errors_of, group_marks, resampled, spread_of
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+
+REACHES = ("all", "same layer", "adjacent layers", "further")
+PAPER_BLOCKS = {"attention": 0.10, "cross": 0.086, "ffn": 0.07}  # Llama-3.1-8B-Instruct
+
+# columns of `block_table` for reading, with `shown`
+BLOCK_COLUMNS: Columns = {
+    "block": "",
+    "reach": "",
+    "pairs": "",
+    "mean_absolute": "mean |ρ|",
+    "noise_floor": "noise floor",
+    "corrected": "",
+    "mean_signed": "mean ρ",
+    "positive_share": "share ρ > 0",
+    "paper": "paper's 8B",
+}
+
+
+# Blocks -------------------------------------------------------------------------------------------
+def block_table(curvature: Curvature, cache: Folder = None) -> Table:
+    """Mean correlation of each block of H, in all and by distance in layers ("Block-wise").
+
+    Args:
+        curvature: H [M, M]; with its groups, errors and noise floors are known too.
+        cache: folder to keep the table in.
+
+    Returns:
+        One row per block (BLOCKS) and reach (REACHES) that has a pair: pairs (unordered),
+        mean_absolute |rho| and mean_signed rho, each with its jackknife standard error,
+        positive_share of rho > 0, noise_floor (the mean_absolute that sampling alone would give,
+        from two halves of the groups), corrected (mean_absolute without that upward bias), and
+        paper (its 8B, for the whole blocks).
+    """
+    return cached_table(cache, "blocks", group_marks(curvature), lambda: _blocks(curvature))
+
+
+def _blocks(curvature: Curvature) -> Table:
+    masks = _block_masks(curvature)
+
+    def means(part: Curvature) -> list[float]:
+        rho = part.correlation()
+        return [v for mask in masks.values() for v in (np.abs(rho[mask]).mean(), rho[mask].mean())]
+
+    values = means(curvature)
+    errors = errors_of(curvature, means, len(values))
+    rho, halves = curvature.correlation(), _halves(curvature)
+    rows = []
+    for number, ((block, reach), mask) in enumerate(masks.items()):
+        row: Row = {"block": block, "reach": reach, "pairs": int(mask.sum()) // 2}
+        for offset, name in enumerate(("mean_absolute", "mean_signed")):
+            row[name] = values[2 * number + offset]
+            row[f"{name}_error"] = errors[2 * number + offset]
+        row |= {"positive_share": (rho[mask] > 0).mean(), "noise_floor": None, "corrected": None}
+        if halves is not None:
+            a, b = halves[0][mask], halves[1][mask]
+            row["noise_floor"] = np.abs(a - b).mean() / 2
+            # noise makes |a| too large, but not b in the direction of a: the halves are independent
+            row["corrected"] = (np.sign(a) * b + np.sign(b) * a).mean() / 2
+        rows.append(row | {"paper": PAPER_BLOCKS[block] if reach == "all" else None})
+    return rows
+
+
+def _block_masks(curvature: Curvature) -> dict[tuple[str, str], np.ndarray]:
+    """Ordered pairs u != v of each block and reach that has any: bool [M, M]."""
+    layers = curvature.units.layers
+    distance = np.abs(layers[:, None] - layers[None, :])
+    near = {"all": distance >= 0, "same layer": distance == 0, "adjacent layers": distance == 1}
+    near["further"] = distance > 1
+    masks = {(b, r): curvature.pair_mask(b) & near[r] for b in BLOCKS for r in REACHES}
+    return {key: mask for key, mask in masks.items() if mask.any()}
+
+
+def _halves(curvature: Curvature) -> list[np.ndarray] | None:
+    """Correlations of two disjoint halves of the groups; None without two groups."""
+    if curvature.group_grams is None:
+        return None
+    groups = Groups.of(curvature)
+    return [half.correlation() for half in groups.halves()] if len(groups) > 1 else None
+
+
+def plot_blocks(table: Table) -> Figure:
+    """Mean |rho| per block and reach with error bars; gray bars are the noise floor."""
+    figure = graph_objects().Figure()
+    looks = (("attention", COLORS["attention"], ""), ("cross", COLORS["bridge"], "x"))
+    for block, color, pattern in (*looks, ("ffn", COLORS["ffn"], "/")):
+        rows = pick(table, block=block)
+        figure.add_bar(
+            x=[row["reach"] for row in rows],
+            y=[row["mean_absolute"] for row in rows],
+            error_y={
+                "array": [row["mean_absolute_error"] or 0.0 for row in rows],
+                "color": "#808080",
+            },
+            name=LABELS.get(block, block),
+            offsetgroup=block,
+            marker={"color": color, "pattern": {"shape": pattern}},
+        )
+    for block in BLOCKS:
+        rows = [row for row in pick(table, block=block) if row["noise_floor"] is not None]
+        figure.add_bar(
+            x=[row["reach"] for row in rows],
+            y=[row["noise_floor"] for row in rows],
+            name="noise floor",
+            offsetgroup=block,
+            showlegend=block == BLOCKS[0],
+            marker={"color": "rgba(128,128,128,0.7)"},
+        )
+    figure.update_layout(barmode="group")
+    figure.update_xaxes(title_text="distance of the two units")
+    figure.update_yaxes(title_text="mean |ρ|")
+    return finish(figure, "Curvature correlation by block and distance")
+
+
+# Budgets ------------------------------------------------------------------------------------------
+def budget_table(
+    curvature: Curvature,
+    ratio: float = 0.2,
+    strengths: tuple[float, ...] = (0.0, 1.0),
+    guards: Guards = FREE,
+    cache: Folder = None,
+) -> Table:
+    """Share of each layer's and kind's cost that plans remove (appendix, "Layer pattern").
+
+    Args:
+        curvature: H [M, M].
+        ratio: share of removable cost, [0, 1).
+        strengths: lambdas, a plan each.
+        guards: of all plans.
+        cache: folder to keep the table in.
+
+    Returns:
+        One row per lambda, kind and layer that has such units: units and share removed, share_error
+        (standard deviation of the share over 100 bootstrap draws of the groups, each solved anew)
+        and draws that had a plan. Where greedy reaches no plan, one row says so in `note`.
+
+    Raises:
+        InputError: ratio or lambda out of range.
+    """
+    settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
+
+    def compute() -> Table:
+        return [
+            row for value in strengths for row in _budget(curvature, ratio, float(value), guards)
+        ]
+
+    return cached_table(cache, "budgets", settings, compute)
+
+
+def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Table:
+    head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
+    names = ("kind", "layer", "units", "share", "share_error", "draws")
+    try:
+        plan = solve_greedy(curvature, ratio, strength, guards)
+    except InfeasibleError as error:
+        return [head | dict.fromkeys(names) | {"note": str(error)}]
+    drawn = []
+    for part in resampled(curvature):
+        try:
+            drawn.append(_shares(solve_greedy(part, ratio, strength, guards)))
+        except InfeasibleError:
+            continue
+    shares, spread = _shares(plan), spread_of(drawn)
+    rows = []
+    for (kind, layer), place in np.ndenumerate(np.arange(shares.size).reshape(shares.shape)):
+        if np.isnan(shares[kind, layer]):
+            continue
+        units = plan.units
+        mine = plan.indicator & (units.layers == layer) & (units.kinds == KINDS[kind])
+        wobble = None if spread is None else spread.ravel()[place]
+        row = (KINDS[kind], layer, int(mine.sum()), shares[kind, layer], wobble, len(drawn))
+        rows.append(head | dict(zip(names, row, strict=True)))
+    return rows
+
+
+def _shares(plan: Selection) -> np.ndarray:
+    """Share removed [kinds, layers], NaN where a layer has no unit of the kind."""
+    return np.stack([plan.layer_budget()[kind] for kind in KINDS])
+
+
+def plot_budgets(table: Table) -> Figure:
+    """Share of each layer's attention and FFN cost removed, per lambda, with bootstrap errors."""
+    figure = graph_objects().Figure()
+    done = [row for row in table if not row["note"]]
+    for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
+        for kind in KINDS:
+            rows = pick(done, interaction_strength=strength, kind=kind)
+            figure.add_scatter(
+                x=[row["layer"] for row in rows],
+                y=[row["share"] for row in rows],
+                error_y={"type": "data", "array": [row["share_error"] or 0.0 for row in rows]},
+                name=f"{LABELS[kind]}, λ = {strength:g}",
+                mode="lines+markers",
+                line={"color": COLORS[kind], "dash": DASHES[number % len(DASHES)]},
+                marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
+            )
+    figure.update_xaxes(title_text="layer")
+    figure.update_yaxes(title_text="share of the layer's parameters removed", tickformat=".0%")
+    return finish(figure, "Share of each layer removed, by kind and λ")
+
+
+# Spectrum -----------------------------------------------------------------------------------------
+def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
+    """Eigenvalues of H, largest first, and the effective number of directions.
+
+    Args:
+        curvature: H [M, M], not all zero.
+        cache: folder to keep the table in.
+
+    Returns:
+        One row per eigenvalue: rank (from 1), eigenvalue [nats per token], share of the trace,
+        cumulative share, each with its jackknife standard error (low where eigenvalues nearly
+        coincide); and, the same in every row, effective_rank = exp of the entropy of the shares
+        (Roy and Vetterli 2007) with its error, and participation = trace^2 / sum of squares.
+
+    Raises:
+        InputError: H is zero.
+    """
+    if not curvature.saliency.sum() > 0:
+        raise InputError(
+            "the trace of H is 0, so no eigenvalue has a share of it. Build H on more text."
+        )
+    return cached_table(cache, "spectrum", group_marks(curvature), lambda: _spectrum(curvature))
+
+
+def _spectrum(curvature: Curvature) -> Table:
+    size = len(curvature.units)
+
+    def read(part: Curvature) -> np.ndarray:
+        values = part.spectrum()
+        shares = np.clip(values / values.sum(), 0.0, None)  # rounding makes the last ones negative
+        rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum())
+        return np.concatenate([values, shares, np.cumsum(shares), [rank, 1 / (shares**2).sum()]])
+
+    values, errors = read(curvature), errors_of(curvature, read, 3 * size + 2)
+    whole = {
+        "effective_rank": values[-2],
+        "effective_rank_error": errors[-2],
+        "participation": values[-1],
+        "participation_error": errors[-1],
+    }
+    rows = []
+    for rank in range(size):
+        row: Row = {"rank": rank + 1}
+        for part, name in enumerate(("eigenvalue", "share", "cumulative")):
+            row |= {name: values[part * size + rank], f"{name}_error": errors[part * size + rank]}
+        rows.append(row | whole)
+    return rows
+
+
+def plot_spectrum(table: Table) -> Figure:
+    """Share of the trace by rank, log axis, and the cumulative share."""
+    figure = graph_objects().Figure()
+    for number, name in enumerate(("share", "cumulative")):
+        rows = [row for row in table if row[name] > 0]
+        figure.add_scatter(
+            x=[row["rank"] for row in rows],
+            y=[row[name] for row in rows],
+            error_y={"type": "data", "array": [row[f"{name}_error"] or 0.0 for row in rows]},
+            mode="markers",
+            name=name,
+            marker=look(number) | {"size": 6},
+        )
+    figure.update_xaxes(title_text="rank of the eigenvalue")
+    figure.update_yaxes(title_text="share of the trace of H", **log_axis(column(table, "share")))
+    return finish(figure, f"Spectrum of H: effective rank {table[0]['effective_rank']:.1f}")

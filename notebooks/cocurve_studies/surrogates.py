@@ -1,0 +1,278 @@
+"""Plans of H, of the pair KL Q and of the additive KL F beside what they cost (notebook 11).
+
+This departs from the paper, whose only surrogate is H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.tables import Folder, Row, Table, cached_table, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.choosing.neighbors import Neighbors
+from cocurve_lab.extensions.repairing.repair import repair
+from cocurve_lab.figures import GUIDE, finish, graph_objects, log_axis, look
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import PlanTable, measure_plans, model_risk
+from cocurve_lab.models.units import Unit
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+
+from .shared import known, marks, sequence_columns, sequence_values
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+SURROGATES = {"by_h": "H", "by_q": "Q", "by_f": "F"}  # column of a prediction -> its name
+COLUMNS = {"requested_ratio": "asked", "way": "plan of", **SURROGATES, "measured": "measured"}
+PREFERRED_COLUMNS = {"requested_ratio": "asked", "measured": "", "H": "", "Q": "", "F": ""}
+WAY_COLUMNS = {
+    "way": "plan of",
+    "kl": "KL",
+    "against_first": "minus the first",
+    "refitted": "KL refitted",
+    "evaluations": "row evaluations",
+}
+
+
+def plans_by_way(
+    curvature: Curvature, ratios: Iterable[float]
+) -> dict[float, dict[str, Selection]]:
+    """The greedy plans of H at lambda 0 and 1, of Q and of F, by ratio and by what made them.
+
+    Q and F are solved on the part "fit" of the sketch, so that "price" is left to predict on.
+
+    Raises:
+        InputError: H has no sketch of shifts, or its build had fewer than four groups.
+    """
+    pair, additive = curvature.pair_kl("fit"), curvature.additive()
+    return {
+        ratio: {
+            "H, λ 0": solve_greedy(curvature, ratio, 0.0),
+            "H, λ 1": solve_greedy(curvature, ratio, 1.0),
+            "Q": solve_greedy(pair, ratio),
+            "F": additive.solve(ratio, part="fit"),
+        }
+        for ratio in ratios
+    }
+
+
+def prediction_table(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    plans: Mapping[float, Mapping[str, Selection]],
+    text: CalibrationSet,
+    *,
+    cache: Folder = None,
+) -> Table:
+    """What H, Q and F predict for each plan, beside its measured KL; nats per token.
+
+    Q and F predict on the part "price" of the sketch, H on all positions of its build.
+
+    Args:
+        model: the dense model.
+        curvature: H [M, M] with a sketch of shifts.
+        plans: of `plans_by_way`.
+        text: held-out rows.
+        cache: folder of measured plans; None keeps nothing.
+
+    Returns:
+        One row per plan: requested_ratio, way, realized_ratio, by_h, by_q, by_f and measured, the
+        last two with their errors over groups of sequences and over held-out rows.
+    """
+    named = [(ratio, way, plan) for ratio, own in plans.items() for way, plan in own.items()]
+    pair, additive = curvature.pair_kl("price"), curvature.additive()
+    measured = measure_plans(
+        model,
+        [plan for _, _, plan in named],
+        text,
+        checkpoint=plans_file(cache, model, text),
+        calibrated_on=curvature,
+    )
+    return [
+        {
+            "requested_ratio": ratio,
+            "way": way,
+            "realized_ratio": plan.realized_ratio,
+            "by_h": curvature.risk(plan.pruned),
+            "by_q": pair.risk(plan.pruned),
+            "by_f": additive.predict(plan, "price"),
+            "by_f_error": known(additive.standard_error(plan, "price")),
+            "measured": float(mean),
+            "measured_error": known(error),
+        }
+        for (ratio, way, plan), mean, error in zip(
+            named, measured.mean, measured.standard_error, strict=True
+        )
+    ]
+
+
+def preferred(table: Table) -> Table:
+    """Which plan of each ratio costs least as measured, and by the prediction of H, Q and F.
+
+    Args:
+        table: of `prediction_table`.
+
+    Returns:
+        One row per ratio: requested_ratio, measured, H, Q and F, each the way of a plan.
+    """
+    found: Table = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        row: Row = {"requested_ratio": ratio}
+        for column, name in {"measured": "measured", **SURROGATES}.items():
+            least = min(pick(table, requested_ratio=ratio), key=lambda one: float(one[column]))
+            row[name] = least["way"]
+        found.append(row)
+    return found
+
+
+def plot_predictions(table: Table) -> Figure:
+    """Measured KL of every plan against what H, Q and F predict, log axes."""
+    figure, drawn = graph_objects().Figure(), list[float]()
+    for place, (column, name) in enumerate(SURROGATES.items()):
+        rows = [row for row in table if row[column] > 0]  # Q may be negative: not on a log axis
+        drawn += [row[column] for row in rows]
+        figure.add_scatter(
+            x=[row[column] for row in rows],
+            y=[row["measured"] for row in rows],
+            error_y={"array": [row["measured_error"] or 0.0 for row in rows], "thickness": 1},
+            mode="markers",
+            name=f"predicted by {name}",
+            marker=look(place) | {"size": 8},
+            text=[f"plan of {row['way']}, {row['requested_ratio']:.0%}" for row in rows],
+            hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
+        )
+    ends = [min(drawn), max(drawn)] if drawn else []
+    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
+    measured = [row["measured"] for row in table]
+    figure.update_xaxes(title_text="predicted, nats per token", **log_axis(drawn))
+    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
+    return finish(figure, "H, Q and F: predicted and measured")
+
+
+def way_table(
+    model: PreTrainedModel,
+    plans: Mapping[str, Selection],
+    evaluations: Mapping[str, int],
+    calibration: CalibrationSet,
+    text: CalibrationSet,
+    *,
+    cache: Folder = None,
+) -> Table:
+    """Measure the plans of several ways, as pruned and as refitted.
+
+    Args:
+        model: the dense model.
+        plans: by what made them; the first is the one to compare with.
+        evaluations: row evaluations that each plan took.
+        calibration: rows of the refit (`repair`).
+        text: rows on which nothing was chosen.
+        cache: folder of the table; None keeps nothing.
+
+    Returns:
+        One row per plan: way, realized_ratio, kl, refitted and against_first, the paired difference
+        to the first plan without a refit, each with its error over rows, and evaluations.
+
+    Raises:
+        MismatchError: rows are in both texts.
+    """
+    text.require_disjoint(calibration)
+
+    def measure() -> Table:
+        pruned = measure_plans(
+            model, list(plans.values()), text, checkpoint=plans_file(cache, model, text)
+        )
+        rows: Table = []
+        for way, plan, kl in zip(plans, plans.values(), pruned.kl, strict=True):
+            refitted = model_risk(model, repair(model, plan, calibration), text)
+            values = sequence_columns(kl, "kl") | sequence_columns(refitted, "refitted")
+            rows.append({"way": way, **values})
+        return rows
+
+    made = {way: plan.fingerprint for way, plan in plans.items()}
+    settings = marks(model, text=text, plans=made, refit=calibration.fingerprint)
+    kept = cached_table(cache, "ways", settings, measure)
+    chosen = tuple(plans.values())
+    pruned = PlanTable(chosen, sequence_values(kept, "kl"))
+    refitted = PlanTable(chosen, sequence_values(kept, "refitted"))
+    return [
+        _way(way, pruned, refitted, place) | {"evaluations": evaluations[way]}
+        for place, way in enumerate(plans)
+    ]
+
+
+def _way(way: str, pruned: PlanTable, refitted: PlanTable, place: int) -> Row:
+    difference, error = pruned.paired(place, 0)
+    return {
+        "way": way,
+        "realized_ratio": pruned.selections[place].realized_ratio,
+        "kl": float(pruned.mean[place]),
+        "kl_error": known(pruned.standard_error[place]),
+        "against_first": difference,
+        "against_first_error": known(error),
+        "refitted": float(refitted.mean[place]),
+        "refitted_error": known(refitted.standard_error[place]),
+    }
+
+
+# Swaps by hand ------------------------------------------------------------------------------------
+
+
+def swapped(
+    plan: Selection, out: Sequence[Unit | str | int], into: Sequence[Unit | str | int]
+) -> Selection:
+    """The plan with some units taken out of it, which stay in the model, and others put in.
+
+    Args:
+        plan: a plan without gains.
+        out: units of the plan.
+        into: units that are not in the plan, and go instead.
+
+    Raises:
+        InputError: an unknown unit, one that cannot be taken out or put in, or a result that misses
+            the target or breaks the guards of the plan.
+    """
+    units, pruned = plan.units, set(plan.pruned)
+    gone, new = set(units.indices(out)), set(units.indices(into))
+    for wrong, where in ((gone - pruned, "not in the plan"), (new & pruned, "in the plan already")):
+        if wrong:
+            raise InputError(
+                f"{units[min(wrong)].name} is {where}. Take out units of plan.pruned, and put in "
+                "units of plan.kept."
+            )
+    made = Neighbors(plan).selection(pruned - gone | new)
+    Neighbors(made)  # raises where the swap misses the target
+    return made
+
+
+def duel(
+    model: PreTrainedModel,
+    plan: Selection,
+    out: Sequence[Unit | str | int],
+    into: Sequence[Unit | str | int],
+    text: CalibrationSet,
+) -> str:
+    """Measure a plan with some units swapped against the plan itself, and say which costs less.
+
+    Args:
+        plan, out, into: as for `swapped`.
+        text: at least two held-out rows.
+
+    Raises: as `swapped`.
+    """
+    mine = swapped(plan, out, into)
+    if set(mine.pruned) == set(plan.pruned):
+        return "nothing is swapped: name units to take out and to put in"
+    table = measure_plans(model, [mine, plan], text, progress=False)
+    difference, error = table.paired(0, 1)
+    verdict = "cannot be told: within two standard errors"
+    if abs(difference) > 2 * error:
+        verdict = "yours costs less" if difference < 0 else "yours costs more"
+    return (
+        f"yours {table.mean[0]:.4f}, the plan {table.mean[1]:.4f}, difference "
+        f"{difference:+.4f} ± {error:.4f} nats per token: {verdict}"
+    )

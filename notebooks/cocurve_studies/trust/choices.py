@@ -1,0 +1,421 @@
+"""The best lambda and the best guards, ratio by ratio (section "A trust-region view").
+
+Everything is chosen on one text and reported on another, with paired standard errors, over draws
+of H too where they are asked for (see draws.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.choosing.racing import Candidate, ChoiceOptions, Judge
+from cocurve_lab.extensions.choosing.settings import (
+    GuardsChoice,
+    InteractionChoice,
+    choose_guards,
+    choose_interaction_strength,
+)
+from cocurve_lab.figures import finish, graph_objects, log_axis, look
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import measure_plans
+from cocurve_lab.solver.selection import Selection
+
+from ..draws import Plans, Redrawn, again, carried, draw_marks, redraw
+from ..shared import marks
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+
+# lambda of the authors' release at 20 %, by model: the lowest held-out KL over its path
+RELEASED: Mapping[str, float] = MappingProxyType(
+    {"Llama-3.1-8B-Instruct": 0.0108, "Llama-3.2-3B": 0.0911, "Falcon3-7B": 0.2177}
+)
+
+# columns of `strength_summary` and `guards_study` for reading, with `shown`
+BEST_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "plans": "plans measured",
+    "best_from": "best λ from",
+    "best_to": "to",
+    "gate": "gate's λ",
+    "kl_best": "KL of the best",
+    "kl_lambda_0": "KL, λ 0",
+    "kl_lambda_1": "KL, λ 1",
+}
+BENEFIT_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "edge_benefit": "KL(λ 0) − KL(λ 1)",
+    "lambda_0_behind": "KL(λ 0) − KL(best)",
+    "lambda_1_behind": "KL(λ 1) − KL(best)",
+}
+FITTING_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "edge_mass": "edge mass E",
+    "remainder": "remainder b",
+    "fitting": "1 + b/E, fits",
+    "printed": "1 − b/E, printed",
+}
+GUARDS_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "judge": "judged by",
+    "role": "plan",
+    "guards": "",
+    "kl": "KL",
+    "perplexity": "",
+    "difference": "",
+}
+
+
+Name = tuple[Any, ...]  # of a choice: its ratio, and its judge; of a plan: that and its role
+
+
+class Texts(NamedTuple):
+    """Rows to choose on, and other rows to report on."""
+
+    choose: CalibrationSet
+    report: CalibrationSet
+
+
+def strength_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),
+    draws: int = 0,
+    cache: Folder = None,
+) -> Table:
+    """Held-out KL of every plan lambda makes, ratio by ratio (Section "Trust-Region View").
+
+    Args:
+        model: the dense model.
+        curvature: its H [M, M].
+        texts: rows to choose on and to report on, disjoint from each other and the calibration.
+        ratios: shares of removable cost.
+        options: how candidates are measured.
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw solves every plan again at the same lambda.
+        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
+
+    Returns:
+        One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
+        marks the best), or "best", "lambda 0", "lambda 1" (measured on `texts.report`, with the
+        difference to the best). KL, edge mass E and remainder b in nats per token; `fitting` is
+        1 + b/E, `printed` is 1 - b/E. `gate` is the lambda of the redundancy gate, None where it is
+        undecided. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
+        `texts.report`: positive where edges help. The errors of `edge_benefit` and `difference` are
+        paired over rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
+
+    Raises:
+        InfeasibleError, InputError, MismatchError: as `choose_interaction_strength`.
+    """
+
+    settings = _marks(model, curvature, texts, ratios, options)
+    settings, count = draw_marks(cache, "strength", settings, draws, [curvature])
+
+    def compute() -> Table:
+        choices: dict[Name, InteractionChoice] = {
+            (ratio,): choose_interaction_strength(
+                model,
+                curvature,
+                ratio,
+                texts.choose,
+                report_on=texts.report,
+                options=kept_beside(options, cache, model, texts.choose),
+            )
+            for ratio in ratios
+        }
+        candidates: dict[Name, Selection] = {
+            (*name, place): entry.selection
+            for name, choice in choices.items()
+            for place, entry in enumerate(choice.curve)
+            if not entry.stopped_early
+        }
+        raced, reported = (
+            _redrawn(model, curvature, plans, text, count, options, cache)
+            for plans, text in zip((candidates, _reported(choices)), texts, strict=True)
+        )
+        rows = []
+        for name, choice in choices.items():
+            benefit = _edge_benefit(model, name, choice, texts.report, options, cache, reported)
+            gate = {"gate": choice.gate.verdict}
+            rows += [row | benefit for row in _rows(name, choice, gate, raced, reported)]
+        return rows
+
+    return cached_table(cache, "strength", settings, compute)
+
+
+def _edge_benefit(
+    model: PreTrainedModel,
+    name: Name,
+    choice: InteractionChoice,
+    report: CalibrationSet,
+    options: ChoiceOptions,
+    cache: Folder,
+    drawn: Redrawn,
+) -> Row:
+    """KL(lambda 0) - KL(lambda 1) over the same rows; None where one of the two has no plan."""
+    ends = ("lambda 0", "lambda 1")
+    plans = [choice.report[end].selection for end in ends if end in choice.report]
+    if len(plans) < 2:
+        return {"edge_benefit": None, "edge_benefit_error": None}
+    path = plans_file(cache, model, report)
+    table = measure_plans(model, plans, report, checkpoint=path, progress=options.progress)
+    benefit, error = table.paired(0, 1)
+    zero, one = ((*name, end) for end in ends)
+    return {"edge_benefit": benefit} | drawn.columns("edge_benefit", error, zero, one)
+
+
+def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[Name, Selection]:
+    """The plans measured on the reported rows, by name and role."""
+    return {
+        (*name, role): entry.selection
+        for name, choice in choices.items()
+        for role, entry in choice.report.items()
+    }
+
+
+def _redrawn(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    plans: Mapping[Name, Selection],
+    text: CalibrationSet,
+    draws: int,
+    options: ChoiceOptions,
+    cache: Folder,
+) -> Redrawn:
+    """The same settings on draws of H, measured on `text`."""
+
+    def solve(h: Curvature) -> Plans:
+        return {name: again(plan, h) for name, plan in plans.items()}
+
+    more = {"checkpoint": plans_file(cache, model, text), "progress": options.progress}
+    return redraw(model, [curvature], solve, text, draws, **more)
+
+
+def _rows(
+    name: Name,
+    choice: InteractionChoice | GuardsChoice,
+    extra: Row,
+    raced: Redrawn,
+    reported: Redrawn,
+) -> Table:
+    judge = choice.chosen.judge
+    winner = choice.curve.index(choice.winner)
+    shared = {
+        "requested_ratio": choice.best.requested_ratio,
+        "left_out": choice.left_out,
+        "infeasible": len(choice.infeasible),
+        **extra,
+    }
+    rows = [
+        {"role": "candidate", **shared, **_candidate(entry), "chosen": entry is choice.chosen}
+        | raced.columns(
+            "difference", entry.difference_error, (*name, place), (*name, winner), judge
+        )
+        for place, entry in enumerate(choice.curve)
+    ]
+    rows += [
+        {"role": role, **shared, **_candidate(entry), "chosen": role == "best"}
+        | reported.columns(
+            "difference", entry.difference_error, (*name, role), (*name, "best"), judge
+        )
+        for role, entry in choice.report.items()
+    ]
+    return rows
+
+
+def _candidate(entry: Candidate) -> Row:
+    fit, plan = entry.fit, entry.selection
+    return {
+        "start": entry.intervals[0][0],
+        "stop": entry.intervals[-1][1],
+        "interaction_strength": plan.interaction_strength,
+        "guards": str(entry.guards[0]),
+        "realized_ratio": plan.realized_ratio,
+        "units": len(plan),
+        "predicted_risk": plan.predicted_risk,
+        "kl": entry.kl,
+        "kl_error": entry.standard_error,
+        "perplexity": entry.perplexity,
+        "rows": entry.rows,
+        "difference": entry.difference,
+        "difference_error": entry.difference_error,
+        "stopped_early": entry.stopped_early,
+        "tied": entry.tied,
+        "edge_mass": fit.edge_mass,
+        "remainder": fit.remainder,
+        "fitting": fit.interaction_strength,
+        "fitting_error": fit.strength_error,
+        "printed": fit.printed,
+    }
+
+
+def strength_summary(table: Table) -> Table:
+    """By ratio: the lambda of the best plan, the lambda that fits the risk, and what edges bring.
+
+    E and b are those of the plan of lambda = 1, on the reported rows: a plan and rows that were not
+    picked for their KL.
+    """
+    rows = []
+    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
+        part = pick(table, requested_ratio=ratio)
+        chosen = next(row for row in part if row["role"] == "candidate" and row["chosen"])
+        best, zero, one = (
+            next((row for row in part if row["role"] == role), None)
+            for role in ("best", "lambda 0", "lambda 1")
+        )
+        row: Row = {
+            "requested_ratio": ratio,
+            "best_from": chosen["start"],
+            "best_to": chosen["stop"],
+            "gate": chosen["gate"],
+            "plans": sum(row["role"] == "candidate" for row in part),
+        }
+        for name, entry in (("best", best), ("lambda_0", zero), ("lambda_1", one)):
+            row[f"kl_{name}"] = None if entry is None else entry["kl"]
+            row[f"kl_{name}_error"] = None if entry is None else entry["kl_error"]
+        for name, entry in (("lambda_0", zero), ("lambda_1", one)):
+            row |= {f"{name}_behind": None, f"{name}_behind_error": None}
+            row |= {} if entry is None else carried(entry, "difference", f"{name}_behind")
+        row |= carried(chosen, "edge_benefit", "edge_benefit")
+        for name in ("edge_mass", "remainder", "fitting", "fitting_error", "printed"):
+            row[name] = None if one is None else one[name]
+        row["remainder_error"] = row[
+            "kl_lambda_1_error"
+        ]  # of b = KL - 1/2 s^T H s, H taken as exact
+        rows.append(row)
+    return rows
+
+
+# Guards -------------------------------------------------------------------------------------------
+def guards_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.2, 0.4),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),
+    draws: int = 0,
+    cache: Folder = None,
+) -> Table:
+    """Layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2, guards).
+
+    Arguments are those of `strength_study`. Each draw of H solves every plan again under the same
+    guards; the choice of the guards is not repeated.
+
+    Returns:
+        One row per ratio, judge and plan; `role` and errors as there, with "no guards" and
+        "release's guards" reported beside the best.
+    """
+    settings = _marks(model, curvature, texts, ratios, options)
+    settings, count = draw_marks(cache, "guards", settings, draws, [curvature])
+    judges: tuple[Judge, ...] = ("kl", "nll")
+
+    def compute() -> Table:
+        choices: dict[Name, GuardsChoice] = {
+            (ratio, judge): choose_guards(
+                model,
+                curvature,
+                ratio,
+                texts.choose,
+                report_on=texts.report,
+                options=replace(kept_beside(options, cache, model, texts.choose), judge=judge),
+            )
+            for ratio in ratios
+            for judge in judges
+        }
+        plans = _reported(choices)  # no verdict compares the candidates, so they are not redrawn
+        reported = _redrawn(model, curvature, plans, texts.report, count, options, cache)
+        rows = []
+        for name, choice in choices.items():
+            rows += _rows(name, choice, {"judge": name[1]}, Redrawn(), reported)
+        return rows
+
+    return cached_table(cache, "guards", settings, compute)
+
+
+def kept_beside(
+    options: ChoiceOptions, cache: Folder, model: PreTrainedModel, text: CalibrationSet
+) -> ChoiceOptions:
+    """Keep the measurements beside the tables, so that an interrupted study resumes."""
+    path = plans_file(cache, model, text)
+    return options if path is None else replace(options, checkpoint=path)
+
+
+def _marks(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float],
+    options: ChoiceOptions,
+) -> dict[str, Any]:
+    return marks(
+        model,
+        curvature,
+        dtype=False,
+        choose=texts.choose.fingerprint,
+        report=texts.report.fingerprint,
+        ratios=[float(ratio) for ratio in ratios],
+        max_candidates=options.max_candidates,
+        first_rows=options.first_rows,
+        stop_beyond=options.stop_beyond,
+        judge=options.judge,
+    )
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_strength(table: Table) -> Figure:
+    """Held-out KL against lambda, one curve per ratio; a ring marks the plan that was chosen.
+
+    The axis is symlog-like (arsinh), because published choices reach from 4.5e-5 to 0.2.
+    """
+    figure = graph_objects().Figure()
+    scale = 1e-3
+    for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
+        part = sorted(
+            (row for row in pick(table, requested_ratio=ratio) if row["role"] == "candidate"),
+            key=lambda row: row["start"],
+        )
+        x = [math.asinh((row["start"] + row["stop"]) / 2 / scale) for row in part]
+        figure.add_scatter(
+            x=x,
+            y=[row["kl"] for row in part],
+            error_y={"array": [row["kl_error"] for row in part], "thickness": 1, "width": 2},
+            mode="lines+markers",
+            name=f"{ratio:.0%}",
+            line={"color": look(number)["color"]},
+            marker=look(number) | {"size": 6},
+            text=[f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in part],
+            hovertemplate="%{text}<br>KL %{y:.4g}<extra></extra>",
+        )
+        best = next(n for n, row in enumerate(part) if row["chosen"])
+        ring = {"symbol": "circle-open", "size": 16, "line": {"width": 2}}
+        figure.add_scatter(
+            x=[x[best]],
+            y=[part[best]["kl"]],
+            mode="markers",
+            showlegend=False,
+            marker=look(number) | ring,
+            hovertemplate=f"chosen at {ratio:.0%}<extra></extra>",
+        )
+    ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
+    figure.update_xaxes(
+        title_text="weight of the edges (λ)",
+        tickvals=np.arcsinh(np.array(ticks) / scale).tolist(),
+        ticktext=ticks,
+    )
+    figure.update_yaxes(title_text="held-out KL, nats per token", **log_axis(column(table, "kl")))
+    return finish(figure, "Held-out KL by λ, for each share removed (rings: the plans chosen)")

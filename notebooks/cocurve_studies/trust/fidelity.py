@@ -1,0 +1,471 @@
+"""Predicted and measured risk of single units and of whole plans, and how well the two agree.
+
+The paper's appendix "Surrogate Fidelity: Empirical Study"; pairs are in `saturation.py`. The table
+of plans holds the KL of every held-out sequence in columns `kl_0`, `kl_1`, ..., so that its summary
+can resample the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from cocurve_lab.base.errors import InputError
+from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.uncertainty import Groups
+from cocurve_lab.figures import (
+    COLORS,
+    GUIDE,
+    LABELS,
+    finish,
+    graph_objects,
+    legend_beside,
+    log_axis,
+    look,
+)
+from cocurve_lab.measuring.agreement import (
+    PREDICTIONS,
+    RANDOM,
+    predictions,
+    price_error,
+    same_budget_pool,
+)
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import measure_plans
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..shared import known, marks, sequence_columns, sequence_values
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+    from cocurve_lab.calibration import CalibrationSet
+
+
+ACROSS, POOL = "across ratios", "same budget"
+# the paper's figures by group and statistic; an exponent of 3 is its bound on the gap
+PAPER = {
+    (f"{ACROSS}, lambda 1", "spearman"): 1.0,
+    (f"{ACROSS}, lambda 1", "pearson"): 0.95,
+    (f"{ACROSS}, lambda 1", "gap exponent in units"): 3.0,
+    (POOL, "spearman"): 0.81,
+    (POOL, "random over structured"): 3.0,
+}
+
+# columns of `fidelity_study` for reading, with `shown`
+COLUMNS: Columns = {
+    "method": "plan",
+    "requested_ratio": "removed",
+    "units": "",
+    "predicted": "",
+    "additive_kl": "additive KL",
+    "measured": "",
+    "measured_over_predicted": "measured / predicted",
+}
+
+
+@dataclass(frozen=True)
+class FidelityOptions:
+    """The plans and pairs to measure.
+
+    Attributes:
+        ratios: of the plans across ratios, each in [0, 1).
+        strengths: lambdas of those plans.
+        pool_ratio, pool_size: ratio and number of the plans of one budget, from
+            `same_budget_pool`; the paper has 26 at 0.2.
+        pairs: pairs in each of the three groups of `pair_saturation`.
+        seed: of the pool and of the random pairs.
+    """
+
+    ratios: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+    strengths: tuple[float, ...] = (0.0, 1.0)
+    pool_ratio: float = 0.2
+    pool_size: int = 26
+    pairs: int = 60
+    seed: int = 0
+
+
+# Single units -------------------------------------------------------------------------------------
+def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
+    """Predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
+
+    Same rows and positions on both sides, so the ratio shows the error of the quadratic form alone
+    (Proposition "Fisher quadratic"), without sampling and without other units. The support is the
+    same too, the build's top-r, unless the build measured over the full vocabulary
+    (`Curvature.risk_support`).
+
+    Args:
+        curvature: H [M, M] with its groups and single-unit risks, from `estimate_curvature`.
+        cache: folder to keep the table in.
+
+    Returns:
+        One row per unit: unit, kind, layer, support (of measured), predicted, measured (nats per
+        token), and
+        measured_over_predicted, None where nothing is predicted; each with its standard error over
+        groups of sequences, `..._error`.
+
+    Raises:
+        InputError: H came without groups or single-unit risks.
+    """
+    if curvature.group_risks is None or curvature.group_positions is None:
+        raise InputError(
+            "this H came without single-unit risks (a released or hand-made matrix). Use an H from "
+            "estimate_curvature, which has them."
+        )
+    grams, risks = curvature.group_grams, curvature.group_risks
+    settings = marks(curvature=curvature, groups=fingerprint(grams, risks))
+    return cached_table(cache, "single_units", settings, lambda: _single_units(curvature))
+
+
+def _single_units(curvature: Curvature) -> Table:
+    groups = Groups.of(curvature)
+    half = np.diagonal(groups.grams, axis1=1, axis2=2) / 2  # [G, M] sums over positions
+    positions, risks = curvature.group_positions, curvature.group_risks
+    assert positions is not None
+    assert risks is not None
+    risks = risks[positions > 0]
+    scored = np.broadcast_to(groups.positions[:, None], half.shape)
+    columns = {
+        name: _ratio_of_sums(top, bottom)
+        for name, top, bottom in (
+            ("predicted", half, scored),
+            ("measured", risks, scored),
+            ("measured_over_predicted", risks, half),
+        )
+    }
+    return [
+        {"unit": unit.name, "kind": unit.kind, "layer": unit.layer}
+        | {"support": curvature.risk_support}
+        | {name: known(values[i]) for name, (values, _) in columns.items()}
+        | {f"{name}_error": known(errors[i]) for name, (_, errors) in columns.items()}
+        for i, unit in enumerate(curvature.units)
+    ]
+
+
+def _ratio_of_sums(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """sum / sum over the first axis and its linearised standard error; NaN where bottom is 0."""
+    count, below = len(top), bottom.sum(axis=0)
+    empty = np.full(below.shape, np.nan)
+    ratio = np.divide(top.sum(axis=0), below, out=empty.copy(), where=below > 0)
+    if count < 2:
+        return ratio, empty
+    # the delta method: groups differ in size, so this is no mean of their ratios
+    spread = ((top - ratio * bottom) ** 2).sum(axis=0) * count / (count - 1)
+    return ratio, np.divide(np.sqrt(spread), below, out=empty, where=below > 0)
+
+
+# Plans --------------------------------------------------------------------------------------------
+def fidelity_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    held_out: CalibrationSet,
+    options: FidelityOptions = FidelityOptions(),
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Predicted and measured risk of plans across ratios, and of different plans of one budget.
+
+    Args:
+        model: the dense model.
+        curvature: H [M, M] of that model.
+        held_out: text that H was not built on.
+        options: ratios, lambdas, and the pool.
+        cache: folder for the table and for the plans measured so far; a run resumes there.
+        progress: show a progress bar.
+
+    Returns:
+        One row per plan: group (ACROSS, POOL), method, interaction_strength, requested_ratio,
+        realized_ratio, units, and in nats per token: the scores of `predictions` (predicted,
+        diagonal, single_units, pair_kl, additive_kl), the first and the last with their sampling
+        errors (plan fixed, so without the optimism of a plan chosen on the same H), measured with
+        its standard error over sequences (measured_error), kl_<n> of each sequence; and
+        measured_over_predicted.
+
+    Raises:
+        InputError: a ratio, lambda or size out of range.
+        MismatchError: H was built on a row of the text.
+    """
+    held_out.require_disjoint(curvature)
+    names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
+    asked = {name: getattr(options, name) for name in names}
+    if curvature.shifts is not None:  # tables of earlier versions have no prices by the shifts
+        asked["scores"] = list(PREDICTIONS)
+    settings = marks(model, curvature, held_out, **asked)
+
+    def compute() -> Table:
+        plans = _plans(curvature, options)
+        table = measure_plans(
+            model,
+            [plan for _, plan in plans],
+            held_out,
+            checkpoint=plans_file(cache, model, held_out),
+            progress=progress,
+            calibrated_on=curvature,
+        )
+        return [
+            row | _plan_columns(curvature, plan, kl, error)
+            for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
+        ]
+
+    table = cached_table(cache, "fidelity", settings, compute)
+    columns = dict.fromkeys((*PREDICTIONS, "additive_kl_error"))
+    return [row | {name: None for name in columns if name not in row} for row in table]
+
+
+def _plans(curvature: Curvature, options: FidelityOptions) -> list[tuple[Row, Selection]]:
+    """Every plan and the first columns of its row; without guards greedy reaches any ratio."""
+    plans = [
+        (ACROSS, f"lambda {strength:g}", solve_greedy(curvature, ratio, strength))
+        for strength in options.strengths
+        for ratio in options.ratios
+    ]
+    pool = same_budget_pool(curvature, options.pool_ratio, options.seed, options.pool_size)
+    plans += [(POOL, method, plan) for method, plan in pool]
+    return [
+        (
+            {
+                "group": group,
+                "method": method,
+                "interaction_strength": plan.interaction_strength,
+                "requested_ratio": plan.requested_ratio,
+            },
+            plan,
+        )
+        for group, method, plan in plans
+    ]
+
+
+def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: float) -> Row:
+    predicted, chosen = curvature.risk(plan.pruned), np.ix_(plan.pruned, plan.pruned)
+    sampling = None
+    if curvature.group_grams is not None:
+        error_of = Groups.of(curvature).linear_error
+        sampling = known(error_of(lambda gram: gram[chosen].sum() / 2))
+    return {
+        "realized_ratio": plan.realized_ratio,
+        "units": len(plan),
+        **predictions(curvature, plan.pruned),
+        "predicted_error": sampling,
+        "additive_kl_error": known(price_error(curvature, plan.pruned)),
+        "measured": kl.mean(),
+        "measured_error": known(error),
+        "measured_over_predicted": kl.mean() / predicted if predicted > 0 else None,
+    } | sequence_columns(kl)
+
+
+# Summary of plans ---------------------------------------------------------------------------------
+def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
+    """Statistics of how well `fidelity_study` predicted, beside the paper's figures.
+
+    Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
+    scores of `predictions` (columns diagonal, single_units, pair_kl and additive_kl). Plans across
+    ratios also get the exponent of the gap: the slope of log |measured - predicted| on the log of
+    the number of units (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube), and on that
+    of the predicted risk. The pool gets the factor by which random plans are worse. value_error,
+    low and high (95 %) come from a bootstrap over sequences, with plans and predictions fixed;
+    fit_error is the regression's own standard error.
+
+    Args:
+        table: from `fidelity_study`.
+        draws: of the bootstrap.
+        seed: of the draws.
+
+    Returns:
+        Rows of group, statistic, value, value_error, low, high, fit_error, points, left_out and
+        paper (its figure where it states one). Left out are plans without a logarithm (values at or
+        below 0) and, for exponents, gaps within two standard errors of 0.
+    """
+    means = resampled_means(sequence_values(table), draws, seed)
+    predicted, error = column(table, "predicted"), column(table, "measured_error")
+    rows: Table = []
+    for group, members in _groups(table).items():
+        x, y = predicted[members], means[:, members]
+        rows += _agreement_rows(group, x, y)
+        for name in [name for name in PREDICTIONS if name != "predicted" and name in table[0]]:
+            other = column(table, name)[members].astype(float)
+            good = np.isfinite(other)
+            values = correlations(rankdata(other[good]), rankdata(y[:, good], axis=1))
+            counts = int(good.sum()), int((~good).sum())
+            rows.append(statistic_row(group, f"spearman, {name}", values, *counts))
+        if group.startswith(ACROSS):
+            clear = np.abs(y[0] - x) > 2 * np.nan_to_num(error[members].astype(float))
+            size = column(table, "units")[members].astype(float)
+            gap = np.abs(y - x)
+            for name, scale in (("units", size), ("predicted risk", x)):
+                rows.append(_exponent(group, name, scale, gap, clear & (scale > 0)))
+    rows += _random_rows(table, means)
+    return [row | {"paper": PAPER.get((row["group"], row["statistic"]))} for row in rows]
+
+
+# columns of `rank_table` for reading, with `shown`
+RANK_COLUMNS: Columns = {
+    "group": "plans",
+    "points": "",
+    **{f"{name}_spearman": words for name, words in PREDICTIONS.items()},
+}
+
+
+def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> Table:
+    """Rank correlation of each score of `predictions` with the measured KL, group by group.
+
+    Args:
+        table: from `fidelity_study`.
+        draws, seed: as for `fidelity_summary`, which this arranges.
+
+    Returns:
+        One row per group of plans: group, points, and for each score `<score>_spearman` with its
+        error over sequences; None where the score is unknown or the plans are fewer than three.
+    """
+    rows: dict[str, Row] = {}
+    for row in fidelity_summary(table, draws, seed):
+        name = row["statistic"].removeprefix("spearman, ")
+        name = "predicted" if name == "spearman" else name
+        if name in PREDICTIONS:
+            found = rows.setdefault(row["group"], {"group": row["group"], "points": row["points"]})
+            found[f"{name}_spearman"] = row["value"]
+            found[f"{name}_spearman_error"] = row["value_error"]
+    return list(rows.values())
+
+
+def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """Means [1 + draws, rows] of values [rows, sequences]: as measured, then bootstrap draws."""
+    count = values.shape[1]
+    counts = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
+    return np.vstack([np.ones(count), counts]) @ values.T / count
+
+
+def _groups(table: Table) -> dict[str, np.ndarray]:
+    """The rows of each group of the summary, as indices."""
+    group, method = column(table, "group"), column(table, "method")
+    across, pool, random = group == ACROSS, group == POOL, method == RANDOM
+    members = {ACROSS: across}
+    members |= {f"{ACROSS}, {name}": across & (method == name) for name in dict.fromkeys(method)}
+    members |= {POOL: pool, f"{POOL}, random": pool & random}
+    members[f"{POOL}, structured"] = pool & ~random
+    return {name: np.flatnonzero(mask) for name, mask in members.items() if mask.any()}
+
+
+def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Table:
+    good = (x > 0) & (y[0] > 0)
+    left_out, x, y = int((~good).sum()), x[good], y[:, good]
+    log_y = np.log(np.where(y > 0, y, np.nan))  # a draw may reach 0 where the mean does not
+    parts = {
+        "pearson": correlations(x, y),
+        "pearson_log": correlations(np.log(x), log_y),
+        "spearman": correlations(rankdata(x), rankdata(y, axis=1)),
+        "median_ratio": np.median(y / x, axis=1) if len(x) else np.full(len(y), np.nan),
+    }
+    return [statistic_row(group, name, v, len(x), left_out) for name, v in parts.items()]
+
+
+def _exponent(group: str, name: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
+    """Slope of log gap [1 + draws, n] on log x [n] over the good points."""
+    count, left_out = int(good.sum()), int((~good).sum())
+    slopes, error = np.full(len(gap), np.nan), None
+    if count >= 3 and np.ptp(x[good]) > 0:
+        centred = np.log(x[good]) - np.log(x[good]).mean()
+        log_gap = np.log(gap[:, good])
+        slopes = log_gap @ centred / (centred @ centred)
+        rest = log_gap[0] - log_gap[0].mean() - slopes[0] * centred
+        error = float(np.sqrt(rest @ rest / (count - 2) / (centred @ centred)))
+    row = statistic_row(group, f"gap exponent in {name}", slopes, count, left_out)
+    return row | {"fit_error": error}
+
+
+def _random_rows(table: Table, means: np.ndarray) -> Table:
+    """Mean KL of the pool's random plans over that of its structured ones, and of its greedy."""
+    members = _groups(table)
+    if f"{POOL}, random" not in members or f"{POOL}, structured" not in members:
+        return []
+    random = members[f"{POOL}, random"]
+    others = {"structured": members[f"{POOL}, structured"], "greedy": members[POOL][:1]}
+    rows = []
+    for name, other in others.items():
+        below = means[:, other].mean(axis=1)
+        factor = means[:, random].mean(axis=1) / np.where(below > 0, below, np.nan)
+        rows.append(statistic_row(POOL, f"random over {name}", factor, len(random) + len(other), 0))
+    return rows
+
+
+def correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Pearson correlation [draws] of x [n] with each row of y [draws, n]; NaN below 3 points."""
+    if len(x) < 3:
+        return np.full(len(y), np.nan)
+    x, y = x - x.mean(), y - y.mean(axis=1, keepdims=True)
+    scale = np.sqrt((x @ x) * (y**2).sum(axis=1))
+    return np.divide(y @ x, scale, out=np.full(len(y), np.nan), where=scale > 0)
+
+
+def statistic_row(
+    group: str, statistic: str, values: np.ndarray, points: int, left_out: int
+) -> Row:
+    """One row of a summary, from a statistic [1 + draws]: as measured, then on bootstrap draws."""
+    drawn = values[1:][np.isfinite(values[1:])]
+    enough = np.isfinite(values[0]) and len(drawn) > 1
+    low, high = np.quantile(drawn, (0.025, 0.975)) if enough else (None, None)
+    return {
+        "group": group,
+        "statistic": statistic,
+        "value": known(values[0]),
+        "value_error": float(drawn.std(ddof=1)) if enough else None,
+        "low": None if low is None else float(low),
+        "high": None if high is None else float(high),
+        "fit_error": None,
+        "points": points,
+        "left_out": left_out,
+    }
+
+
+# Pictures -----------------------------------------------------------------------------------------
+def plot_single_unit_fidelity(table: Table) -> Figure:
+    """Measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
+    figure = graph_objects().Figure()
+    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
+        style = {"color": COLORS[kind], "symbol": symbol}
+        _points(figure, pick(table, kind=kind), LABELS[kind], style)
+    # tables kept by earlier versions do not name it
+    support = next((row["support"] for row in table if "support" in row), "the top-r support")
+    return _against_diagonal(figure, table, f"Single units: predicted, and measured on {support}")
+
+
+def plot_fidelity(table: Table) -> Figure:
+    """Measured KL of every plan against 1/2 s^T H s, log axes, error bars over sequences."""
+    figure = graph_objects().Figure()
+    names = dict.fromkeys((row["group"], row["method"]) for row in table)
+    for place, (group, method) in enumerate(names):
+        _points(figure, pick(table, group=group, method=method), f"{method} ({group})", look(place))
+    return _against_diagonal(figure, table, "Plans: predicted and measured on held-out text")
+
+
+def _points(figure: Any, rows: Table, name: str, style: dict[str, str]) -> None:
+    figure.add_scatter(
+        x=[row["predicted"] for row in rows],
+        y=[row["measured"] for row in rows],
+        error_y={
+            "type": "data",
+            "array": [row["measured_error"] or 0.0 for row in rows],
+            "thickness": 1,
+        },
+        mode="markers",
+        name=name,
+        marker=style | {"size": 8},
+        text=[row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows],
+        hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
+    )
+
+
+def _against_diagonal(figure: Any, rows: Table, title: str) -> Figure:
+    positive = [row["predicted"] for row in rows if row["predicted"] and row["predicted"] > 0]
+    ends = [min(positive), max(positive)] if positive else []
+    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
+    measured = [row["measured"] for row in rows if row["measured"]]
+    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **log_axis(positive))
+    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
+    return legend_beside(finish(figure, title))  # above, so many names would run into the title

@@ -1,0 +1,239 @@
+"""Improvements on a greedy plan: a better plan, or gains on the units it keeps.
+
+`refinement_study` sets greedy, local search and the certified bound side by side. `gains_study`
+asks whether rescaling the kept FFN groups helps on text that H has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cocurve_lab.base.errors import InfeasibleError
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.extensions.analysis.bounds import risk_lower_bound
+from cocurve_lab.extensions.analysis.refinement import refine
+from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
+from cocurve_lab.extensions.choosing.racing import ChoiceOptions
+from cocurve_lab.figures import GUIDE, finish, graph_objects, look
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import measure_plans
+from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
+
+from ..draws import Plans, draw_marks, redraw
+from ..shared import marks
+from .choices import Texts, kept_beside
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+    from transformers import PreTrainedModel
+
+
+# columns of the two studies for reading, with `shown`
+REFINEMENT_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "objective": "R_λ, greedy",
+    "refined_objective": "after search",
+    "bound": "",
+    "certified": "bound / after",
+    "units_exchanged": "units exchanged",
+    "kl": "KL, greedy",
+    "difference": "KL after − before",
+}
+GAINS_COLUMNS: Columns = {
+    "requested_ratio": "removed",
+    "interaction_strength": "λ",
+    "ridge": "ridge γ",
+    "clip": "clip τ",
+    "kl": "KL with gains",
+    "difference": "KL with − without",
+}
+
+
+def refinement_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    held_out: CalibrationSet,
+    ratios: Sequence[float] = (0.2, 0.4),
+    strengths: Sequence[float] = (0.0, 0.5, 1.0),
+    *,
+    draws: int = 0,
+    cache: Folder = None,
+    progress: bool = True,
+) -> Table:
+    """Greedy, local search and the lower bound on the objective, and what the two plans cost.
+
+    Args:
+        model: the dense model.
+        curvature: its H [M, M], positive semidefinite up to rounding.
+        held_out: rows that H has not seen.
+        ratios, strengths: every one with every other; strengths in [0, 1] (the bound's range).
+        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
+            draw solves and refines every plan again.
+        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
+        progress: show a progress bar.
+
+    Returns:
+        One row per ratio and lambda. `objective`, `refined_objective` and `bound` are R_lambda in
+        nats per token; `certified` is bound / refined objective: no plan is better by more than
+        1 - certified. KL is measured; `difference` is refined minus greedy, its error paired over
+        rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
+
+    Raises:
+        InfeasibleError, InputError, NumericalError: as `solve_greedy` and `risk_lower_bound`.
+    """
+
+    pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
+    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
+    settings, count = draw_marks(cache, "refinement", settings, draws, [curvature])
+
+    def compute() -> Table:
+        greedy = [solve_greedy(curvature, *pair) for pair in pairs]
+        plans = [*greedy, *(refine(plan, curvature) for plan in greedy)]
+        measuring: dict[str, Any] = {
+            "checkpoint": plans_file(cache, model, held_out),
+            "progress": progress,
+        }
+        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
+        solve = partial(_refined, pairs)
+        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        rows = []
+        for number, (ratio, strength) in enumerate(pairs):
+            better = number + len(pairs)
+            bound = risk_lower_bound(curvature, ratio, interaction_strength=strength)
+            objective, refined = plans[number].objective, plans[better].objective
+            assert objective is not None  # solve_greedy fills it, and refine keeps it
+            assert refined is not None
+            difference, error = table.paired(better, number)
+            rows.append(
+                {
+                    "requested_ratio": ratio,
+                    "interaction_strength": strength,
+                    "objective": objective,
+                    "refined_objective": refined,
+                    "bound": bound,
+                    "certified": bound / refined if refined > 0 else None,
+                    "units_exchanged": len(set(plans[number].pruned) ^ set(plans[better].pruned)),
+                    "kl": float(table.mean[number]),
+                    "refined_kl": float(table.mean[better]),
+                    "difference": difference,
+                }
+                | drawn.columns(
+                    "difference", error, (ratio, strength, "refined"), (ratio, strength, "greedy")
+                )
+            )
+        return rows
+
+    return cached_table(cache, "refinement", settings, compute)
+
+
+def _refined(pairs: Sequence[tuple[float, float]], curvature: Curvature) -> Plans:
+    """Greedy plans of one draw of H and what local search makes of them."""
+    plans: dict[Any, Selection | None] = {}
+    for pair in pairs:
+        try:
+            greedy = solve_greedy(curvature, *pair)
+        except InfeasibleError:
+            continue
+        plans[(*pair, "greedy")] = greedy
+        plans[(*pair, "refined")] = refine(greedy, curvature)
+    return plans
+
+
+def gains_study(
+    model: PreTrainedModel,
+    curvature: Curvature,
+    texts: Texts,
+    ratios: Sequence[float] = (0.2, 0.4),
+    strengths: Sequence[float] = (0.0, 1.0),
+    *,
+    options: ChoiceOptions = ChoiceOptions(),
+    cache: Folder = None,
+) -> Table:
+    """Gains on kept FFN groups by ratio and lambda, applied only where held-out text says so.
+
+    Args:
+        model: the dense model.
+        curvature: its full signed H [M, M].
+        texts: rows to choose on and to report on.
+        ratios, strengths: of the plans that are compensated.
+        options: `progress` and `plans_per_batch` are used.
+        cache: folder that keeps the table; None keeps nothing.
+
+    Returns:
+        One row per plan and (ridge, clip); `role` is "candidate", measured on `texts.choose`, or
+        "report", the chosen one on `texts.report` (difference 0 where no gains are applied).
+        Differences are against the plan without gains, paired over rows, nats per token.
+
+    Raises: as `choose_gains` and `solve_greedy`.
+    """
+
+    def compute() -> Table:
+        rows = []
+        for ratio in ratios:
+            for strength in strengths:
+                choice = choose_gains(
+                    model,
+                    curvature,
+                    solve_greedy(curvature, ratio, strength),
+                    texts.choose,
+                    report_on=texts.report,
+                    options=kept_beside(options, cache, model, texts.choose),
+                )
+                plan = {"requested_ratio": ratio, "interaction_strength": strength}
+                rows += [plan | row for row in _gains_rows(choice)]
+        return rows
+
+    settings = marks(model, curvature, texts.choose, dtype=False, **_plans(ratios, strengths))
+    settings["report"] = texts.report.fingerprint
+    return cached_table(cache, "gains", settings, compute)
+
+
+def _plans(ratios: Sequence[float], strengths: Sequence[float]) -> dict[str, list[float]]:
+    return {"ratios": [float(r) for r in ratios], "strengths": [float(s) for s in strengths]}
+
+
+def _gains_rows(choice: GainsChoice) -> Table:
+    rows: Table = [{"role": "candidate", **row} for row in choice.rows()]
+    if choice.report is None:
+        return rows
+    ridge, clip = choice.setting or (None, None)
+    difference, error = choice.report.paired(1, 0)
+    reported: Row = {
+        "role": "report",
+        "ridge": ridge,
+        "clip": clip,
+        "kl": float(choice.report.mean[1]),
+        "kl_error": float(choice.report.standard_error[1]),
+        "difference": difference,
+        "difference_error": error,
+        "predicted_risk": float(choice.predicted[choice.chosen]),
+        "chosen": True,
+    }
+    return [*rows, reported]
+
+
+def plot_gains(table: Table) -> Figure:
+    """KL with gains minus KL without, by plan and setting; below 0 they help."""
+    figure = graph_objects().Figure()
+    rows = [row for row in table if row["ridge"] is not None and row["role"] == "candidate"]
+    settings = dict.fromkeys((row["ridge"], row["clip"]) for row in rows)
+    for number, (ridge, clip) in enumerate(settings):
+        part = pick(rows, ridge=ridge, clip=clip)
+        figure.add_scatter(
+            x=[f"{r['requested_ratio']:.0%}, λ {r['interaction_strength']:g}" for r in part],
+            y=[row["difference"] for row in part],
+            error_y={"array": [row["difference_error"] for row in part]},
+            mode="markers",
+            marker=look(number) | {"size": 9},
+            name=f"ridge γ {ridge:g}, clip τ {clip:g}",
+        )
+    figure.add_hline(y=0, line=GUIDE)
+    figure.update_yaxes(title_text="KL with gains − without, nats per token")
+    figure.update_xaxes(title_text="share removed, and λ")
+    return finish(figure, "KL with gains on kept FFN groups, less KL without")
