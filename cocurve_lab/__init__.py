@@ -22,6 +22,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from . import extensions as _extensions  # noqa: F401, fills the seams of the core
+
 __version__ = "0.1.0"
 
 _FLOW = {

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture
 from ..models.identity import embedding_weight, model_device
+from ..models.layers import source_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit, UnitSet
 from .replay import GATHER_BYTES, TRACE_BYTES, Batched, trace_bytes
@@ -171,7 +171,7 @@ class Room:
     @classmethod
     def of(cls, model: PreTrainedModel) -> Room:
         """The room beside a model where it is."""
-        device, stream = model_device(model), stream_of(model)
+        device, stream = model_device(model), source_of(model)
         coming = 0 if stream is None else stream.bytes_present
         return cls(free_memory(device), coming, device.type)
 
@@ -298,6 +298,6 @@ def memory_needed(
         head += 4 * vocabulary * hidden + 4 * LOGIT_BYTES
     states = block * length * hidden * size
     if coming is None:
-        stream = stream_of(architecture.model)
+        stream = source_of(architecture.model)
         coming = 0 if stream is None else stream.bytes_present
     return features + teacher + traces + head + grams + units_per_batch * row + states + coming

@@ -41,11 +41,11 @@ from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
 from ..curvature.merging import MAY_BE_ABSENT, REMOVED, Shard, as_shard, shard_sequences
 from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
-from ..extensions.big_models.streaming import bytes_of, stream_of
 from ..extensions.surrogates.refit_aware import Preparing
 from ..extensions.surrogates.shifts import SHIFTS, Shifts
 from ..models.architectures import describe
 from ..models.identity import model_device
+from ..models.layers import bytes_of, source_of
 from ..models.runtime import device_name, require_threads
 from ..models.units import Unit, UnitSet
 from .batches import SMALLER, memory_needed, sweeps
@@ -401,7 +401,7 @@ class Build:
 
     def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
         """Time, memory and size of the build, in words."""
-        stream, batch = stream_of(model), crew.units_per_batch
+        stream, batch = source_of(model), crew.units_per_batch
         before = 0 if stream is None else stream.bytes_read
         seconds = crew.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "

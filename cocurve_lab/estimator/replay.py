@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..base.errors import ArchitectureError
-from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture, is_packed, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
+from ..models.layers import source_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit
 
@@ -99,7 +99,7 @@ class Replay:
     ) -> None:
         self.architecture = architecture
         self.positions, self.leftovers = positions, leftovers
-        self.stream = stream_of(architecture.model)
+        self.stream = source_of(architecture.model)
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
         # what rides along, and its states; None if nothing does, or if it did not fit
         self._riding: tuple[Batched, list[Tensor]] | None = None

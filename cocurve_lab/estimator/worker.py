@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from ..calibration import CalibrationSet
-from ..extensions.big_models.streaming import stream_of
 from ..extensions.surrogates.refit_aware import Leftovers, Preparing, leftovers, require_refittable
 from ..extensions.surrogates.shifts import Shifts
 from ..extensions.surrogates.sketch import SequenceSketch
 from ..models.architectures import describe
 from ..models.identity import model_device
+from ..models.layers import source_of
 from ..models.runtime import device_name, is_out_of_memory, measuring
 from ..models.units import UnitSet
 from .algorithm1 import sequence_gram
@@ -214,7 +214,7 @@ class Worker:
         job, left = self.job, [self.job.units[index] for index in self.job.left]
         layers = [units for _, units in by_layer(left)]
         ids, positions = row(self.architecture, job.calibration, 0)
-        streamed = stream_of(self.architecture.model) is not None
+        streamed = source_of(self.architecture.model) is not None
         for _ in range(1 if streamed else 2):  # the first one warms up
             replay: Any = None
             teacher: Any = None  # else there would be two for a while

@@ -7,3 +7,7 @@ repairing/    least-squares refit of what remains, and training after it
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
 gguf/         one file for llama.cpp
 """
+
+from ..base.seams import offer
+
+offer("layer weights", f"{__name__}.big_models.streaming:stream_of")

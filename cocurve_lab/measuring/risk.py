@@ -26,9 +26,9 @@ from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..extensions.big_models.layerwise import announcement, most_together, run_together
-from ..extensions.big_models.streaming import stream_of
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, is_out_of_memory, measuring, require_measurable, sums_on
 from ..models.units import Unit, UnitSet
@@ -434,7 +434,7 @@ class _Engine:
     most: float = inf
 
     def __post_init__(self) -> None:
-        self.stream = stream_of(self.architecture.model)
+        self.stream = source_of(self.architecture.model)
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..extensions.big_models.streaming import held
 from ..extensions.repairing.least_squares import wide_product
 from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
+from ..models.layers import held
 from ..models.units import Unit
 from .filling import Block
 

@@ -50,9 +50,9 @@ from torch import Tensor, nn
 
 from ..base.errors import InputError, NumericalError
 from ..estimator.replay import first_output
-from ..extensions.big_models.streaming import held
 from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.architectures import Architecture
+from ..models.layers import held
 from ..models.runtime import exclusive
 from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards

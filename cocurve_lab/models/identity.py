@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..base.storage import fingerprint
-from ..extensions.big_models.streaming import stream_of
+from .layers import source_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +79,7 @@ def weight_marks(
         read: gives a weight by its name, as from `stored.reader_of`; None reads the model's own and
             streamed ones.
     """
-    weights, stream = model.state_dict(), stream_of(model)
+    weights, stream = model.state_dict(), source_of(model)
 
     def own(name: str) -> torch.Tensor:
         return stream.read(name) if stream and weights[name].is_meta else weights[name]

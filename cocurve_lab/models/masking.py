@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ..base.arguments import as_list
 from ..base.errors import InputError, MismatchError
-from ..extensions.big_models.streaming import stream_of
 from .architectures import Architecture, describe, is_packed
 from .families import Kind
 from .identity import embedding_weight
+from .layers import source_of
 from .runtime import exclusive
 from .units import Unit, UnitSet, enumerate_units, units_like
 
@@ -146,7 +146,7 @@ def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Ki
     weight = projection.weight
     device = weight.device
     if weight.is_meta:
-        stream = stream_of(architecture.model)
+        stream = source_of(architecture.model)
         if stream is None or layer not in stream.layers:
             raise InputError(
                 f"the {kind} weights of layer {layer} are on the meta device: never loaded. Load "

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ..base.arguments import as_int
 from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
-from ..extensions.big_models.streaming import stream_of
 from .architectures import describe
 from .identity import embedding_weight, model_device
+from .layers import source_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -131,7 +131,7 @@ def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
             are longer than its context.
         ArchitectureError: its logits are not those of its head (see `require_known_head`).
     """
-    if stream_of(model) is None and any(weight.is_meta for weight in model.parameters()):
+    if source_of(model) is None and any(weight.is_meta for weight in model.parameters()):
         raise InputError(
             "the model's weights are on the meta device: they were never loaded. Load the model "
             "with load_model; stream=True reads each layer when it runs."

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, overload
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..extensions.big_models.on_disk import prune_to_folder
-from ..extensions.big_models.streaming import stream_of
 from ..extensions.big_models.weights import is_readable
 from ..models.architectures import describe
 from ..models.identity import model_device
+from ..models.layers import source_of
 from ..models.runtime import require_one_device
 from ..models.units import units_like
 from ..solver.selection import Selection
@@ -107,7 +107,7 @@ def _check_of_files(
 ) -> Callable[[Path], object]:
     """A check of a folder that was written; of a streamed model, its layers are streamed too."""
     reference = Reference.record(model, selection, text)
-    device, stream = model_device(model), stream_of(model) is not None
+    device, stream = model_device(model), source_of(model) is not None
     return lambda folder: reference.require_equal(load_pruned(folder, device=device, stream=stream))
 
 

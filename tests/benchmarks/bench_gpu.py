@@ -33,8 +33,8 @@ from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import Job, LocalExecutor
 from cocurve_lab.extensions.big_models.forecast import row_operations
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.runtime import measuring, require_known_head
 
 BUILDS = (
@@ -272,7 +272,7 @@ def streamed(done: dict, options) -> list[str]:
         model.save_pretrained(folder)
         word_tokenizer().save_pretrained(folder)
         own, _ = cl.load_model(folder, device=model.device, dtype=options.dtype, stream=True)
-        stream = stream_of(own)
+        stream = source_of(own)
         require_known_head(own, rows.input_ids[:1, :8])
         before, held = stream.bytes_read, 0
         if model.device.type == "cuda":

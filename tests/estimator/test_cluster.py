@@ -38,9 +38,9 @@ from cocurve_lab.extensions.big_models.cluster import (
     ray_executor,
     unpack,
 )
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.runtime import measuring
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 from helpers.waiting import eventually
@@ -406,9 +406,9 @@ def test_a_streamed_model_travels_by_its_place(tmp_path: Path) -> None:
     with pytest.raises(cl.InputError, match=r"is streamed.*Give ray_executor\(..., source=PLACE"):
         parcel(streamed, None)
     sent = unpack(pickle.loads(pickle.dumps(parcel(streamed, str(tmp_path)))), "cpu")
-    assert stream_of(sent) is not None
+    assert source_of(sent) is not None
     assert fingerprint_model(sent) == fingerprint_model(tiny_model())
-    assert stream_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")) is None
+    assert source_of(unpack(parcel(tiny_model(), str(tmp_path)), "cpu")) is None
 
 
 def test_workers_of_a_machine_share_its_memory(

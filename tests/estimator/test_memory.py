@@ -55,7 +55,7 @@ import psutil, torch
 import cocurve_lab as cl
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_tensor
-from cocurve_lab.extensions.big_models.streaming import held
+from cocurve_lab.models.layers import held
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
 torch.set_num_threads(1)
 def measured(model, out):

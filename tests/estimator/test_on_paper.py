@@ -14,8 +14,8 @@ import cocurve_lab as cl
 from cocurve_lab.estimator import batches, worker
 from cocurve_lab.extensions.big_models import forecast as on_paper
 from cocurve_lab.extensions.big_models.forecast import build_on_paper, row_operations, rows_of
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.loading import shapes_only
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -68,7 +68,7 @@ def test_a_build_on_paper_is_the_streamed_build(
     shapes = shapes_only(tmp_path)
     assert all(weight.is_meta for weight in shapes.parameters())
     own, _ = cl.load_model(tmp_path, device="cpu", stream=True)
-    stream, units = stream_of(own), cl.enumerate_units(own, GROUPS)
+    stream, units = source_of(own), cl.enumerate_units(own, GROUPS)
     assert stream is not None
     around = sum(p.numel() for p in own.parameters() if not p.is_meta) * 4
     fixed = batches.memory_needed(describe(own), units, text, 16, 1)

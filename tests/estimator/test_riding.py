@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches, worker
 from cocurve_lab.estimator.replay import Replay
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.extensions.surrogates.refit_aware import Preparing
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layers import source_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXT = tiny_text(2, 20, 6)
@@ -172,7 +172,7 @@ def test_the_announced_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = streamed(tmp_path, tiny_model())
-    stream = stream_of(model)
+    stream = source_of(model)
     assert stream is not None
     monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     layer = stream.bytes_from(2)
@@ -216,7 +216,7 @@ def test_what_is_read_beforehand_is_announced_too(
 ) -> None:
     loaded = tiny_model()
     model = streamed(tmp_path, loaded)
-    stream, options = stream_of(model), dict(options)
+    stream, options = source_of(model), dict(options)
     assert stream is not None
     monkeypatch.setattr(inputs, "TOKENS_PER_BATCH", options.pop("tokens", 2048))
     build(model)  # what is checked once is checked now
@@ -272,7 +272,7 @@ def test_the_block_follows_from_the_free_memory(
     chosen = (units, TEXT, 16, 4)
     assert batches.choose_block(describe(model), *chosen) == 1
     needed = batches.memory_needed(describe(own), *chosen)
-    stream = stream_of(own)
+    stream = source_of(own)
     assert stream is not None
     assert needed == batches.memory_needed(describe(model), *chosen) + stream.bytes_present
     state = 20 * 32 * 4  # T x d float32

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches
 from cocurve_lab.extensions.big_models import layerwise as riding
-from cocurve_lab.extensions.big_models.streaming import Stream, stream_of
+from cocurve_lab.extensions.big_models.streaming import Stream
 from cocurve_lab.measuring import risk
 from cocurve_lab.models.architectures import describe
+from cocurve_lab.models.layers import source_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 pytest.importorskip("accelerate")
@@ -31,7 +32,7 @@ def streamed(folder: Path, model: PreTrainedModel) -> tuple[PreTrainedModel, Str
     word_tokenizer().save_pretrained(folder)
     dtype = str(model.dtype).removeprefix("torch.")
     own, _ = cl.load_model(folder, device="cpu", dtype=dtype, stream=True)
-    stream = stream_of(own)
+    stream = source_of(own)
     assert stream is not None
     return own, stream
 

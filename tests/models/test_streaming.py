@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.big_models import streaming
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.layers import source_of
 from cocurve_lab.pruner.cutting import cut
 from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.speeds import speed_table
@@ -59,7 +59,7 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(
 ) -> None:
     whole, streamed = pair(saved(tmp_path, family, shard))
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
-    stream = stream_of(streamed)
+    stream = source_of(streamed)
     assert stream is not None
     assert sorted(stream.layers) == [0, 1, 2]
     for _ in range(2):
@@ -82,7 +82,7 @@ def test_plans_cost_the_same_streamed(tmp_path: Path, family: str) -> None:
 
 def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
     _, streamed = pair(saved(tmp_path))
-    stream, layers, seen = stream_of(streamed), streamed.model.layers, []
+    stream, layers, seen = source_of(streamed), streamed.model.layers, []
     assert stream is not None
     for layer in layers:
         layer.mlp.register_forward_hook(
@@ -136,7 +136,7 @@ def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> 
         model = accelerate.cpu_offload(tiny_model(), torch.device("cpu"))
     plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 5, 9])
     assert cl.pruning_risk(model, plan, TEXT) == cl.pruning_risk(whole, plan, TEXT)
-    stream = stream_of(model)
+    stream = source_of(model)
     assert stream is not None
     assert sorted(stream.layers) == ([0, 1, 2] if how == "cpu_offload" else [1, 2])
     assert fingerprint_model(model) == fingerprint_model(whole)
@@ -206,7 +206,7 @@ def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path, name: str
     units = cl.enumerate_units(whole, GROUPS)
     plan = cl.Selection.from_pruned(units, [0, 5])
     curvature = cl.Curvature(np.eye(len(units)), units)
-    small, stream = cl.prune(whole, plan), stream_of(streamed)
+    small, stream = cl.prune(whole, plan), source_of(streamed)
     said = r"needs all of them on one device\. Load the model .* \(out=\) also take it"
     with pytest.raises(cl.InputError, match=said):
         NEED_ALL[name](streamed, plan, curvature, small)
@@ -254,7 +254,7 @@ def test_what_is_offloaded_is_not_converted_either(tmp_path: Path) -> None:
     accelerate.cpu_offload(model, torch.device("cpu"))
     cl.enumerate_units(model, GROUPS)
     assert torch.equal(logits(model), expected)
-    assert stream_of(model) is not None
+    assert source_of(model) is not None
     with pytest.raises(cl.InputError, match=r"Load it again with the device= and dtype="):
         model.half()
     assert torch.equal(logits(model), expected)

@@ -27,9 +27,9 @@ from torch import nn
 from ...base.errors import CocurveError, InputError, MismatchError, WorkerError
 from ...estimator.worker import Job, Measured, Note, Tick, Worker
 from ...models.identity import fingerprint_model, model_device, model_dtype
+from ...models.layers import source_of
 from ...models.loading import load_model
 from ...models.runtime import measuring, require_one_device
-from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -378,7 +378,7 @@ def parcel(model: PreTrainedModel, source: str | None) -> Any:
     Raises:
         InputError: it is spread over devices, which workers are not; or streamed without a source.
     """
-    streamed = stream_of(model) is not None
+    streamed = source_of(model) is not None
     if streamed and source is None:
         raise InputError(
             "the model is streamed, so its weights are not in memory to be sent. Give "

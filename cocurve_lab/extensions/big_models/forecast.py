@@ -16,8 +16,9 @@ from ...estimator.batches import Room, choose_batch, choose_block, memory_needed
 from ...estimator.replay import TRACE_BYTES, trace_bytes
 from ...models.architectures import Architecture, describe, widths
 from ...models.families import KINDS, Kind
+from ...models.layers import bytes_of
 from ...models.units import UnitSet
-from .streaming import Stream, bytes_of
+from .streaming import Stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

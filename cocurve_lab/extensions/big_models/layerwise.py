@@ -18,8 +18,8 @@ from ...calibration import CalibrationSet
 from ...estimator.batches import Room, memory_needed
 from ...estimator.replay import LayerCall, first_output, run_decoder
 from ...models.architectures import Architecture
+from ...models.layers import WeightSource, held
 from ...models.masking import Scales, scaled, stack_rows
-from .streaming import Stream, held
 
 
 def run_together(
@@ -73,7 +73,7 @@ def most_together(architecture: Architecture, text: CalibrationSet, batch: int, 
 
 def announcement(
     architecture: Architecture,
-    stream: Stream,
+    stream: WeightSource,
     text: CalibrationSet,
     batch: int,
     together: int,

@@ -24,11 +24,11 @@ from ...base.errors import FileFormatError
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
 from ...models.identity import fingerprint_tensor
+from ...models.layers import held
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
-from .streaming import held
 from .weights import reader_of, saved_name, tied_names, without_weights
 
 if TYPE_CHECKING:

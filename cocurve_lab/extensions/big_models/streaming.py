@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ...base.errors import InputError, one_line
 from ...models.architectures import Architecture, describe
+from ...models.layers import bytes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -238,17 +239,6 @@ def leave_in_files(
     for number, layer in enumerate(architecture.layers):
         _let_stream(layer, stream, number, device)
     return list(readers)
-
-
-def bytes_of(weights: Iterable[Tensor]) -> int:
-    """The size of weights in bytes."""
-    return sum(weight.numel() * weight.element_size() for weight in weights)
-
-
-def held(architecture: Architecture, layer: int) -> AbstractContextManager[None]:
-    """Keep the weights of a layer present inside the block, wherever they come from."""
-    stream = stream_of(architecture.model)
-    return nullcontext() if stream is None else stream.held(layer)
 
 
 def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from ...models.architectures import describe
 from ...models.files import INDEX, WHOLE, damaged, open_weights, require_shape, weight_files
 from ...models.hub import require_place
 from ...models.identity import MANIFEST
+from ...models.layers import source_of
 from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
-from .streaming import stream_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -178,7 +178,7 @@ def without_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 def is_readable(model: Any) -> bool:
     """Whether `reader_of` can read all weights: those on the meta device are in known files."""
-    known = hasattr(model, "cocurve_stored") or stream_of(model) is not None
+    known = hasattr(model, "cocurve_stored") or source_of(model) is not None
     return known or not any(weight.is_meta for weight in model.parameters())
 
 
@@ -189,7 +189,7 @@ def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
     """
     stored: Any = getattr(model, "cocurve_stored", None)
     if stored is None:
-        weights, stream = model.state_dict(), stream_of(model)
+        weights, stream = model.state_dict(), source_of(model)
 
         def present(name: str) -> Tensor:
             if stream is not None and weights[name].is_meta:

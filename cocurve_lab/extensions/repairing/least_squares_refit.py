@@ -18,8 +18,8 @@ from ...estimator.replay import LayerCall, capture_calls, entering, first_output
 from ...models.architectures import Architecture, weight_of
 from ...models.families import KINDS, Kind
 from ...models.identity import model_device
+from ...models.layers import held
 from ...pruner.equivalence import float32_layer, upcast
-from ..big_models.streaming import held
 from .least_squares import ridge_of, ridge_update, wide_product
 from .projection_inputs import TOKENS_PER_BATCH
 

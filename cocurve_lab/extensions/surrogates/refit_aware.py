@@ -26,8 +26,8 @@ from ...base.errors import ArchitectureError
 from ...calibration import CalibrationSet
 from ...models.architectures import Architecture, is_packed
 from ...models.identity import embedding_weight
+from ...models.layers import source_of
 from ...models.units import Unit
-from ..big_models.streaming import stream_of
 from ..repairing.least_squares import cholesky, ridge_of, wide_product
 from ..repairing.projection_inputs import Block, present_blocks, rows_together, watch_inputs
 
@@ -102,7 +102,7 @@ class Preparing(NamedTuple):
         """What they take of a model on these rows: nothing at a ratio of 0."""
         if not ratio:
             return cls(0, 0, 0)
-        stream, rows = stream_of(architecture.model), rows_together(calibration)
+        stream, rows = source_of(architecture.model), rows_together(calibration)
         size = embedding_weight(architecture.model).element_size()
         widths = [architecture.width(*block) for block in present_blocks(architecture)]
         widest, hidden = max(widths), architecture.model.config.hidden_size

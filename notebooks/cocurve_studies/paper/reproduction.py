@@ -24,8 +24,8 @@ from cocurve_lab.evaluation.harness import require_harness
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks, suite_tasks
-from cocurve_lab.extensions.big_models.streaming import stream_of
 from cocurve_lab.models.identity import fingerprint_model, model_device, model_dtype
+from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.runtime import device_name
 from cocurve_lab.pruner.cutting import cut, prune
 from cocurve_lab.pruner.saving import load_pruned
@@ -109,7 +109,7 @@ class Reproduction:
     @property
     def _streamed(self) -> bool:
         """Whether layers are read when they run, so that nothing can be timed."""
-        return stream_of(self.model) is not None
+        return source_of(self.model) is not None
 
     @cached_property
     def _tasks(self) -> dict[str, TaskFile | None]:

@@ -1,0 +1,44 @@
+"""Seams: the places where an extension hooks into the core, which imports none of them.
+
+An extension offers a function under the name of a seam; the core asks for it when it needs it. The
+file behind it is imported at the first use, so that an unused extension costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from .errors import InputError
+
+_HOMES: dict[str, str] = {}
+
+
+def offer(seam: str, home: str) -> None:
+    """Let `home`, such as "package.file:function", answer for a seam."""
+    _HOMES[seam] = home
+
+
+def extension(seam: str) -> Callable[..., Any] | None:
+    """Return what an extension offers for a seam, or None if no extension does."""
+    if seam not in _HOMES:
+        return None
+    module, _, name = _HOMES[seam].partition(":")
+    return getattr(import_module(module), name)
+
+
+def require_extension(seam: str, what: str) -> Callable[..., Any]:
+    """Return what an extension offers for a seam.
+
+    Args:
+        seam: its name.
+        what: the feature that was asked for, for the message.
+
+    Raises:
+        InputError: no extension offers it.
+    """
+    found = extension(seam)
+    if found is None:
+        raise InputError(f"{what} needs cocurve_lab.extensions, which is absent. Install it all.")
+    return found
