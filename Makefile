@@ -47,7 +47,8 @@ check: $(INSTALLED) ## check format, lint and types
 	@$(RUN) ruff check .
 	@$(RUN) mypy
 
-format: $(INSTALLED) ## format the code, apply safe fixes, strip notebook outputs
+format: $(INSTALLED) ## format the code, apply safe fixes, write the stub, strip notebook outputs
+	@$(VENV)/bin/python .ci/stub.py
 	@$(RUN) ruff format .
 	@$(RUN) ruff check --fix .
 	@find notebooks -name '*.ipynb' -not -path '*/.ipynb_checkpoints/*' \

@@ -14,7 +14,7 @@ the root lies what several rooms share.
 
 Names are imported on first use, so that exploring a stored matrix needs numpy only. `__all__` has
 the names of the flow, in its order. Rarer ones are reachable as `cocurve_lab.NAME` too; `_ALSO`
-lists them by room. `help(cocurve_lab.solver)`, and so on, tells what is in a room.
+lists them by room.
 """
 
 from __future__ import annotations
@@ -204,26 +204,12 @@ _ALSO = {
     "Comparison": "cocurve_studies.bake_off.comparison",
     "write_atomically": "base.atomic",
 }
-_ROOMS = (
-    "base",
-    "models",
-    "curvature",
-    "estimator",
-    "solver",
-    "measuring",
-    "pruner",
-    "methods",
-    "evaluation",
-    "extensions",
-    "cli",
-)
+_HOMES = _FLOW | _ALSO
 __all__ = list(_FLOW)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f".{name}", __name__)
-    home = _FLOW.get(name) or _ALSO.get(name)
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = home if home.startswith("cocurve_studies") else f"{__name__}.{home}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -309,11 +310,16 @@ ROOMS = sorted(path.parent for path in LIBRARY.rglob("__init__.py") if path.pare
 def test_the_public_face_is_small_and_every_name_is_there() -> None:
     assert sorted(dir(cl)) == sorted(cl.__all__)
     assert len(cl.__all__) <= 70
-    for name in (*cl._FLOW, *cl._ALSO, *cl._ROOMS):
+    for name in cl._HOMES:
         assert getattr(cl, name) is not None
     assert set(cl._FLOW).isdisjoint(cl._ALSO)
     with pytest.raises(AttributeError, match="nothing"):
         _ = cl.nothing
+
+
+def test_the_stub_is_that_of_the_tables() -> None:
+    stub = runpy.run_path(str(ROOT / ".ci" / "stub.py"))
+    assert stub["STUB"].read_text(encoding="utf-8") == stub["text"]()
 
 
 def code_of(notebook: Path) -> list[ast.Module]:

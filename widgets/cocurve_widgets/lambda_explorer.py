@@ -167,8 +167,9 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
                 cache=cache,
             )
         # on a preview, open outside the hatched part of the axis
-        start = {"interaction_strength": cl.TRUSTED_STRENGTH} if curvature.is_preview else {}
-        start["surrogate"] = curvature.surrogate
+        start: dict[str, Any] = {"surrogate": curvature.surrogate}
+        if curvature.is_preview:
+            start["interaction_strength"] = cl.TRUSTED_STRENGTH
         problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}
         super().__init__(session, _problem=problem, **(start | controls))
         self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
@@ -263,8 +264,9 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if 0 <= here < len(path):
             segment = path.segments[here]
             plan = segment.selection
+            strength = None if plan is None else plan.interaction_strength
             middle = (segment.start + segment.stop) / 2
-            self.interaction_strength = middle if plan is None else plan.interaction_strength
+            self.interaction_strength = middle if strength is None else strength
         return float(self.interaction_strength)
 
     # A against B --------------------------------------------------------------------------------
