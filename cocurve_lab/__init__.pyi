@@ -24,8 +24,8 @@ from .solver.targets import kv_cache_costs as kv_cache_costs
 from .solver.guards import Guards as Guards
 from .solver.selection import Selection as Selection
 from .solver.solve import solve_greedy as solve_greedy
-from .solver.interaction import redundancy_gate as redundancy_gate
-from .solver.interaction import lambda_path as lambda_path
+from .solver.gate import redundancy_gate as redundancy_gate
+from .solver.path import lambda_path as lambda_path
 from .extensions.analysis.refinement import refine as refine
 from .extensions.analysis.bounds import risk_lower_bound as risk_lower_bound
 from .solver.variants import edge_variant as edge_variant
@@ -93,8 +93,8 @@ from .extensions.analysis.stability import Convergence as Convergence
 from .extensions.analysis.stability import Stability as Stability
 from .extensions.surrogates.additive import ADDITIVE_KL as ADDITIVE_KL
 from .solver.guards import reachable_ratio as reachable_ratio
-from .solver.interaction import Gate as Gate
-from .solver.interaction import LambdaPath as LambdaPath
+from .solver.gate import Gate as Gate
+from .solver.path import LambdaPath as LambdaPath
 from .solver.solve import longest as longest
 from .solver.targets import require_strength as require_strength
 from .solver.targets import require_ratio as require_ratio

@@ -25,7 +25,7 @@ from ..models.loading import DEMO, load_model, report_device
 from ..models.units import UnitSet, enumerate_units
 from ..pruner.cutting import prune
 from ..pruner.equivalence import check_equivalence
-from ..solver.interaction import redundancy_gate
+from ..solver.gate import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 

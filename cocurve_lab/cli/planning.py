@@ -177,7 +177,7 @@ def _by_gate(curvature: Any) -> float:
     Raises:
         InputError: it recommends none.
     """
-    from ..solver.interaction import redundancy_gate
+    from ..solver.gate import redundancy_gate
 
     gate = redundancy_gate(curvature)
     print(gate.reason)

@@ -19,8 +19,8 @@ from ..extensions.surrogates.shifts import Shifts
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
+from ..solver.gate import redundancy_gate
 from ..solver.guards import FREE, Guards
-from ..solver.interaction import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
 from ..solver.targets import require_ratio, require_strength

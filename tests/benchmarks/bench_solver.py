@@ -21,7 +21,7 @@ import numpy as np
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.interaction import lambda_path
+from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.solve import solve_greedy
 
 LAYERS = {768: 32, 1920: 80}  # of 8 query groups and 16 FFN groups, the costs of Llama-3.1-8B

@@ -26,8 +26,9 @@ from cocurve_lab.extensions.choosing.settings import choose_guards, choose_inter
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import PlanTable, pruning_risk
 from cocurve_lab.models.units import Unit, UnitSet, enumerate_units
+from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.interaction import LambdaPath, Segment, lambda_path, redundancy_gate
+from cocurve_lab.solver.path import LambdaPath, Segment, lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from helpers.problems import gram_curvature, make_units, random_curvature

@@ -22,7 +22,7 @@ from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.greedy import Greedy
 from cocurve_lab.solver.guards import FREE, Guards
-from cocurve_lab.solver.interaction import lambda_path
+from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Budget, Target, read_count

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
+from ...solver.gate import Gate, redundancy_gate
 from ...solver.guards import FREE, Guards, reachable_ratio
-from ...solver.interaction import Gate, lambda_path, redundancy_gate
+from ...solver.path import lambda_path
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import require_strength

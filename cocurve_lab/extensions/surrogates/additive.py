@@ -32,7 +32,7 @@ from ...curvature.matrix import Curvature
 from ...models.units import Unit
 from ...solver.greedy import Former, Greedy
 from ...solver.guards import FREE, Guards, UnitsLike
-from ...solver.interaction import LambdaPath, path_of
+from ...solver.path import LambdaPath, path_of
 from ...solver.selection import Selection, risk_terms
 from ...solver.targets import Target, require_strength
 from .pair_kl import likelihood_ratios

@@ -11,7 +11,7 @@ from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.figures import COLORS, LABELS, finish, graph_objects
 from cocurve_lab.models.families import KINDS
-from cocurve_lab.solver.interaction import redundancy_gate
+from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 

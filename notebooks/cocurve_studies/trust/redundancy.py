@@ -23,8 +23,8 @@ from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
+from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
-from cocurve_lab.solver.interaction import redundancy_gate
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..draws import Plans, Redrawn, again, draw_marks, redraw

@@ -1,0 +1,241 @@
+"""The redundancy gate: a default lambda from H alone, before any evaluation (Section "Scope")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..base.arguments import require_type
+from ..base.errors import InputError
+from ..curvature.matrix import Curvature
+from ..curvature.saturation import Saturation
+from ..curvature.uncertainty import Groups, jackknife
+from ..models.families import KINDS
+from .solve import solve_greedy
+
+GRAY, HIGH = 0.10, 0.12  # the mean |rho| at which the two upper bands begin
+_DRAWS = 100  # bootstrap draws behind the error of the balance
+
+Band = Literal["low", "gray", "high", "unknown"]
+Doubt = Literal["border", "balance"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A recommendation for lambda from the curvature alone; made by `redundancy_gate`.
+
+    Attributes:
+        redundancy: mean |rho_uv| over FFN pairs; NaN without such pairs.
+        noise_floor: the part of `redundancy` that is sampling noise alone; None without groups.
+        corrected: `redundancy` without its upward bias; None without groups.
+        diagonal_cv: kind -> std / mean of the saliency H_uu (population std); NaN where undefined.
+        edge_to_diagonal: 2 |S| |rho_bar| of Proposition "Edge-to-diagonal balance".
+        edge_to_diagonal_measured: the left-hand side of that proposition, measured on S.
+        band: "low", "gray" or "high"; "unknown" without FFN pairs or on a preview.
+        recommended: the lambda of the band, also where undecided; None where unknown.
+        ratio: the ratio of S.
+        redundancy_error: standard error of `redundancy` over groups; None without groups.
+        edge_to_diagonal_error: standard error of `edge_to_diagonal_measured`; None without groups.
+        saturation: how sure the teacher is on the calibration text; None if unknown.
+    """
+
+    redundancy: float
+    noise_floor: float | None
+    corrected: float | None
+    diagonal_cv: dict[str, float]
+    edge_to_diagonal: float
+    edge_to_diagonal_measured: float
+    band: Band
+    recommended: float | None
+    ratio: float
+    redundancy_error: float | None = None
+    edge_to_diagonal_error: float | None = None
+    saturation: Saturation | None = None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the redundancy may lie within noise and two standard errors; NaN without groups."""
+        error = math.nan if self.redundancy_error is None else self.redundancy_error
+        lowest = self.redundancy if self.corrected is None else min(self.redundancy, self.corrected)
+        return lowest - 2 * error, self.redundancy + 2 * error
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """The cases of `redundancy_gate` that leave the recommendation undecided."""
+        error = self.edge_to_diagonal_error
+        if self.recommended is None or error is None:
+            return ()
+        doubts: list[Doubt] = []
+        low, high = self.interval
+        if low < GRAY < high:
+            doubts.append("border")
+        if self.recommended > 0 and self.edge_to_diagonal_measured - 2 * error <= 1:
+            doubts.append("balance")
+        return tuple(doubts)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the recommendation stands within the errors; see `redundancy_gate`."""
+        return self.recommended is not None and not self.doubts
+
+    @property
+    def verdict(self) -> float | None:
+        """The lambda that the data support: `recommended` where `decided`, else None."""
+        return self.recommended if self.decided else None
+
+    @property
+    def reason(self) -> str:
+        """The numbers and the verdict in words, then the warning of a saturated teacher if any."""
+        if self.recommended is None:
+            if not math.isnan(self.redundancy):
+                return (
+                    "This H is a preview from random probes, whose noise alone can cross a "
+                    "threshold. The gate says nothing on it; build H by ablations."
+                )
+            fact = "The FFN redundancy is NaN because there is no pair of FFN units."
+            remedy = "Choose lambda on held-out text."
+        else:
+            bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
+            bound = bounds.get(self.band, f"at least {HIGH:.2f}")
+            floor = self.noise_floor
+            noise = "" if floor is None else f" (noise alone would give {floor:.3f})"
+            redundancy = f"{self.redundancy:.3f}{_spread(self.redundancy_error, 3)}"
+            fact = (
+                f"{'Undecided: the' if self.doubts else 'The'} FFN redundancy is {redundancy}"
+                f"{noise}, {bound}, the {self.band} band: lambda = {self.recommended:g}."
+            )
+            low, high = self.interval
+            said = {
+                "border": f"The redundancy may lie anywhere in {max(0.0, low):.3f} to {high:.3f}.",
+                "balance": "The edges are not clearly larger than the diagonal.",
+            }
+            found = [said[doubt] for doubt in self.doubts]
+            remedy = " ".join([*found, "Choose lambda on held-out text."] if found else [])
+        balance = (
+            f"On the plan of {self.ratio:.0%} the edges come to "
+            f"{self.edge_to_diagonal_measured:.2f}{_spread(self.edge_to_diagonal_error, 2)} times "
+            f"the diagonal (2 |S| |rho| = {self.edge_to_diagonal:.2f})."
+        )
+        warning = "" if self.saturation is None else self.saturation.warning
+        return " ".join(part for part in (fact, remedy, balance, warning) if part)
+
+
+def _spread(error: float | None, digits: int) -> str:
+    return "" if error is None else f" ± {error:.{digits}f}"
+
+
+def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
+    """Recommend lambda from the FFN redundancy, before any evaluation (Section "Scope").
+
+    The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
+    high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. Here the bands are
+    low below 0.10, gray from 0.10 and high from 0.12. The recommendation follows the paper: 1 when
+    low, 0 otherwise. It is a default to start from, not a verdict: the best lambda also falls with
+    the ratio. A preview (`Curvature.is_preview`) gets no recommendation, because the noise of its
+    probes alone can cross a threshold.
+
+    The gate is undecided in two cases. Both need the errors, hence the groups of H; without groups
+    the paper's rule stands as it is.
+
+    - "border": 0.10 lies within the errors of the redundancy: between `corrected` (or `redundancy`,
+      if lower) less two standard errors, and `redundancy` plus two.
+    - "balance": the gate would recommend 1, but the measured balance is not above 1 by two standard
+      errors. The edges are then no larger than the diagonal: they refine its order (Section "When
+      Do Cross-Module Edges Help?"), and H alone cannot show whether for better or worse.
+
+    The edge-to-diagonal balance is taken on S, the plan of `ratio` at lambda = 0 without guards.
+    Predicted: 2 |S| |rho_bar|, rho_bar = mean signed rho_uv over ordered pairs u != v of S.
+    Measured: median over u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu).
+    The error of the redundancy is the jackknife's, that of the balance a bootstrap's over groups
+    (100 draws, S fixed).
+
+    Args:
+        curvature: H [M, M]; the noise floor needs its group Grams.
+        ratio: share of removable cost of S, [0, 1).
+
+    Raises:
+        InputError: the ratio is out of range, or the matrix is a pair KL, which the thresholds are
+            not made for.
+    """
+    require_type(curvature, Curvature, "curvature")
+    curvature.require_gram("the redundancy gate")
+    redundancy = curvature.ffn_redundancy
+    chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)
+    predicted, measured = _edge_to_diagonal(curvature, chosen)
+    error, balance_error = _errors(curvature, chosen)
+    band, recommended = ("unknown", None) if curvature.is_preview else _band(redundancy)
+    return Gate(
+        redundancy=redundancy,
+        noise_floor=curvature.ffn_redundancy_noise_floor,
+        corrected=curvature.ffn_redundancy_corrected,
+        diagonal_cv=_variation(curvature),
+        edge_to_diagonal=predicted,
+        edge_to_diagonal_measured=measured,
+        band=band,
+        recommended=recommended,
+        ratio=ratio,
+        redundancy_error=error,
+        edge_to_diagonal_error=balance_error,
+        saturation=curvature.saturation,
+    )
+
+
+def _band(redundancy: float) -> tuple[Band, float | None]:
+    if np.isnan(redundancy):
+        return "unknown", None
+    if redundancy < GRAY:
+        return "low", 1.0
+    return ("gray" if redundancy < HIGH else "high"), 0.0
+
+
+def _variation(curvature: Curvature) -> dict[str, float]:
+    """Coefficient of variation of the saliency per kind; NaN for no unit or no saliency."""
+    saliency, kinds = curvature.saliency, curvature.units.kinds
+    parts = {kind: saliency[kinds == kind] for kind in KINDS}
+    return {
+        kind: float(part.std() / part.mean()) if part.any() else float("nan")
+        for kind, part in parts.items()
+    }
+
+
+def _edge_to_diagonal(curvature: Curvature, chosen: list[int]) -> tuple[float, float]:
+    """Both sides of Proposition "Edge-to-diagonal balance" on S; (0, 0) below two units."""
+    size = len(chosen)
+    if size < 2:
+        return 0.0, 0.0
+    block = np.ix_(chosen, chosen)
+    mean_correlation = (curvature.correlation()[block].sum() - size) / (size * (size - 1))
+    return float(2 * size * abs(mean_correlation)), _balance(curvature.matrix[block])
+
+
+def _balance(curve: np.ndarray) -> float:
+    """Median over u of |edges of u| / (1/2 H_uu) in a block of H; 0 without any saliency."""
+    diagonal = np.diagonal(curve)
+    edges = np.abs(curve.sum(axis=1) - diagonal)
+    live = diagonal > 0
+    return float(np.median(edges[live] / (diagonal[live] / 2))) if live.any() else 0.0
+
+
+def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, float | None]:
+    """Standard errors of the redundancy and of the measured balance; None without groups."""
+    if curvature.group_grams is None:
+        return None, None
+    try:
+        groups = Groups.of(curvature)
+    except InputError:  # the matrix was edited, so these groups are not its own
+        return None, None
+    if len(groups) < 2:
+        return None, None
+    redundancy = float(jackknife(curvature, "ffn_redundancy").standard_error)
+    if len(chosen) < 2:
+        return redundancy, 0.0
+    # a median has no jackknife error, so whole groups are drawn again
+    grams = groups.grams[:, chosen][:, :, chosen]
+    draws = np.random.default_rng(0).multinomial(
+        len(groups), np.full(len(groups), 1 / len(groups)), size=_DRAWS
+    )
+    drawn = [_balance(np.tensordot(counts.astype(float), grams, axes=1)) for counts in draws]
+    return redundancy, float(np.std(drawn, ddof=1))
