@@ -1,20 +1,15 @@
 """cocurve-lab: which parts of a language model can be removed together.
 
-The flow, and the rooms it passes through:
-
     model -> units -> masks -> H -> plan -> measured -> a smaller model
     models/            estimator/  solver/  measuring/  pruner/
                        curvature/
 
-Read in twenty minutes: notebooks/01_build_H.ipynb, then estimator/features.py (Algorithm 1 on one
-sequence), solver/greedy.py (Algorithm 2), pruner/slicing.py and pruner/cutting.py. Above the flow
-stand methods/ (CoCurve and the methods it is compared with), evaluation/ (tasks, size, speed),
-export/ (a file for llama.cpp), studies/ (the paper's studies, one room per notebook) and cli/. At
-the root lies what several rooms share.
+Read the core in an hour, twelve files: models/units.py, models/masking.py, estimator/algorithm1.py,
+estimator/teacher.py, estimator/replay.py, curvature/matrix.py, solver/guards.py, solver/greedy.py,
+solver/selection.py, pruner/slicing.py, pruner/cutting.py, pruner/equivalence.py.
 
-Names are imported on first use, so that exploring a stored matrix needs numpy only. `__all__` has
-the names of the flow, in its order. Rarer ones are reachable as `cocurve_lab.NAME` too; `_ALSO`
-lists them by room.
+Above the core stand extensions/, methods/, evaluation/ and cli/; ARCHITECTURE.md explains the tree.
+Names are imported on first use, so that exploring a stored matrix needs numpy only.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ FILES = {
     "constraints.txt",
     "Makefile",
     "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
     "CHANGELOG.md",
     "LICENSE",
 }
