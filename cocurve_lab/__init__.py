@@ -14,10 +14,12 @@ Names are imported on first use, so that exploring a stored matrix needs numpy o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from . import extensions as _extensions  # noqa: F401, fills the seams of the core
+with suppress(ModuleNotFoundError):  # the core also works without the folder
+    from . import extensions as _extensions  # noqa: F401, fills the seams of the core
 
 __version__ = "0.1.0"
 

@@ -166,7 +166,8 @@ def prune(options: argparse.Namespace) -> int:
 
 def _opened(options: argparse.Namespace) -> PreTrainedModel | None:
     """The model with its weights on disk; None if they are pickled, and so must be loaded."""
-    from ..extensions.big_models.weights import PickledError, open_model
+    from ..extensions.big_models.on_disk import open_model
+    from ..models.weights import PickledError
 
     try:
         return open_model(options.model, dtype=options.dtype)
@@ -272,8 +273,8 @@ def _require_result(
     folder: Path, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
 ) -> None:
     """Raise InputError unless a folder was made from this model, in its dtype, with this refit."""
-    from ..extensions.big_models.weights import reader_of
     from ..models.identity import fingerprint_model, weight_marks
+    from ..models.weights import reader_of
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")

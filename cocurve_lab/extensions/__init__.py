@@ -10,4 +10,9 @@ gguf/         one file for llama.cpp
 
 from ..base.seams import offer
 
-offer("layer weights", f"{__name__}.big_models.streaming:stream_of")
+_STREAMING = f"{__name__}.big_models.streaming"
+offer("layer weights", f"{_STREAMING}:stream_of")
+offer("streamed load", f"{_STREAMING}:streamed_load")
+offer("layers in files", f"{_STREAMING}:leave_in_files")
+offer("layerwise passes", f"{__name__}.big_models.layerwise:LayerwisePasses")
+offer("prune to folder", f"{__name__}.big_models.on_disk:prune_to_folder")

@@ -21,11 +21,11 @@ from torch import Tensor
 from ..base.arguments import as_list, require_type
 from ..base.errors import InputError, MismatchError, NumericalError
 from ..base.progress import Progress, open_bar
+from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
-from ..extensions.big_models.layerwise import announcement, most_together, run_together
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_device, model_dtype
 from ..models.layers import source_of
@@ -434,7 +434,11 @@ class _Engine:
     most: float = inf
 
     def __post_init__(self) -> None:
-        self.stream = source_of(self.architecture.model)
+        source = source_of(self.architecture.model)
+        self.layerwise: Any = None  # measures many plans in one pass over streamed layers
+        if source is not None:
+            offered = require_extension("layerwise passes", "measuring a streamed model")
+            self.layerwise = offered(self.architecture, source, self.text)
 
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
@@ -443,7 +447,9 @@ class _Engine:
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
         changed = [number for number, scales in enumerate(plans) if scales]
         size = self._together()
-        teacher = self.teacher(number) if self.stream is None else None  # else it comes with plans
+        teacher = (
+            self.teacher(number) if self.layerwise is None else None
+        )  # else it comes with plans
         done: list[Tensor] = []
         while teacher is None or len(done) < len(changed):
             rows = [plans[number] for number in changed[len(done) : len(done) + size]]
@@ -520,9 +526,10 @@ class _Engine:
 
     def _together(self) -> int:
         """Plans that advance together: a batch, or more where weights come from elsewhere."""
-        if self.stream is None:
+        if self.layerwise is None:
             return self.batch
-        return most_together(self.architecture, self.text, self.batch, self.most)
+        together: int = self.layerwise.most_together(self.batch, self.most)
+        return together
 
     def announce(self, counts: Sequence[int]) -> None:
         """Print what measuring takes where weights come from elsewhere.
@@ -530,12 +537,11 @@ class _Engine:
         Args:
             counts: plans that change something, for each sequence to be measured.
         """
-        if self.stream is None:
+        if self.layerwise is None:
             return
         size = min(self._together(), max(counts))
         passes = sum(max(1, ceil(count / size)) for count in counts)
-        inputs = (self.architecture, self.stream, self.text, self.batch, size, passes)
-        print(announcement(*inputs), flush=True)
+        print(self.layerwise.announcement(self.batch, size, passes), flush=True)
 
     def _try_rows(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]
@@ -543,9 +549,9 @@ class _Engine:
         """The teacher, and mean KL and nll [2] of each plan; None if memory runs out."""
         labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         try:
-            if teacher is None or self.stream is not None:
+            if teacher is None or self.layerwise is not None:
                 batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
-                teacher, *masked = run_together(self.architecture, ids, positions, batches)
+                teacher, *masked = self.layerwise.run(ids, positions, batches)
             else:
                 masks = stack_rows(self.architecture, rows)
                 repeated = ids.expand(len(rows), -1)

@@ -76,7 +76,7 @@ def weight_marks(
 
     Args:
         model: the model.
-        read: gives a weight by its name, as from `stored.reader_of`; None reads the model's own and
+        read: gives a weight by its name, as from `reader_of`; None reads the model's own and
             streamed ones.
     """
     weights, stream = model.state_dict(), source_of(model)

@@ -6,25 +6,22 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
-from ..extensions.big_models.streaming import (
-    layers_on_disk,
-    require_accelerate,
-    stream_of,
-    without_notice,
-)
+from ..base.seams import require_extension
 from .architectures import describe
 from .configuration import require_own_files, require_usable
-from .files import require_sound_files
 from .hub import explain, require_place
 from .identity import MANIFEST
+from .layers import source_of
 from .runtime import bars_that_go, device_name, sums_on
+from .weights import require_sound_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -234,19 +231,19 @@ def load_model(
             require_sound_files(source, {name: t.shape for name, t in shapes.state_dict().items()})
         except FileFormatError as error:
             raise InputError(str(error)) from error
+    placing: AbstractContextManager[dict[str, Any]] = nullcontext({})
     if stream:
         if "device_map" in options:
             raise InputError(
                 f"device_map is {shown(options['device_map'])}, but stream=True decides where "
                 "weights are. Give one of the two."
             )
-        places = layers_on_disk(describe(shapes), target)
-        options |= {"device_map": places, "use_safetensors": True}
+        placing = require_extension("streamed load", "stream=True")(describe(shapes), target)
     try:
         # the demo's 13 MB load before a bar can be drawn
-        with bars_that_go(hidden=is_demo(source)), without_notice() if stream else nullcontext():
+        with bars_that_go(hidden=is_demo(source)), placing as places:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=chosen, output_loading_info=True, **options
+                source, dtype=chosen, output_loading_info=True, **options | places
             )
     except Exception as error:  # a damaged file can raise nearly anything
         raise explain(model_id, error, cache=options.get("cache_dir")) from error
@@ -259,13 +256,22 @@ def load_model(
         )
     describe(model)
     keep_score_cap(model)
-    if "device_map" not in options:
+    if "device_map" not in options and not stream:
         torch.nn.Module.to(model, target)
     if stream:
         for weight in model.parameters():  # else each is a view that keeps its whole file mapped
             weight.data = weight.data.clone()
-    stream_of(model)  # what is wrong with offloaded weights is said now
+    source_of(model)  # what is wrong with offloaded weights is said now
     return model.eval().requires_grad_(False), tokenizer
+
+
+def require_accelerate(what: str) -> None:
+    """Raise InputError, naming `what` was asked for, unless accelerate is installed."""
+    if find_spec("accelerate") is None:
+        raise InputError(
+            f"{what} needs accelerate, which is not installed. Install it: "
+            "pip install 'cocurve-lab[stream]'."
+        )
 
 
 def keep_score_cap(model: PreTrainedModel) -> None:

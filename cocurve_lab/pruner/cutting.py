@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from ..base.errors import InputError
+from ..base.seams import require_extension
 from ..calibration import CalibrationSet
-from ..extensions.big_models.on_disk import prune_to_folder
-from ..extensions.big_models.weights import is_readable
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.layers import source_of
 from ..models.runtime import require_one_device
 from ..models.units import units_like
+from ..models.weights import is_readable
 from ..solver.selection import Selection
 from .equivalence import Reference
 from .manifest import Origin, manifest_of
@@ -90,7 +90,9 @@ def prune(
                 "out= is given with inplace=True, which changes the model in memory. Leave one out."
             )
         check = None if text is None else _check_of_files(model, selection, text)
-        return prune_to_folder(model, selection, out, tokenizer=tokenizer, check=check)
+        write = require_extension("prune to folder", "prune(out=)")
+        folder: Path = write(model, selection, out, tokenizer=tokenizer, check=check)
+        return folder
     origin = Origin.of(model)
     # recorded before the cut, because inplace leaves no dense model to compare with
     reference = None if text is None else Reference.record(model, selection, text)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from ..base.errors import EquivalenceError, InputError
 from ..calibration import CalibrationSet
 from ..estimator.replay import LayerCall, capture_calls, first_output, widen
-from ..extensions.big_models.weights import reader_of, without_weights
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, fingerprint_tensor, model_device
 from ..models.layers import held
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable
+from ..models.weights import reader_of, without_weights
 from ..solver.selection import Selection
 from .slicing import cut_model, fold_gains, kept_columns, tensor_cuts
 

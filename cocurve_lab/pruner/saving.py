@@ -15,14 +15,13 @@ import torch
 from ..base.arguments import as_path
 from ..base.atomic import replacing_folder
 from ..base.errors import FileFormatError, InputError, one_line
-from ..extensions.big_models.streaming import leave_in_files
-from ..extensions.big_models.weights import StoredWeights, with_stored
+from ..base.seams import require_extension
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
-from ..models.files import weight_files
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import bars_that_go
+from ..models.weights import StoredWeights, weight_files, with_stored
 from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELING_FILE, dense_configuration, write_configuration
@@ -174,7 +173,7 @@ def load_pruned(
         return weight
 
     if stream:
-        left = leave_in_files(model, read, target)
+        left = require_extension("layers in files", "stream=True")(model, read, target)
     # only these are moved, because a layer that is not there cannot be
     weights = {name: read(name).to(target) for name in dtypes if name not in {*stored.tied, *left}}
     # not strict, because a tied head is not in the files; all others are
@@ -196,7 +195,7 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
         mapped: as for `StoredWeights`.
 
     Returns:
-        The model on the meta device, with its `cocurve_manifest`. `models.stored.reader_of` tells
+        The model on the meta device, with its `cocurve_manifest`. `models.weights.reader_of` tells
         how to read its weights.
 
     Raises:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import ArchitectureError, InputError, NumericalError
-from cocurve_lab.extensions.big_models.weights import open_model
+from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.extensions.gguf import tensors as gguf_tensors
 from cocurve_lab.extensions.gguf.gguf import export_gguf
 from cocurve_lab.pruner.saving import open_pruned

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.estimator import batches
-from cocurve_lab.extensions.big_models import layerwise as riding
+from cocurve_lab.extensions.big_models.layerwise import LayerwisePasses
 from cocurve_lab.extensions.big_models.streaming import Stream
-from cocurve_lab.measuring import risk
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -75,11 +74,13 @@ def test_the_announced_weights_are_read(
     own, stream = streamed(tmp_path / "model", model)
     plans, file = plans_of(model), tmp_path / "plans"
     cl.pruning_risk(own, plans[0], TEXT)
+    real = LayerwisePasses.most_together
     # 6 distinct plans that change something: together, then in whole batches of 2 and of 1
     for most, together, passes in ((1000, 7, 2), (5, 4, 4), (0, 2, 8)):
-        real = riding.most_together
         monkeypatch.setattr(
-            risk, "most_together", lambda a, t, b, _, most=most, real=real: real(a, t, b, most)
+            LayerwisePasses,
+            "most_together",
+            lambda self, b, _, most=most: real(self, b, most),
         )
         before = stream.bytes_read
         cl.measure_plans(own, plans, TEXT, plans_per_batch=2, progress="lines")
@@ -108,7 +109,8 @@ def test_how_many_advance_follows_from_the_free_memory(
     # half of what is left beside a batch, in whole batches of 3
     for free, most in ((fixed + 2 * 8.5 * state, 6), (0, 3), (1e12, 99)):
         monkeypatch.setattr(batches, "free_memory", lambda _, free=free: free)
-        assert riding.most_together(describe(own), TEXT, 3, 100) == most
+        passes = LayerwisePasses(describe(own), stream, TEXT)
+        assert passes.most_together(3, 100) == most
 
 
 def test_what_does_not_fit_together_is_halved(
@@ -118,16 +120,16 @@ def test_what_does_not_fit_together_is_halved(
     own, _ = streamed(tmp_path, model)
     plans = plans_of(model)
     expected = cl.measure_plans(model, plans, TEXT, plans_per_batch=1, progress=False)
-    real, tried = risk.run_together, []
+    real, tried = LayerwisePasses.run, []
 
-    def tight(architecture: Any, ids: Any, positions: Any, parts: Any) -> list[torch.Tensor]:
+    def tight(passes: Any, ids: Any, positions: Any, parts: Any) -> list[torch.Tensor]:
         tried.append([len(rows) for rows in parts])
         if sum(tried[-1]) > 1:
-            real(architecture, ids, positions, parts)
+            real(passes, ids, positions, parts)
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(architecture, ids, positions, parts)
+        return real(passes, ids, positions, parts)
 
-    monkeypatch.setattr(risk, "run_together", tight)
+    monkeypatch.setattr(LayerwisePasses, "run", tight)
     found = cl.measure_plans(own, plans, TEXT, plans_per_batch=2, progress=False)
     assert tried[:3] == [[2, 2, 2, 1], [2, 1], [1]]
     assert all(sizes == [1] for sizes in tried[3:])
@@ -136,7 +138,7 @@ def test_what_does_not_fit_together_is_halved(
     def never(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(risk, "run_together", never)
+    monkeypatch.setattr(LayerwisePasses, "run", never)
     with pytest.raises(cl.InputError, match="memory runs out on sequence 0 with one plan"):
         cl.measure_plans(own, plans, TEXT, progress=False)
 

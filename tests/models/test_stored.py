@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.big_models.weights import open_model, reader_of
+from cocurve_lab.extensions.big_models.on_disk import open_model
+from cocurve_lab.models.weights import reader_of
 from helpers.tiny_models import EVERY_FAMILY, tiny_model, tiny_text
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.big_models import streaming
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
@@ -330,7 +329,7 @@ def test_without_accelerate_the_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path)
-    monkeypatch.setattr(streaming, "find_spec", lambda _: None)
+    monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
     for options in ({"stream": True}, {"device_map": "auto"}):
         with pytest.raises(cl.InputError, match=r"accelerate.*pip install 'cocurve-lab\[stream\]'"):
             cl.load_model(folder, device="cpu", **options)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.big_models import on_disk
-from cocurve_lab.extensions.big_models.weights import open_model
+from cocurve_lab.extensions.big_models.on_disk import open_model
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.pruner.saving import open_pruned
@@ -125,7 +125,7 @@ def test_a_pruned_folder_that_vanishes_and_accelerate_that_lacks_are_told(
         handle.truncate(2000)
     with pytest.raises(cl.InputError, match="weights of layer 0 cannot be read"):
         own(tiny_text().input_ids)
-    monkeypatch.setattr("cocurve_lab.extensions.big_models.streaming.find_spec", lambda _: None)
+    monkeypatch.setattr("cocurve_lab.models.loading.find_spec", lambda _: None)
     found = cl.prune(model, ragged(model), out=tmp_path / "again")
     with pytest.raises(cl.InputError, match=r"accelerate.*pip install 'cocurve-lab\[stream\]'"):
         cl.load_pruned(found, device="cpu", stream=True)
@@ -410,7 +410,8 @@ from importlib.util import find_spec
 from pathlib import Path
 import torch
 import cocurve_lab as cl
-from cocurve_lab.extensions.big_models.weights import open_model, reader_of
+from cocurve_lab.extensions.big_models.on_disk import open_model
+from cocurve_lab.models.weights import reader_of
 from cocurve_lab.pruner.saving import open_pruned
 
 def cut(place, out):

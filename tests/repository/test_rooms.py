@@ -38,14 +38,7 @@ YET = {  # crossings that are still there; this set only gets smaller
     ("cocurve_lab.estimator.worker", "cocurve_lab.extensions.surrogates.shifts"),
     ("cocurve_lab.estimator.worker", "cocurve_lab.extensions.surrogates.sketch"),
     ("cocurve_lab.measuring.agreement", "cocurve_lab.extensions.surrogates.pair_kl"),
-    ("cocurve_lab.measuring.risk", "cocurve_lab.extensions.big_models.layerwise"),
-    ("cocurve_lab.models.loading", "cocurve_lab.extensions.big_models.streaming"),
-    ("cocurve_lab.pruner.cutting", "cocurve_lab.extensions.big_models.on_disk"),
-    ("cocurve_lab.pruner.cutting", "cocurve_lab.extensions.big_models.weights"),
-    ("cocurve_lab.pruner.equivalence", "cocurve_lab.extensions.big_models.weights"),
     ("cocurve_lab.pruner.manifest", "cocurve_lab.extensions.repairing.least_squares_refit"),
-    ("cocurve_lab.pruner.saving", "cocurve_lab.extensions.big_models.streaming"),
-    ("cocurve_lab.pruner.saving", "cocurve_lab.extensions.big_models.weights"),
 }
 CIRCLE = 9  # files; it gets 0
 

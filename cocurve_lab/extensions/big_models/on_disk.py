@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,16 +20,25 @@ from torch import Tensor, nn
 
 from ...base.arguments import as_path
 from ...base.atomic import room_for
-from ...base.errors import FileFormatError
+from ...base.errors import FileFormatError, InputError
 from ...base.progress import Progress, open_bar
 from ...models.architectures import describe
-from ...models.identity import fingerprint_tensor
+from ...models.hub import require_place
+from ...models.identity import MANIFEST, fingerprint_tensor
 from ...models.layers import held
+from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+from ...models.weights import (
+    StoredWeights,
+    reader_of,
+    tied_names,
+    weight_files,
+    with_stored,
+    without_weights,
+)
 from ...pruner.manifest import Origin, manifest_of
 from ...pruner.saving import new_folder, write_beside
 from ...pruner.slicing import cut_model, tensor_cuts
 from ...solver.selection import Selection
-from .weights import reader_of, saved_name, tied_names, without_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,6 +72,44 @@ class Refit(NamedTuple):
     run: Callable[[PreTrainedModel, Cuts, Path], dict[str, Any]]
 
 
+def open_model(
+    model_id: str | os.PathLike[str] = DEMO,
+    *,
+    dtype: torch.dtype | str | None = None,
+    **options: Any,
+) -> PreTrainedModel:
+    """Open a dense model whose weights stay on disk. It is on the meta device and cannot run.
+
+    Args:
+        model_id: "demo", a folder, or a hub id, whose files are downloaded if they are not here.
+        dtype: by default float32 for the embedded model, else the checkpoint's own, on any device.
+        **options: where the hub is asked: revision, token, cache_dir, local_files_only.
+
+    Returns:
+        The model. `reader_of` tells how to read its weights.
+
+    Raises:
+        ArchitectureError: the family is not supported.
+        PickledError: the weights are not safetensors.
+        FileFormatError: the weights are not those of the configuration, or damaged.
+        InputError: the model is gated, missing, misspelt, unreachable or already pruned.
+    """
+    from transformers import GenerationConfig
+
+    place = str(place_of(model_id))
+    if (Path(place) / MANIFEST).exists():
+        raise InputError(
+            f"{place} holds a pruned model, whose layers differ in width. Load it with load_pruned."
+        )
+    require_place(model_id if place == str(model_id) else place)
+    model: Any = shapes_only(place, **options)
+    weights = StoredWeights(model, weight_files(place, **options))
+    default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
+    with suppress(OSError):  # there is none: the one made of the configuration stays
+        model.generation_config = GenerationConfig.from_pretrained(place, **options)
+    return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
+
+
 def prune_to_folder(
     model: PreTrainedModel,
     selection: Selection,
@@ -81,7 +128,7 @@ def prune_to_folder(
     the plan is the model's.
 
     Args:
-        model: in memory, or with its weights on disk (`models.stored.open_model`).
+        model: in memory, or with its weights on disk (`models.weights.open_model`).
         selection: a plan of this model.
         folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
         progress: whether to show how many weights are written, and how.
@@ -296,3 +343,11 @@ def _write_safetensors(
             assert (tensor.shape, tensor.dtype) == (shapes[name].shape, shapes[name].dtype)
             # as bytes, because numpy has no bfloat16
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def saved_name(model: Any, name: str) -> str:
+    """The name under which transformers saves a weight."""
+    for saved, prefix in describe(model).family.saved_prefixes:
+        if name.startswith(prefix):
+            return saved + name.removeprefix(prefix)
+    return name

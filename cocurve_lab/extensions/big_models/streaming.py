@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from ...base.errors import InputError, one_line
 from ...models.architectures import Architecture, describe
 from ...models.layers import bytes_of
+from ...models.loading import require_accelerate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -241,7 +241,29 @@ def leave_in_files(
     return list(readers)
 
 
-def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
+@contextmanager
+def streamed_load(architecture: Architecture, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Yield the options of `from_pretrained` that leave the layers in their files.
+
+    Inside the block, accelerate's notice that weights are on the meta device is hidden.
+
+    Args:
+        architecture: the model's shapes, on the meta device.
+        device: where embedding, final norm and head go.
+    """
+    log = logging.getLogger("accelerate.big_modeling")
+
+    def other(record: logging.LogRecord) -> bool:
+        return "on the meta device" not in record.getMessage()
+
+    log.addFilter(other)
+    try:
+        yield {"device_map": _layers_on_disk(architecture, device), "use_safetensors": True}
+    finally:
+        log.removeFilter(other)
+
+
+def _layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str, Any]:
     """The device map of a streamed model: its layers stay in the files, all else on `device`."""
     stack = architecture.stack
     places: dict[str, Any] = {}
@@ -258,34 +280,6 @@ def layers_on_disk(architecture: Architecture, device: torch.device) -> dict[str
 
     walk(architecture.model, "")
     return places
-
-
-@contextmanager
-def without_notice() -> Iterator[None]:
-    """Hide accelerate's notice that weights are on the meta device: here they were asked there."""
-    log = logging.getLogger("accelerate.big_modeling")
-
-    def other(record: logging.LogRecord) -> bool:
-        return "on the meta device" not in record.getMessage()
-
-    log.addFilter(other)
-    try:
-        yield
-    finally:
-        log.removeFilter(other)
-
-
-def require_accelerate(what: str) -> None:
-    """Raise InputError unless accelerate is installed, which places weights.
-
-    Args:
-        what: what was asked for.
-    """
-    if find_spec("accelerate") is None:
-        raise InputError(
-            f"{what} needs accelerate, which is not installed. Install it: "
-            "pip install 'cocurve-lab[stream]'."
-        )
 
 
 def _offloading(module: nn.Module) -> list[Any]:

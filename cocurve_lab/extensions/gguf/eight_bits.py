@@ -14,10 +14,10 @@ from ...base.arguments import as_path
 from ...base.errors import InputError
 from ...models.loading import load_tokenizer
 from ...models.runtime import bars_that_go
+from ...models.weights import loaded_copy
 from ...pruner.folder import MODELING_FILE
 from ...pruner.manifest import read_manifest
 from ...pruner.saving import new_folder, open_pruned
-from ..big_models.weights import loaded_copy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

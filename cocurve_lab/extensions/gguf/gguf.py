@@ -17,7 +17,7 @@ from ...base.errors import InputError
 from ...base.tables import Folded
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_name
-from ..big_models.weights import numbers_of
+from ...models.weights import numbers_of
 from .tensors import (
     BLOCK,
     FAMILIES,

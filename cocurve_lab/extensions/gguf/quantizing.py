@@ -19,7 +19,7 @@ import torch
 from ...base.atomic import replacing
 from ...base.errors import FileFormatError, InputError
 from ...models.architectures import describe
-from ..big_models.weights import loaded_copy
+from ...models.weights import loaded_copy
 from .gguf import GGUFFile, export_gguf, require_target
 from .tensors import file_tensors, from_interleaved
 

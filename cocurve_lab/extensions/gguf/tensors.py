@@ -19,7 +19,7 @@ from torch import Tensor
 from ...base.errors import ArchitectureError, NumericalError
 from ...models.architectures import Architecture
 from ...models.families import Kind
-from ..big_models.weights import is_readable
+from ...models.weights import is_readable
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -156,7 +156,7 @@ class FileTensor:
 
         Args:
             dtype: of the file.
-            numbers: gives the numbers of a weight that may be on disk (`models.stored.numbers_of`).
+            numbers: gives the numbers of a weight that may be on disk (`numbers_of`).
 
         Raises:
             NumericalError: a number is not finite, or too large for the type.

@@ -55,7 +55,7 @@ from ...measuring.risk import pair_risk, require_one_vocabulary
 from ...models.architectures import Architecture, describe, is_transposed
 from ...models.identity import fingerprint_model, model_device, model_dtype, weight_marks
 from ...models.runtime import measuring, require_measurable, require_one_device, uninterrupted
-from ..big_models.weights import loaded_copy
+from ...models.weights import loaded_copy
 from .projection_inputs import TOKENS_PER_BATCH
 
 if TYPE_CHECKING:

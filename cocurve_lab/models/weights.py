@@ -1,25 +1,22 @@
-"""A model whose weights stay on disk, to be read one tensor at a time."""
+"""The weights of a model by name: in memory, in files, or brought by a `WeightSource`."""
 
 from __future__ import annotations
 
 import copy
-import os
+import json
 import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...base.errors import FileFormatError, InputError
-from ...models.architectures import describe
-from ...models.files import INDEX, WHOLE, damaged, open_weights, require_shape, weight_files
-from ...models.hub import require_place
-from ...models.identity import MANIFEST
-from ...models.layers import source_of
-from ...models.loading import DEMO, is_demo, place_of, read_dtype, shapes_only
+from ..base.errors import FileFormatError, InputError, one_line
+from .architectures import describe
+from .configuration import require_own_files
+from .hub import explain
+from .layers import source_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,6 +27,110 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def weight_files(place: str, **options: Any) -> list[Path]:
+    """The safetensors files of a folder or hub model; none if its weights are pickled.
+
+    Files of the hub are downloaded if they are not here.
+
+    Args:
+        place: the folder or hub id.
+        **options: as for `open_model`.
+
+    Raises:
+        FileFormatError: a file that the index names is missing.
+        InputError: the index is none or leads out of its folder, the hub cannot be reached, or the
+            disk is full.
+    """
+    require_own_files(place, **options)
+    whole = _find(place, WHOLE, options)
+    if whole is not None:  # transformers takes it too, whatever an index says
+        return [whole]
+    index, files = _find(place, INDEX, options), []
+    if index is None:
+        return []
+    content = json.loads(index.read_text(encoding="utf-8"))
+    for name in sorted(set(content["weight_map"].values())):
+        file = _find(place, name, options)
+        if file is None:
+            raise FileFormatError(
+                f"{index} names {name}, which is not there. The folder is incomplete: copy or "
+                "download the missing file."
+            )
+        files.append(file)
+    return files
+
+
+def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
+    """A file of a folder or hub model, or None."""
+    from transformers.utils import cached_file
+
+    try:
+        return Path(str(cached_file(place, name, **options)))
+    except OSError as error:
+        if Path(place).is_dir() or "EntryNotFound" in type(error.__cause__).__name__:
+            return None
+        raise explain(place, error, cache=options.get("cache_dir")) from error
+
+
+def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check the headers of a folder's safetensors files; their weights are not read.
+
+    Args:
+        folder: the folder.
+        shapes: the shape of each weight by name, as the configuration makes it. A file may name a
+            weight otherwise, and is then not compared.
+
+    Raises:
+        FileFormatError: a file is missing, truncated or damaged, or holds a weight of another
+            shape.
+        InputError: as `weight_files`.
+    """
+    for file in weight_files(folder):
+        handle = open_weights(file)
+        for name in handle.keys():  # noqa: SIM118, a handle is no mapping
+            if name in shapes:
+                require_shape(handle.get_slice(name), name, shapes[name], file)
+
+
+def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> None:
+    """Raise FileFormatError unless a tensor in a file has this shape."""
+    if tuple(stored.get_shape()) != tuple(shape):
+        raise FileFormatError(
+            f"{name} in {file} has shape {tuple(stored.get_shape())}, but the configuration beside "
+            f"it says {tuple(shape)}. The folder mixes two models: download or save the model "
+            "again."
+        )
+
+
+def open_weights(file: Path, *, mapped: bool = False) -> Any:
+    """Open a safetensors file, which reads its header only.
+
+    Args:
+        file: the file.
+        mapped: map it into memory instead of reading from it.
+
+    Raises:
+        FileFormatError: it is truncated or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        # safetensors maps for writing, which the system may refuse for a file larger than memory
+        return safe_open(file, framework="pt", backend="mmap" if mapped else "pread")
+    except (SafetensorError, OSError) as error:
+        raise damaged(file, error) from None
+
+
+def damaged(file: Path, error: Exception) -> FileFormatError:
+    """Make the error for a weight file that cannot be read."""
+    return FileFormatError(
+        f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
+        "it again."
+    )
 
 
 class PickledError(FileFormatError):
@@ -112,44 +213,6 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
         if first.setdefault(id(weight), name) != name:
             tied[name] = first[id(weight)]
     return tied
-
-
-def open_model(
-    model_id: str | os.PathLike[str] = DEMO,
-    *,
-    dtype: torch.dtype | str | None = None,
-    **options: Any,
-) -> PreTrainedModel:
-    """Open a dense model whose weights stay on disk. It is on the meta device and cannot run.
-
-    Args:
-        model_id: "demo", a folder, or a hub id, whose files are downloaded if they are not here.
-        dtype: by default float32 for the embedded model, else the checkpoint's own, on any device.
-        **options: where the hub is asked: revision, token, cache_dir, local_files_only.
-
-    Returns:
-        The model. `reader_of` tells how to read its weights.
-
-    Raises:
-        ArchitectureError: the family is not supported.
-        PickledError: the weights are not safetensors.
-        FileFormatError: the weights are not those of the configuration, or damaged.
-        InputError: the model is gated, missing, misspelt, unreachable or already pruned.
-    """
-    from transformers import GenerationConfig
-
-    place = str(place_of(model_id))
-    if (Path(place) / MANIFEST).exists():
-        raise InputError(
-            f"{place} holds a pruned model, whose layers differ in width. Load it with load_pruned."
-        )
-    require_place(model_id if place == str(model_id) else place)
-    model: Any = shapes_only(place, **options)
-    weights = StoredWeights(model, weight_files(place, **options))
-    default = torch.float32 if is_demo(place) else model.config.dtype or weights.dtype
-    with suppress(OSError):  # there is none: the one made of the configuration stays
-        model.generation_config = GenerationConfig.from_pretrained(place, **options)
-    return with_stored(model.to(default if dtype is None else read_dtype(dtype)), weights)
 
 
 def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
@@ -251,11 +314,3 @@ def _require_unquantized(stored: Any, name: str, file: Path) -> None:
             f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantized. Give "
             "an unquantized one, for example in bfloat16."
         )
-
-
-def saved_name(model: Any, name: str) -> str:
-    """The name under which transformers saves a weight."""
-    for saved, prefix in describe(model).family.saved_prefixes:
-        if name.startswith(prefix):
-            return saved + name.removeprefix(prefix)
-    return name
