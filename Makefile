@@ -58,8 +58,8 @@ format: $(INSTALLED) ## format the code, apply safe fixes, write the stub, strip
 LOCK := uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
     --custom-compile-command "make lock" -c constraints.txt
 lock: ## write the hashes of the versions in constraints.txt (needs uv)
-	@$(LOCK) --all-extras --no-emit-package torchao pyproject.toml -o .ci/requirements.txt
-	@printf 'cyllama\ntorchao\n' | $(LOCK) --no-deps - -o .ci/apart.txt
+	@$(LOCK) --all-extras pyproject.toml -o .ci/requirements.txt
+	@printf 'cyllama\n' | $(LOCK) --no-deps - -o .ci/apart.txt
 	@printf 'hatchling>=1.27\nsetuptools\nwheel\n' | $(LOCK) - -o .ci/build.txt
 
 clean: ## remove .venv and caches; your results in notebooks/ stay

@@ -159,10 +159,6 @@ from .evaluation.efficiency import Efficiency as Efficiency
 from .evaluation.efficiency import EfficiencyOptions as EfficiencyOptions
 from .extensions.gguf.gguf import GGUFFile as GGUFFile
 from .extensions.gguf.quantizing import quantize_gguf as quantize_gguf
-from .extensions.gguf.ollama import write_modelfile as write_modelfile
-from .extensions.gguf.eight_bits import quantize_folder as quantize_folder
-from .extensions.gguf.quantization_table import quantization_table as quantization_table
-from .extensions.gguf.quantization_table import QUANTIZED_COLUMNS as QUANTIZED_COLUMNS
 from cocurve_studies.structure.matching import Matching as Matching
 from cocurve_studies.structure.matching import causal_arms as causal_arms
 from cocurve_studies.bake_off.comparison import Comparison as Comparison

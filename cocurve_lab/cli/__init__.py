@@ -7,7 +7,7 @@ In the order of the flow:
     building.py    `build` and `merge`: H
     planning.py    `solve`: a plan
     searching.py   `search`: a plan of lower measured KL
-    pruning.py     `prune`, `quantize` and `export`: a smaller model
+    pruning.py     `prune` and `export`: a smaller model
     recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
-from ..base.tables import Table, as_markdown, shown
 from ..calibration import read_documents
 from ..models.loading import demo_folder, is_demo
 from .common import (
@@ -37,7 +36,6 @@ lm_eval. Use a text that H was not built on."""
 EXAMPLE = """\
   cocurve evaluate smaller --against demo
   cocurve evaluate smaller --against MODEL --text held_out.jsonl --json
-  cocurve evaluate smaller --against demo --quantized Q8_0 Q4_K_M
   cocurve evaluate demo --suite demo --limit 40 --report report.json"""
 
 
@@ -46,14 +44,6 @@ def add_to(verbs: Any) -> None:
     parser = add_verb(verbs, "evaluate", run, DESCRIPTION, EXAMPLE)
     add_model(parser, stream=True)
     parser.add_argument("--against", metavar="DENSE", help="the dense model, for the KL")
-    parser.add_argument(
-        "--quantized",
-        metavar="KIND",
-        nargs="+",
-        default=[],
-        help="with --against: also both models with rounded weights: INT8, FP8 (torchao), Q8_0 "
-        "(gguf) or, with llama.cpp's quantizer, Q4_K_M and its like",
-    )
     add_text(parser, "text", 16, "text to measure on", "none")
     parser.add_argument(
         "--tokenizer", metavar="MODEL", help="tokenizer of a pruned folder without one"
@@ -70,12 +60,6 @@ def run(options: argparse.Namespace) -> int:
     from ..measuring.perplexity import PerplexityOptions, perplexity
 
     _require_suite(options)
-    if options.quantized and (options.against is None or options.stream):
-        raise InputError("--quantized needs --against, and models in memory, without --stream.")
-    if options.quantized:
-        from ..extensions.gguf.quantization_table import quantization_table, require_kinds
-
-        require_kinds(options.quantized)
     require_text(options)
     place = options.tokenizer or options.against
     model, tokenizer = read_any_model(options.model, options, place)
@@ -95,12 +79,6 @@ def run(options: argparse.Namespace) -> int:
         found["kl"] = _divergence(options.against, dense, model, rows)
         if not options.json:
             print(_words(found["kl"]), flush=True)
-        if options.quantized:
-            found["quantized"] = quantization_table(
-                dense, model, rows, options.quantized, progress=progress()
-            )
-            if not options.json:
-                print(_grid(found["quantized"]), flush=True)
     if options.suite is not None:
         report = _tasks(options, model, tokenizer)
         found["tasks"] = json.loads(report.to_json())
@@ -182,14 +160,6 @@ def _against(options: argparse.Namespace) -> tuple[Any, CalibrationSet]:
     if tokenizer is None:
         raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")
     return dense, held_out_rows(options, options.against, tokenizer)
-
-
-def _grid(table: Table) -> str:
-    """The table as Markdown."""
-    from ..extensions.gguf.quantization_table import QUANTIZED_COLUMNS
-
-    rows = shown(table, QUANTIZED_COLUMNS)
-    return as_markdown(list(rows[0]), (row.values() for row in rows))
 
 
 def _words(kl: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`cocurve prune`, `quantize` and `export`: a smaller model as folders and as one GGUF file."""
+"""`cocurve prune` and `export`: a smaller model as folders and as one GGUF file."""
 
 from __future__ import annotations
 
@@ -56,18 +56,9 @@ EXPORT_EXAMPLE = """\
   cocurve export smaller --gguf smaller.gguf --quantize Q4_K_M
   cocurve export smaller --gguf ids.gguf --no-tokenizer"""
 
-QUANTIZE = """\
-Write a pruned model again, with 8-bit weights. transformers and vLLM load the new folder where
-torchao is installed; here it is needed too (pip install 'cocurve-lab[quantize]'). The projections
-of the layers are rounded, each row with a scale of its own; the embedding, the head and the norms
-are not. For GGUF files: `cocurve export --quantize`."""
-QUANTIZE_EXAMPLE = """\
-  cocurve quantize smaller --out smaller-int8
-  cocurve quantize smaller --out smaller-fp8 --to FP8"""
-
 
 def add_to(verbs: Any) -> None:
-    """Add the verbs `prune`, `quantize` and `export`."""
+    """Add the verbs `prune` and `export`."""
     parser = add_verb(verbs, "prune", prune, PRUNE, PRUNE_EXAMPLE)
     add_model(
         parser,
@@ -94,14 +85,6 @@ def add_to(verbs: Any) -> None:
     parser.add_argument(
         "--calibration-sequences", metavar="N", type=int, default=128, help="its rows (%(default)s)"
     )
-    parser = add_verb(verbs, "quantize", quantize, QUANTIZE, QUANTIZE_EXAMPLE)
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
-    )
-    parser.add_argument("--out", metavar="FOLDER", type=as_path, required=True, help="a new folder")
-    parser.add_argument(
-        "--to", choices=("INT8", "FP8"), default="INT8", help="the weights' numbers (%(default)s)"
-    )
     parser = add_verb(verbs, "export", export, EXPORT, EXPORT_EXAMPLE)
     parser.add_argument(
         "folder", metavar="FOLDER", type=as_path, help="folder from `cocurve prune`"
@@ -114,9 +97,6 @@ def add_to(verbs: Any) -> None:
         "--quantize",
         metavar="KIND",
         help="then quantize the file of --dtype, for example to Q4_K_M (for Q8_0: --dtype q8_0)",
-    )
-    parser.add_argument(
-        "--modelfile", action="store_true", help="write a Modelfile for Ollama beside it"
     )
     parser.add_argument(
         "--pretokenizer",
@@ -312,25 +292,14 @@ def _verified(
     return ", and it computes what the masked model computes"
 
 
-def quantize(options: argparse.Namespace) -> int:
-    """Run `cocurve quantize`."""
-    from ..extensions.gguf.eight_bits import quantize_folder
-
-    print(f"Saved to {quantize_folder(options.folder, options.out, options.to)}.")
-    return 0
-
-
 def export(options: argparse.Namespace) -> int:
     """Run `cocurve export`."""
     from ..extensions.gguf.gguf import export_gguf
-    from ..extensions.gguf.ollama import modelfile_of, write_modelfile
     from ..extensions.gguf.quantizing import quantize_gguf, require_kind
     from ..pruner.manifest import read_manifest
     from ..pruner.saving import open_pruned
 
     require_new(options.gguf)
-    if options.modelfile:
-        require_new(modelfile_of(options.gguf))
     if options.quantize is not None:
         if options.dtype == "q8_0":
             raise InputError("--quantize starts from f32 or f16. Leave --dtype q8_0 out.")
@@ -358,7 +327,4 @@ def export(options: argparse.Namespace) -> int:
                 whole = export_gguf(pruned, tokenizer, Path(place, "whole.gguf"), **settings)
                 found = quantize_gguf(whole.path, options.gguf, options.quantize)
     print(found)
-    if options.modelfile:
-        written = write_modelfile(options.gguf, pruned, tokenizer)
-        print(f"{written}: for ollama create NAME -f {written}")
     return 0

@@ -13,7 +13,6 @@ In reading order:
     system_calls.py    the system calls it is refused
     judge.py           the script inside, which runs one program and records its end
     sandbox.py         the script that confines without bubblewrap
-    quantized.py       `quantization_table`: KL of a model pruned, quantized, and both
     efficiency.py      size, speed and memory, dense and pruned in turn
     reproduction.py    `Reproduction`: the paper's tables measured on one model, resumable
     published.py       the paper's numbers, and those of the authors' release

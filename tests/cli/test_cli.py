@@ -653,7 +653,7 @@ def test_recover_without_room_for_its_state(
     "verb",
     [
         *("", "inventory", "build", "merge", "solve", "search", "prune", "evaluate"),
-        *("recover", "quantize", "export", "paper"),
+        *("recover", "export", "paper"),
     ],
 )
 def test_help_explains_every_verb_with_an_example(

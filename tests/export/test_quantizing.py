@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
@@ -17,8 +15,7 @@ from cocurve_lab.base.errors import FileFormatError, InputError
 from cocurve_lab.cli import DONE, FAILED, main
 from cocurve_lab.extensions.gguf import quantizing
 from cocurve_lab.extensions.gguf.gguf import export_gguf
-from cocurve_lab.extensions.gguf.quantizing import quantize_gguf, with_gguf_weights
-from helpers.llama_cpp import Job, log_softmax, mean_kl, run_llama_cpp
+from cocurve_lab.extensions.gguf.quantizing import quantize_gguf
 from helpers.tiny_models import tiny_model
 from helpers.wheels import installed
 
@@ -65,47 +62,6 @@ def test_rows_of_other_lengths_fall_back_and_are_counted(tmp_path: Path) -> None
     assert small.dtype == "Q4_K_M"
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quantizer")
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q2_K"])  # in 8 bits, rounded inputs matter as much
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_rounded_weights_are_those_that_llama_cpp_runs(
-    family: str, kind: str, tmp_path: Path
-) -> None:
-    """Far nearer to llama.cpp with the quantized file than the model itself is."""
-    model = pruned_wide(family, tie_word_embeddings=True)
-    before = [weight.clone() for weight in model.parameters()]
-    rounded = with_gguf_weights(model, kind)
-    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    whole = export_gguf(model, None, tmp_path / "whole.gguf", dtype="f32")
-    path = quantize_gguf(whole.path, tmp_path / "m.gguf", kind).path
-    prompt = torch.randint(97, (1, 40), generator=torch.Generator().manual_seed(0))
-    answer = run_llama_cpp(path, Job(prompt.tolist()))
-    with torch.no_grad():
-        own, plain = ([log_softmax(m(prompt).logits[0].double().numpy())] for m in (rounded, model))
-    near, far = mean_kl(answer, own), mean_kl(answer, plain)
-    print(f"KL to llama.cpp {near:.1e}; of the model itself {far:.1e}")
-    assert near < far / 3
-
-
-def test_q8_0_rounds_each_block_to_127_steps() -> None:
-    model = pruned_wide()
-    rounded = with_gguf_weights(model, "Q8_0")
-    for name, weight in model.state_dict().items():
-        found = rounded.state_dict()[name]
-        if weight.dim() == 1:
-            assert torch.equal(found, weight)
-            continue
-        blocks = weight.reshape(-1, 32).double()
-        step = (blocks.abs().amax(1, keepdim=True) / 127).to(torch.float16).double()
-        expected = (blocks / step).round() * step
-        # the scale is rounded after the numbers are, so a number half-way may go the other way
-        apart = (found.reshape(-1, 32).double() - expected).abs()
-        assert (apart <= step * 1.001).all()
-        assert (apart < step / 4).double().mean() > 0.99
-        assert not torch.equal(found, weight)
-
-
 @pytest.mark.usefixtures("quantizer")
 def test_bad_input(tmp_path: Path) -> None:
     source = tmp_path / "source.gguf"
@@ -125,8 +81,6 @@ def test_bad_input(tmp_path: Path) -> None:
         quantize_gguf(source, tmp_path / "out.gguf", overwrite=True)
     assert (tmp_path / "out.gguf").read_bytes() == b"precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "source.gguf"]
-    with pytest.raises(InputError, match="on disk"):
-        with_gguf_weights(tiny_model().to("meta"), "Q8_0")
 
 
 def test_without_a_quantizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,11 +124,3 @@ def test_the_command_quantizes_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Use one of Q6_K" in capsys.readouterr().err
     assert main([*command, "Q4_K_M", "--dtype", "q8_0"]) == FAILED
     assert not path.exists()
-
-
-def test_interleaving_is_undone() -> None:
-    from cocurve_lab.extensions.gguf.tensors import from_interleaved, interleave
-
-    rows = torch.arange(24 * 5).reshape(24, 5)
-    assert not torch.equal(interleave(rows, 3), rows)
-    np.testing.assert_array_equal(from_interleaved(interleave(rows, 3), 3), rows)

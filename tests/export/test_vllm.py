@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from helpers import vllm, wheels
+from helpers import vllm
 from helpers.tiny_models import VOCAB, tiny_model
 from helpers.vllm import Answer, run_vllm
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 GREEDY, CONTEXT = 24, 64
@@ -42,7 +37,6 @@ class Case:
     names: list[str]
     changes: dict[str, Any]
     loader: str = "own code"
-    weights: str = "as saved"
 
 
 CASES = {
@@ -57,18 +51,6 @@ CASES = {
     "gemma3": Case("gemma3_text", UNEVEN, {}),
     "gemma3, a layer gone": Case("gemma3_text", NO_LAYER, {}),
 }
-QUANTIZED = {
-    "llama in INT8": Case("llama", UNEVEN, {}, weights="INT8"),
-    "qwen3 in FP8, a layer gone": Case("qwen3", NO_LAYER, {}, weights="FP8"),
-}
-# in a process of its own, because torchao is not in the environment of the tests
-_QUANTIZE = """
-import sys
-import cocurve_lab as cl
-for job in sys.argv[1:]:
-    folder, kind = job.split(":")
-    cl.quantize_folder(folder, folder + kind, kind)
-"""
 
 
 def pruned(case: Case) -> PreTrainedModel:
@@ -124,37 +106,3 @@ def test_it_computes_what_transformers_does(
     name: str, served: dict[str, Answer], prompts: list[list[int]]
 ) -> None:
     compare(pruned(CASES[name]), served[name], prompts)
-
-
-@torch.no_grad()
-def test_weights_in_8_bits(tmp_path: Path, prompts: list[list[int]]) -> None:
-    """Against the models that have the rounded weights of the files."""
-    vllm.installed()
-    torchao = wheels.installed("torchao")
-    cases = QUANTIZED.values()
-    jobs = [f"{saved(c, tmp_path / str(n))}:{c.weights}" for n, c in enumerate(cases)]
-    paths = os.pathsep.join([str(ROOT), str(torchao)])
-    subprocess.run(
-        [sys.executable, "-c", _QUANTIZE, *jobs],
-        env=os.environ | {"PYTHONPATH": paths, "HF_HOME": str(tmp_path / "hub")},
-        check=True,
-        timeout=300,
-    )
-    folders = [Path(job.replace(":", "")) for job in jobs]
-    answers = run_vllm(
-        [(folder, True) for folder in folders],
-        prompts,
-        tmp_path / "out.npz",
-        greedy=GREEDY,
-        context=CONTEXT,
-        packages=[torchao],
-    )
-    for case, folder, answer in zip(cases, folders, answers, strict=True):
-        model, weights = pruned(case), load_file(folder / "model.safetensors")
-        rounded = [name for name in weights if name.endswith("._weight_qdata")]
-        assert rounded
-        for name in rounded:
-            scale = weights[name.replace("qdata", "scale")]
-            module = model.get_submodule(name.removesuffix("._weight_qdata"))
-            module.weight.copy_(weights[name].float() * scale)
-        compare(model, answer, prompts)

@@ -21,7 +21,6 @@ _SCRIPT = """
 import json, sys
 import numpy as np
 job = json.load(sys.stdin)
-sys.path += job["packages"]
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -66,7 +65,6 @@ def run_vllm(
     *,
     greedy: int,
     context: int,
-    packages: Sequence[Path] = (),
 ) -> list[Answer]:
     """Serve one folder after the other; fails with vLLM's output if it cannot.
 
@@ -76,14 +74,12 @@ def run_vllm(
         out: a file to write, *.npz.
         greedy: ids to add to each prompt.
         context: the longest prompt and answer together.
-        packages: folders with packages that vLLM's environment lacks.
     """
     job = {
         "folders": [(str(folder), own_code) for folder, own_code in folders],
         "prompts": [list(map(int, ids)) for ids in prompts],
         "greedy": greedy,
         "context": context,
-        "packages": [str(folder) for folder in packages],
         "out": str(out),
     }
     own = {

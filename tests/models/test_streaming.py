@@ -179,7 +179,6 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     ),
     "efficiency": lambda m, plan, h, small: cl.measure_efficiency(m, small),
     "speeds": lambda m, plan, h, small: speed_table(m, {"plan": plan}),
-    "quantization": lambda m, plan, h, small: cl.quantization_table(m, small, TEXT),
     "best plan": lambda m, plan, h, small: cl.best_plan(m, word_tokenizer(), 0.2),
     "LLM-Pruner": lambda m, plan, h, small: cl.get_method("llm-pruner").measure(
         m, plan.units, TEXT, progress=False

@@ -1,4 +1,4 @@
-"""A GGUF file in fewer bits, by llama.cpp's own quantizer."""
+"""Quantization of a GGUF file by llama.cpp's own quantizer."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
 
 from ...base.atomic import replacing
 from ...base.errors import FileFormatError, InputError
-from ...models.architectures import describe
-from ...models.weights import loaded_copy
-from .gguf import GGUFFile, export_gguf, require_target
-from .tensors import file_tensors, from_interleaved
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from .gguf import GGUFFile, require_target
 
 KINDS = ("Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q3_K_M", "Q2_K")
 SUPER_BLOCK = 256  # weights of a row that llama.cpp's K types quantize together
@@ -45,11 +34,10 @@ def quantize_gguf(
     *,
     overwrite: bool = False,
 ) -> GGUFFile:
-    """Quantize a GGUF file with llama.cpp's quantizer, and say what became of each matrix.
+    """Quantize a GGUF file with the program `llama-quantize`, or else the Python package cyllama.
 
-    It runs the program `llama-quantize` if it is on the PATH, else the Python package cyllama. Both
-    are llama.cpp. For Q8_0 use `export_gguf(..., dtype="q8_0")`, which needs neither, and leaves
-    rows in float16 for which llama.cpp's quantizer rejects the whole file.
+    For Q8_0 use `export_gguf(..., dtype="q8_0")`: it needs neither, and leaves rows in float16 for
+    which llama.cpp's quantizer rejects the whole file.
 
     Args:
         source: a file from `export_gguf` in "f32" or "f16".
@@ -72,118 +60,58 @@ def quantize_gguf(
     if target.exists() and target.samefile(source):
         raise InputError(f"{target} is the file to quantize. Choose another file to write.")
     with replacing(target) as temporary:
-        command = [*_quantizer(kind), str(source), str(temporary), *_type_of(kind)]
+        command = _command(kind, str(source), str(temporary))
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
-            raise FileFormatError(
-                f"llama.cpp cannot quantize {source} to {kind}: {_reason(done.stdout, done.stderr)}"
-            )
-        fields, counts, others = _content(temporary)
-    notes = tuple(fields.get("cocurve.notes", ())) + _notes(counts, others)
-    model = fields.get("tokenizer.ggml.model", "no_vocab")
-    named = f"{model}/{fields.get('tokenizer.ggml.pre', 'default')}"
-    return GGUFFile(target, target.stat().st_size, kind, counts, named, notes)
+            lines = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+            told = [line for line in lines if re.search("error|fail|not divisible", line, re.I)]
+            reason = (told or lines or ["it gave no reason"])[0].strip()
+            raise FileFormatError(f"llama.cpp cannot quantize {source} to {kind}: {reason}")
+        return _describe(temporary, target, kind)
 
 
 def require_kind(kind: str) -> None:
-    """Raise InputError unless llama.cpp's quantizer has the type, and some quantizer is here."""
+    """Raise InputError unless llama.cpp has the type, and a quantizer is installed."""
     if kind.upper() == "Q8_0":
         raise InputError('kind is Q8_0, which export_gguf writes itself. Use dtype="q8_0" there.')
     if kind not in KINDS:
         raise InputError(f"kind is {kind!r}. Use one of {', '.join(KINDS)}.")
-    _quantizer(kind)
+    if shutil.which("llama-quantize") is None and find_spec("cyllama") is None:
+        raise InputError(
+            f"{kind} is made by llama.cpp's quantizer, which is not here. Install llama.cpp, so "
+            "that llama-quantize is on the PATH, or run `pip install cyllama`."
+        )
 
 
-def _quantizer(kind: str) -> list[str]:
-    """The start of the command that quantizes."""
-    program = shutil.which("llama-quantize")
-    if program is not None:
-        return [program]
-    if find_spec("cyllama") is not None:
-        return [sys.executable, "-c", _CYLLAMA]
-    raise InputError(
-        f"{kind} is made by llama.cpp's quantizer, which is not here. Install llama.cpp, so that "
-        "llama-quantize is on the PATH, or run `pip install cyllama`."
-    )
-
-
-def _type_of(kind: str) -> list[str]:
-    """The end of the command: the program takes names, the package numbers."""
+def _command(kind: str, source: str, target: str) -> list[str]:
     from gguf import LlamaFileType
 
-    return [kind if shutil.which("llama-quantize") else str(LlamaFileType[f"MOSTLY_{kind}"].value)]
+    program = shutil.which("llama-quantize")
+    if program is not None:
+        return [program, source, target, kind]
+    number = str(LlamaFileType[f"MOSTLY_{kind}"].value)
+    return [sys.executable, "-c", _CYLLAMA, source, target, number]
 
 
-def _reason(said: str, errors: str) -> str:
-    """The line of llama.cpp's output that says why it failed."""
-    lines = [line for line in f"{said}\n{errors}".splitlines() if line.strip()]
-    telling = [line for line in lines if re.search("error|fail|not divisible", line, re.IGNORECASE)]
-    return (telling or lines or ["it gave no reason"])[0].strip()
-
-
-def _content(path: Path) -> tuple[dict[str, Any], dict[str, int], dict[str, int]]:
-    """(fields, number of tensors by type, the same for matrices with rows that K types lack)."""
+def _describe(path: Path, target: Path, kind: str) -> GGUFFile:
+    """What the quantizer wrote to `path`, which becomes `target`."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    fields = {key: field.contents() for key, field in reader.fields.items()}
     counts = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    # GGUF counts the weights of a row first
-    others = Counter(
+    others = Counter(  # GGUF counts the weights of a row first
         tensor.tensor_type.name
         for tensor in reader.tensors
         if len(tensor.shape) > 1 and tensor.shape[0] % SUPER_BLOCK
     )
-    return fields, dict(counts), dict(others)
-
-
-def _notes(counts: dict[str, int], others: dict[str, int]) -> tuple[str, ...]:
-    if not others:
-        return ()
-    stored = ", ".join(f"{count} {kind}" for kind, count in others.items())
-    return (
-        f"{sum(others.values())} of {sum(counts.values())} tensors have rows that are no multiple "
-        f"of {SUPER_BLOCK} weights long, so llama.cpp took other types: {stored}.",
-    )
-
-
-# The rounding, in transformers --------------------------------------------------------------------
-
-
-def with_gguf_weights(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """Copy a model, with its weights rounded as a GGUF file of this kind stores them.
-
-    The copy runs in transformers, in the model's dtype. So it has the error of the weights alone:
-    llama.cpp also rounds the inputs of its matrix products.
-
-    Args:
-        model: in memory; a model that `export_gguf` takes.
-        kind: "Q8_0", or one of KINDS (which needs llama.cpp's quantizer).
-
-    Raises: as `export_gguf` and `quantize_gguf`.
-    """
-    from gguf import GGUFReader
-    from gguf.quants import dequantize
-
-    if kind != "Q8_0":
-        require_kind(kind)
-    rounded = loaded_copy(model)
-    with tempfile.TemporaryDirectory() as folder:
-        path = export_gguf(
-            model, None, Path(folder, "model.gguf"), dtype="q8_0" if kind == "Q8_0" else "f32"
-        ).path
-        if kind != "Q8_0":
-            path = quantize_gguf(path, Path(folder, "quantized.gguf"), kind).path
-        stored = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-        for tensor in file_tensors(describe(rounded)):
-            found = stored[tensor.name]
-            # a copy: the file is mapped for reading only
-            values = torch.from_numpy(np.array(dequantize(found.data, found.tensor_type)))
-            if tensor.heads:
-                values = from_interleaved(values, tensor.heads)
-            parts = (tensor.weight, *tensor.below)
-            with torch.no_grad():
-                for part, rows in zip(parts, values.split([len(p) for p in parts]), strict=True):
-                    part.copy_(rows)  # a view of the copy's weight
-        del stored, found  # they map the file
-    return rounded
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    notes = tuple(fields.get("cocurve.notes", ()))
+    if others:
+        stored = ", ".join(f"{count} {kind}" for kind, count in others.items())
+        notes += (
+            f"{others.total()} of {counts.total()} tensors have rows that are no multiple of "
+            f"{SUPER_BLOCK} weights long, so llama.cpp took other types: {stored}.",
+        )
+    model = fields.get("tokenizer.ggml.model", "no_vocab")
+    tokenizer = f"{model}/{fields.get('tokenizer.ggml.pre', 'default')}"
+    return GGUFFile(target, path.stat().st_size, kind, dict(counts), tokenizer, notes)

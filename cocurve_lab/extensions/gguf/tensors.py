@@ -273,12 +273,6 @@ def interleave(rows: Tensor, heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(rows.shape)
 
 
-def from_interleaved(rows: Tensor, heads: int) -> Tensor:
-    """Undo `interleave`."""
-    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
-
-
 # Sizes and positions ------------------------------------------------------------------------------
 
 
