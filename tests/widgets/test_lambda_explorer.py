@@ -57,6 +57,49 @@ def test_setting_a_trait_solves_like_solve_greedy(explorer: LambdaExplorer) -> N
         assert f"Predicted risk {brief(expected.predicted_risk, 4)} nats" in explorer.status
 
 
+@pytest.mark.parametrize("reader", ["none", "observer", "session", "linked"])
+def test_a_move_is_solved_once_and_only_for_a_reader(
+    explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    solves: list[float] = []
+    longest = cl.longest
+
+    def counted(curvature: Any, guards: Any, upto: float, strength: float) -> cl.Selection:
+        solves.append(strength)
+        return longest(curvature, guards, upto, strength)
+
+    heard: list[cl.Selection] = []
+    if reader == "observer":
+        explorer.observe(lambda change: heard.append(change["new"]), "selection")
+    if reader == "session":
+        explorer.session.observe(lambda change: heard.append(change["new"]), "selection")
+    if reader == "linked":
+        other = BridgeExplorer(CURVATURE, session=explorer.session)
+    monkeypatch.setattr(cl, "longest", counted)
+    moves = [0.1, 0.2, 0.3, 0.4]
+    for strength in moves:
+        explorer.interaction_strength = strength
+    if reader == "none":
+        assert solves == []
+        assert explorer.session.selection is explorer.selection
+        assert solves == [0.4]
+    else:
+        assert solves == moves
+    assert [plan.interaction_strength for plan in heard] == moves[: len(heard)]
+    assert reader not in ("observer", "session") or len(heard) == len(moves)
+    assert explorer.selection.to_json() == cl.solve_greedy(CURVATURE, 0.2, 0.4).to_json()
+    if reader == "linked":
+        other.close()
+
+
+def test_a_plan_chosen_elsewhere_ends_what_is_owed(explorer: LambdaExplorer) -> None:
+    explorer.interaction_strength = 0.3
+    explorer.session.selection = plan = cl.solve_greedy(CURVATURE, 0.4, 0.7)
+    assert explorer.session.selection is plan
+    assert (explorer.ratio, explorer.interaction_strength) == (0.4, 0.7)
+    assert explorer.selection.pruned == plan.pruned
+
+
 def test_a_message_of_the_front_end_equals_setting_from_code(explorer: LambdaExplorer) -> None:
     explorer.set_state({"interaction_strength": 0.25, "ratio": 0.3})
     assert explorer.selection.pruned == cl.solve_greedy(CURVATURE, 0.3, 0.25).pruned
@@ -129,8 +172,8 @@ def test_two_caps_at_once_are_an_error_inside_the_widget(explorer: LambdaExplore
 
 def test_curves_end_where_greedy_ends_and_hold_the_plan(explorer: LambdaExplorer) -> None:
     explorer.ratio, explorer.interaction_strength = 0.25, 0.6
-    curve = explorer._view["curve"]
     plan = explorer.selection
+    curve = explorer._view["curve"]
     totals = np.add(curve["node"], curve["edge"])
     at = int(np.argmin(np.abs(np.array(curve["ratio"]) - plan.realized_ratio)))
     assert curve["ratio"][at] == pytest.approx(plan.realized_ratio, rel=1e-5)
@@ -158,6 +201,7 @@ def test_plan_a_is_the_diagonal_plan_until_another_is_pinned(explorer: LambdaExp
     diagonal = cl.solve_greedy(CURVATURE, 0.3, 0.0)
     assert explorer.pinned is None
     assert explorer._pin == {}
+    assert explorer.selection.pruned == cl.solve_greedy(CURVATURE, 0.3, 0.8).pruned
     assert explorer._ends["diagonal"]["order"] == list(diagonal.pruned)
     assert explorer._ends["diagonal"]["edge"] == pytest.approx(diagonal.edge_risk)
     first = explorer.selection

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
-from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, TraitError, Unicode, validate
+from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
 
@@ -19,7 +19,16 @@ from .by_hand import ByHand
 from .damage import Damage, plain
 from .instrument import KIT, Instrument, front, guarded
 from .packing import gray_image, pack_problem
-from .session import CancelToken, Mailbox, MeasuredPlan, Session, measured_on, require_units
+from .session import (
+    CancelToken,
+    Mailbox,
+    MeasuredPlan,
+    Owed,
+    Session,
+    measured_on,
+    observers,
+    require_units,
+)
 from .solving import EachStep, Solving, solving, surrogates_of
 from .tour import Tour
 
@@ -56,10 +65,10 @@ CONTROLS = (
 class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     """The pruning plan, solved again while lambda, the ratio or a guard is dragged.
 
-    Up to 1,200 units the browser solves at once on the H it received. The kernel's answer follows
-    and decides; `agrees` says whether the two plans are the same. With more units the kernel solves
-    alone. So it does on the additive KL, which takes seconds: `selection` then follows when it is
-    solved.
+    Up to 1,200 units the browser solves on the H it received. The kernel solves when somebody reads
+    `selection`: code, an observer, a linked instrument or a live measurement. Its answer decides;
+    `agrees` says whether the two plans are the same. With more units the kernel solves alone. So it
+    does on the additive KL, which takes seconds: `selection` then follows when it is solved.
 
     Args:
         curvature: H [M, M].
@@ -116,7 +125,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     surrogate = Unicode().tag(sync=True)
     axis = Enum(("plans", "lengths", "linear", "logarithmic"), "plans").tag(sync=True)
     brushed: List[int] = List(Int()).tag(sync=True)
-    selection = Instance(cl.Selection, allow_none=True)
+    selection = Owed(cl.Selection, allow_none=True)
     flips = List(Float()).tag(sync=True)
     flips_stale = Bool(True).tag(sync=True)
     agrees = Bool(None, allow_none=True).tag(sync=True)
@@ -124,6 +133,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     kernel = Bool(True).tag(sync=True)
     _problem = Dict().tag(sync=True)
     _view = Dict().tag(sync=True)
+    _asked: List[Any] = List().tag(sync=True)  # the controls that the kernel has heard of
     _changes: List[Any] = List().tag(sync=True)  # per flip, the units that join or leave
     _marks = Dict().tag(sync=True)  # gate, measured plans, and up to where H is trusted
     _pin = Dict().tag(sync=True)  # plan A for the page; empty for the diagonal plan
@@ -150,6 +160,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
         self._solvers: dict[str, Solving] = {}
         self._adopting = False
+        self._owes = False  # whether `selection` is of earlier controls, until somebody reads it
         self._seconds = 0.0
         session = Session.bind(curvature, session, model, tokenizer)
         self.curvature = curvature
@@ -349,10 +360,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     def _diagonal(self) -> cl.Selection | None:
         """The plan of lambda 0 at the present ratio; None where greedy stalls before it."""
-        try:
-            return self._zero.prefix(self.ratio)
-        except cl.InputError:
-            return None
+        return self._plan_of(self._longest(0.0))
 
     @validate("pinned")
     def _fitting_plan(self, proposal: Any) -> cl.Selection | None:
@@ -403,23 +411,47 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         key = self._key()
         if key == self._solved:  # several traits set at once notify one by one
             return
-        self._solved = key
+        first, self._solved = self._solved is None, key
         renew = self._guarded != key[1:]
         if renew:
             self._guarded, self._path = key[1:], None
             self.flips_stale = True
-        if self._on.at_once:
+        self._asked = list(key)  # the page waits for the kernel as long as it knows the controls
+        if not self._on.at_once:
+            self.status = f"Solving on the {self.surrogate}."
+            self._thinking.submit("plan", self._think, self.report)
+        elif first or self._adopting or self._is_read():
             self._thinking.cancel("plan")
             self._find_plan(key)
         else:
-            # the page waits for the kernel as long as its last word is about these controls
-            self._view = {**self._view, "asked": list(key)}
-            self.status = f"Solving on the {self.surrogate}."
-            self._thinking.submit("plan", self._think, self.report)
+            self._thinking.cancel("plan")
+            _ = self.guards  # raises where both caps are given
+            self._owes = True
+            self.session.owe(self.settle)
         if renew:
             self._thinking.cancel(f"flips {id(self)}")
             worker = self.session.worker if self._on.at_once else self._thinking
             worker.submit(f"flips {id(self)}", self._find_flips, self.report)
+
+    def _is_read(self) -> bool:
+        """Whether somebody waits for the plan, so that it must be solved at once."""
+        return bool(
+            not self._problem["matrix"]  # too large for the page
+            or (self.damage is not None and self.live)
+            or observers(self, "selection")
+            or observers(self.session, "selection", besides=self._adopt)
+        )
+
+    @guarded
+    def settle(self) -> None:
+        """Solve for the present controls, unless that is done."""
+        if self._owes:
+            self._owes = False
+            self._find_plan(self._key())
+
+    def forgive(self) -> None:
+        """Drop a plan that is owed: another one takes its place."""
+        self._owes = False
 
     def _think(self, token: CancelToken) -> None:
         """Solve on the thread, unless the controls move on first."""
@@ -431,10 +463,14 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         begun = time.perf_counter()
         on, strength = self._on, self.interaction_strength
         check = None if token is None else token.check
+        plan, error = None, ""
         try:
-            plan, error = on.solve(self.ratio, strength, self.guards, check), ""
+            if on.at_once:  # greedy is nested: one run gives the plan, and the curve beyond it
+                plan = self._plan_of(self._longest(strength))
+            if plan is None:
+                plan = on.solve(self.ratio, strength, self.guards, check)
         except cl.InfeasibleError as problem:
-            plan, error = None, str(problem)
+            error = str(problem)
         seconds = time.perf_counter() - begun
         current = self._ends_of == key[1:]
         if token is not None and plan is not None and current:
@@ -477,7 +513,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     def _show_ends(self, zero: cl.Selection, one: cl.Selection) -> None:
         """Tell the page what depends on ratio and guards but not on lambda: the ends."""
-        guards, self._zero = self.guards, zero
+        guards = self.guards
         diagonal = self._diagonal()
         order = None if diagonal is None else list(diagonal.pruned)
         self._ends = {
@@ -510,6 +546,13 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         fixed = replace(guards, layer_cap=cap if 0 < cap < 1 else None, layer_cap_factor=None)
         upto = max(MOST_RATIO, ratio) if cap else 0.0  # a multiple of ratio 0 allows nothing
         return self._on.longest(fixed, upto, strength, each_step)
+
+    def _plan_of(self, run: cl.Selection) -> cl.Selection | None:
+        """The plan of the present ratio, the beginning of a long run; None if that is shorter."""
+        try:
+            return replace(run.prefix(self.ratio), guards=self.guards)
+        except cl.CocurveError:
+            return None
 
     def _find_flips(self, token: CancelToken) -> None:
         """Compute the exact path on the session's thread, unless the controls move on first."""
@@ -552,15 +595,19 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     @guarded
     def _adopt(self, change: Any) -> None:
         """Show a plan chosen elsewhere by setting the controls that make it."""
-        plan = change["new"]
-        if plan is None or (self.selection is not None and _same(plan, self.selection)):
+        plan, owed = change["new"], self._owes
+        mine = None if owed else self.selection
+        if plan is None or (mine is not None and _same(plan, mine)):
             return
-        if self._controls_of(plan) is None:
-            self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
-            return
+        self.forgive()
         self._adopting = True
         try:
-            self._take(plan)
+            if self._controls_of(plan) is None:
+                self.status = f"Another view shows a plan that these controls cannot make: {plan!r}"
+            else:
+                self._take(plan)
+            if owed:
+                self._find_plan(self._key())
         finally:
             self._adopting = False
 
@@ -678,6 +725,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     def close(self) -> None:
         if self._followed:  # else the constructor failed: there is nothing to stop
+            self.session.settle()
             self._thinking.cancel("plan")
             for worker in (self.session.worker, self._thinking):
                 worker.cancel(f"flips {id(self)}")

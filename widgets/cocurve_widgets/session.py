@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from traitlets import HasTraits, Instance, Int, List, TraitError, Tuple, validate
+from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, validate
 
 import cocurve_lab as cl
 
@@ -172,6 +172,25 @@ def measured_on(text: cl.CalibrationSet) -> dict[str, Any]:
     return {"text": text_name(text), "rows": len(text), "measured_at": time.time()}
 
 
+class Owed(Instance):
+    """A plan that is solved when it is read, by `settle` of its owner, unless one is set."""
+
+    def get(self, obj: Any, cls: Any = None) -> Any:
+        obj.settle()
+        return super().get(obj, cls)
+
+    def set(self, obj: Any, value: Any) -> None:
+        obj.forgive()
+        super().set(obj, value)
+
+
+def observers(owner: HasTraits, trait: str, besides: Callable[..., Any] | None = None) -> int:
+    """Number of handlers of a trait's changes, `besides` not counted."""
+    known: dict[Any, dict[Any, list[Any]]] = owner._trait_notifiers  # traitlets has no public count
+    handlers = [h for name in (trait, All) for h in known.get(name, {}).get("change", [])]
+    return sum(handler != besides for handler in handlers)
+
+
 class Session(HasTraits):
     """One curvature, optionally its model, and the plan and unit that its instruments show.
 
@@ -195,7 +214,7 @@ class Session(HasTraits):
         MismatchError: the model's units are not the curvature's.
     """
 
-    selection = Instance(cl.Selection, allow_none=True)
+    selection = Owed(cl.Selection, allow_none=True)
     selected_unit = Int(None, allow_none=True)
     brushed = List(Int())
     measured = Tuple()
@@ -217,6 +236,7 @@ class Session(HasTraits):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.curvature, self.tokenizer = curvature, tokenizer
+        self._debtor: Callable[[], Any] | None = None
         super().__init__()
         self.model: PreTrainedModel | None = None
         self.worker = Mailbox()
@@ -224,6 +244,20 @@ class Session(HasTraits):
         self.lock = threading.RLock()
         if model is not None:
             self.attach(model, tokenizer)
+
+    def owe(self, settle: Callable[[], Any]) -> None:
+        """Let `settle`, which sets `selection`, be called when somebody reads it."""
+        self._debtor = settle
+
+    def settle(self) -> None:
+        """Have a plan that is owed solved now."""
+        debtor, self._debtor = self._debtor, None
+        if debtor is not None:
+            debtor()
+
+    def forgive(self) -> None:
+        """Drop a plan that is owed: another one takes its place."""
+        self._debtor = None
 
     @classmethod
     def of(cls, curvature: cl.Curvature) -> Session:

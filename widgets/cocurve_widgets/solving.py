@@ -60,12 +60,29 @@ class Solving(Protocol):
         ...
 
 
-class OnMatrix:
+class Keeping:
+    """Remembers what it found; the oldest is forgotten."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Any] = {}
+
+    def keep(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What was found before, or find it now."""
+        if key not in self._kept:
+            found = find()
+            while len(self._kept) >= _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[key] = found
+        return self._kept[key]
+
+
+class OnMatrix(Keeping):
     """On H [M, M], or another matrix of its kind."""
 
     at_once = True
 
     def __init__(self, curvature: cl.Curvature) -> None:
+        super().__init__()
         self.curvature = curvature
 
     def solve(
@@ -76,7 +93,8 @@ class OnMatrix:
     def longest(
         self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
     ) -> cl.Selection:
-        return cl.longest(self.curvature, guards, upto, strength)
+        found = (guards, upto, strength)
+        return self.keep(found, lambda: cl.longest(self.curvature, guards, upto, strength))
 
     def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
         return cl.lambda_path(self.curvature, ratio, guards)
@@ -93,7 +111,7 @@ class OnMatrix:
         return f"Predicted risk {brief(plan.predicted_risk, 4)} nats per token"
 
 
-class OnAdditiveKL:
+class OnAdditiveKL(Keeping):
     """On the additive KL: solved on the positions "fit" of the sketch, priced on "price".
 
     Raises:
@@ -103,14 +121,14 @@ class OnAdditiveKL:
     at_once = False
 
     def __init__(self, curvature: cl.Curvature) -> None:
+        super().__init__()
         self.additive = curvature.additive()
         self.singles = self.additive.singles("price")
-        self._kept: dict[Any, Any] = {}
 
     def solve(
         self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None
     ) -> cl.Selection:
-        return self._keep(
+        return self.keep(
             ("plan", ratio, strength, guards),
             lambda: self.additive.solve(ratio, strength, guards, part="fit", each_step=each_step),
         )
@@ -118,13 +136,13 @@ class OnAdditiveKL:
     def longest(
         self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
     ) -> cl.Selection:
-        return self._keep(
+        return self.keep(
             ("longest", guards, upto, strength),
             lambda: self.additive.longest(guards, upto, strength, part="fit", each_step=each_step),
         )
 
     def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
-        return self._keep(
+        return self.keep(
             ("path", ratio, guards),
             lambda: self.additive.lambda_path(ratio, guards, part="fit", each_step=each_step),
         )
@@ -134,7 +152,7 @@ class OnAdditiveKL:
         return {"node": node, "edge": self.additive.predict(order, "price") - node}
 
     def curve(self, run: cl.Selection) -> dict[str, list[float]]:
-        return self._keep(("curve", run.pruned), lambda: self._curve(run))
+        return self.keep(("curve", run.pruned), lambda: self._curve(run))
 
     def _curve(self, run: cl.Selection) -> dict[str, list[float]]:
         node = self.singles[list(run.pruned)]
@@ -144,15 +162,6 @@ class OnAdditiveKL:
     def price(self, plan: cl.Selection) -> str:
         found = self.additive.predict(plan, "price")
         return f"Additive KL {brief(found, 4)} nats per token at positions it was not solved on"
-
-    def _keep(self, key: Any, find: Callable[[], Any]) -> Any:
-        """What was found before, or find it now; the oldest is forgotten."""
-        if key not in self._kept:
-            found = find()
-            while len(self._kept) >= _MOST_KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[key] = found
-        return self._kept[key]
 
 
 def solving(curvature: cl.Curvature, surrogate: str) -> Solving:

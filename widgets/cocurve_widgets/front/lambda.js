@@ -246,10 +246,9 @@ export function renderLambda({ model, el }) {
     const begun = performance.now();
     if (solvable()) view = viewOf(problem, controls(), memory);
     else view = fromKernel();
-    if (alone() && solvable()) {
-      speak(performance.now() - begun);
-      findFlips({ ...controls(), strength: 0 });
-    } else if (!alone()) listen();
+    if (solvable() && !answer()) speak(performance.now() - begun);
+    if (alone() && solvable()) findFlips({ ...controls(), strength: 0 });
+    else if (!alone()) listen();
     paint();
   }
   /** The kernel's answer, or null while it is still about earlier controls. */
@@ -257,8 +256,8 @@ export function renderLambda({ model, el }) {
     const sent = model.get("_view");
     return sent && sent.order && JSON.stringify(sent.key) === settings() ? sent : null;
   }
-  /** Whether the kernel has begun to solve for the present controls, which may take seconds. */
-  const asked = () => JSON.stringify(model.get("_view")?.asked) === settings();
+  /** Whether the kernel knows the present controls: it solves when asked, which may take seconds. */
+  const asked = () => JSON.stringify(model.get("_asked")) === settings();
   const settings = () => JSON.stringify(CONTROLS.map((name) => model.get(name)));
   function fromKernel() {
     const sent = model.get("_view");
@@ -294,7 +293,7 @@ export function renderLambda({ model, el }) {
     model.set("status", `${risk}; solved in ${milliseconds < 1 ? "less than 1" : milliseconds.toFixed(1)} ms by this page.` +
       (untrusted(model.get("_marks"), model.get("interaction_strength"))
         ? ` Not to be trusted: lambda is above ${model.get("_marks").trusted} on a preview.` : ""));
-    model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
+    if (alone()) model.set("plans", { ratio: model.get("ratio"), diagonal: view.diagonal, edge_aware: view.full,
       present: view.feasible ? view.order : null, ordered: true, problem: model.get("error"),
       runs: { diagonal: runOf(memory.zero), edge_aware: runOf(memory.one) } });
     model.save_changes();
