@@ -71,8 +71,8 @@ def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
         ArchitectureError: the family is not supported.
         InputError: there is no such model or configuration.
     """
-    from ..models.hub import require_place
     from ..models.identity import MANIFEST
+    from ..models.load_errors import require_place
     from ..models.loading import place_of, shapes_only
     from ..pruner.saving import empty_pruned
 

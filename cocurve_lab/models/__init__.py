@@ -2,19 +2,16 @@
 
 In reading order:
 
-    families.py       where each model family keeps its projections
+    families.py       the kinds of units, and where each model family keeps its projections
     architectures.py  access to a model's layers, blocks and projections
     units.py          the removable units, their costs and their order
     masking.py        running a model with some units ablated
-    streaming.py      layers whose weights come from disk or another memory when they run
+    layers.py         the seam for layers whose weights are loaded when they run
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
-    hub.py            why a model cannot be loaded, and the next step
-    configuration.py  checks of a model's JSON files before they are followed
-    files.py          the weight files of a model, and whether their headers fit it
+    load_errors.py    checks before a model is loaded, and why one cannot be
+    weights.py        the weights of a model by name, in memory or in files
     loading.py        loading a model and its tokenizer
-    stored.py         a model whose weights stay on disk, to be read one by one
 
-This room imports only `errors`, `numeric` and `storage`. README.md lists the families and how to
-add one.
+This room imports only `base`. README.md lists the families and how to add one.
 """

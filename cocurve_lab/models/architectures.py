@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ArchitectureError
-from .families import KINDS, Family, Kind, find_family
+from .families import KINDS, UNIT_KINDS, Family, Kind, RowBlock, find_family
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,15 +22,6 @@ _PACKED = ("Linear4bit",)
 
 
 # Models -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """Rows `start:stop` of one input projection (named as in its block) that belong to a unit."""
-
-    projection: str
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -102,8 +93,7 @@ class Architecture:
 
     def block(self, layer: int, kind: Kind) -> Any:
         """The attention or FFN module of a layer, or the layer where it holds the projections."""
-        name = self.family.attention if kind == "attention" else self.family.ffn
-        return _find(self.layers[layer], name)
+        return _find(self.layers[layer], getattr(self.family, UNIT_KINDS[kind].block))
 
     def projection(self, layer: int, kind: Kind, name: str) -> Any:
         """A projection of a block, by its attribute name."""
@@ -123,11 +113,12 @@ class Architecture:
 
     def output_name(self, kind: Kind) -> str:
         """Attribute name of W_O or W_down in its block."""
-        return self.family.attention_output if kind == "attention" else self.family.ffn_output
+        return str(getattr(self.family, UNIT_KINDS[kind].output))
 
     def input_projections(self, kind: Kind) -> tuple[str, ...]:
         """Attribute names of the input projections: query, key, value, or gate, up."""
-        return self.family.qkv if kind == "attention" else self.family.gate_up
+        names: tuple[str, ...] = getattr(self.family, UNIT_KINDS[kind].inputs)
+        return names
 
     def projection_names(self, layer: int, kind: Kind) -> tuple[str, ...]:
         """Attribute names of a block's projections, the output projection first."""
@@ -157,41 +148,14 @@ class Architecture:
 
     def step(self, layer: int, kind: Kind) -> int:
         """Smallest number of columns that can be cut: an FFN channel, or a query group."""
-        if kind == "ffn":
-            return 1
-        if self.family.shared_norms:
-            # removing one head would change the norm of the others, so all go together; pruning
-            # may have taken them already, and a step is at least 1
-            return max(1, self.width(layer, kind))
-        return self.head_dim(layer) * self.queries_per_group(layer)
+        return UNIT_KINDS[kind].step(self, layer)
 
     def unit_rows(self, layer: int, kind: Kind, start: int, stop: int) -> list[RowBlock]:
         """Rows of the input projections that feed columns `start:stop` of the output projection.
 
-        The columns must be whole units: for attention, whole query groups (appendix "Structured
-        Units").
+        The columns must be whole units (appendix "Structured Units").
         """
-        stacked = kind in self.family.stacked
-        if kind == "ffn":
-            names = self.family.gate_up
-            if len(names) == 1 and stacked:  # all gate rows, then all up rows
-                return _stacked(names[0], self.width(layer, kind), (start, stop), (start, stop))
-            # gate and up apart, or no gate: row i belongs to channel i
-            return [RowBlock(name, start, stop) for name in names]
-        # r query heads read one key/value head, so keys and values have 1/r of the queries' rows
-        ratio, names = self.queries_per_group(layer), self.family.qkv
-        key_value = start // ratio, stop // ratio
-        if len(names) == 1 and stacked:  # all queries, then all keys, then all values
-            width = self.width(layer, kind)
-            return _stacked(names[0], width, (start, stop), key_value, key_value, ratio=ratio)
-        if len(names) == 1:  # q, k, v of one head, then of the next; such families are MHA
-            return [RowBlock(names[0], 3 * start, 3 * stop)]
-        query, key, value = names
-        return [
-            RowBlock(query, start, stop),
-            RowBlock(key, *key_value),
-            RowBlock(value, *key_value),
-        ]
+        return UNIT_KINDS[kind].rows(self, layer, start, stop)
 
     @property
     def all_projections(self) -> Iterator[Any]:
@@ -209,12 +173,6 @@ class Architecture:
 
 def describe(model: Any) -> Architecture:
     """Find a model's family, and check that its layers are as the family declares them.
-
-    Args:
-        model: a Hugging Face causal language model; may live on the meta device.
-
-    Returns:
-        Access to its layers, blocks and projections. It reads the model live, and stores nothing.
 
     Raises:
         ArchitectureError: the family is unknown, the model is a mixture of experts or has a vision
@@ -260,21 +218,6 @@ def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
             f"that family {architecture.family.model_types[0]!r} declares ({error}); the model may "
             "be a variant, or carry an adapter. Use a plain dense model, or merge adapters first."
         ) from None
-
-
-def _stacked(
-    name: str, width: int, first: tuple[int, int], *rest: tuple[int, int], ratio: int = 1
-) -> list[RowBlock]:
-    """Row blocks of a fused projection whose parts lie one after the other.
-
-    The first part has `width` rows, every further one `width / ratio`. `first` and `rest` are
-    ranges within their parts.
-    """
-    blocks, offset = [RowBlock(name, *first)], width
-    for start, stop in rest:
-        blocks.append(RowBlock(name, offset + start, offset + stop))
-        offset += width // ratio
-    return blocks
 
 
 def _find(module: Any, path: str) -> Any:

@@ -1,19 +1,112 @@
-"""Declarations of the model families: where each keeps its projections.
+"""Declarations: the kinds of removable units, and where each model family keeps its projections.
 
-The lab never copies a model's forward. A family therefore says only where the projections are, and
-which rows of a fused one belong together. The order of residual and norms is not declared, because
-each layer runs its own forward.
+A new kind of unit is one more entry of `UNIT_KINDS`. The lab never copies a model's forward. A
+family therefore says only where the projections are, and which rows of a fused one belong together.
+The order of residual and norms is not declared, because each layer runs its own forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..base.errors import ArchitectureError
 
 Kind = Literal["attention", "ffn"]
-KINDS: tuple[Kind, Kind] = ("attention", "ffn")
+
+
+class RowBlock(NamedTuple):
+    """Rows `start:stop` of one input projection (named as in its block) that belong to a unit."""
+
+    projection: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class UnitKind:
+    """One kind of unit: all that the lab knows about it.
+
+    Attributes:
+        label: its name for readers, and `plural` that of several units.
+        block, output, inputs: the fields of `Family` with the attribute names of its block in a
+            layer, of the output projection (W_O or W_down), and of the input projections.
+        step: (architecture, layer) -> smallest number of columns that can be cut.
+        rows: (architecture, layer, start, stop) -> rows of the input projections that feed the
+            columns `start:stop` of the output projection.
+        grouped: whether a unit is one of `ffn_groups` contiguous groups of columns; otherwise it is
+            one step.
+        normed: whether the norms of `Family.shared_norms` go with the unit.
+        feeds: the later kinds of the same layer that read its output.
+    """
+
+    label: str
+    plural: str
+    block: str
+    output: str
+    inputs: str
+    step: Callable[[Any, int], int]
+    rows: Callable[[Any, int, int, int], list[RowBlock]]
+    grouped: bool = False
+    normed: bool = False
+    feeds: tuple[Kind, ...] = ()
+
+
+def _attention_step(architecture: Any, layer: int) -> int:
+    if architecture.family.shared_norms:
+        # removing one head would change the norm of the others, so all go together; pruning may
+        # have taken them already, and a step is at least 1
+        return max(1, architecture.width(layer, "attention"))
+    return int(architecture.head_dim(layer) * architecture.queries_per_group(layer))
+
+
+def _attention_rows(architecture: Any, layer: int, start: int, stop: int) -> list[RowBlock]:
+    # r query heads read one key/value head, so keys and values have 1/r of the queries' rows
+    ratio, names = architecture.queries_per_group(layer), architecture.family.qkv
+    key_value = start // ratio, stop // ratio
+    if len(names) == 1 and "attention" in architecture.family.stacked:  # all q, then all k, v
+        width = architecture.width(layer, "attention")
+        return _stacked(names[0], width, (start, stop), key_value, key_value, ratio=ratio)
+    if len(names) == 1:  # q, k, v of one head, then of the next; such families are MHA
+        return [RowBlock(names[0], 3 * start, 3 * stop)]
+    query, key, value = names
+    return [RowBlock(query, start, stop), RowBlock(key, *key_value), RowBlock(value, *key_value)]
+
+
+def _ffn_rows(architecture: Any, layer: int, start: int, stop: int) -> list[RowBlock]:
+    names = architecture.family.gate_up
+    if len(names) == 1 and "ffn" in architecture.family.stacked:  # all gate rows, then all up rows
+        return _stacked(names[0], architecture.width(layer, "ffn"), (start, stop), (start, stop))
+    # gate and up apart, or no gate: row i belongs to channel i
+    return [RowBlock(name, start, stop) for name in names]
+
+
+def _stacked(
+    name: str, width: int, first: tuple[int, int], *rest: tuple[int, int], ratio: int = 1
+) -> list[RowBlock]:
+    """Blocks of a fused projection: a first part of `width` rows, then parts of `width / ratio`."""
+    blocks, offset = [RowBlock(name, *first)], width
+    for start, stop in rest:
+        blocks.append(RowBlock(name, offset + start, offset + stop))
+        offset += width // ratio
+    return blocks
+
+
+UNIT_KINDS: dict[Kind, UnitKind] = {  # in the order of their blocks in a layer
+    "attention": UnitKind(
+        *("attention", "attention", "attention", "attention_output", "qkv"),
+        *(_attention_step, _attention_rows),
+        normed=True,
+        feeds=("ffn",),
+    ),
+    "ffn": UnitKind(
+        *("FFN", "FFN groups", "ffn", "ffn_output", "gate_up"),
+        *(lambda *_: 1, _ffn_rows),
+        grouped=True,
+    ),
+}
+KINDS: tuple[Kind, ...] = tuple(UNIT_KINDS)
 
 
 @dataclass(frozen=True)

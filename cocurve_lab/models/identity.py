@@ -54,14 +54,10 @@ def short_name(source: str) -> str:
 
 
 def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = None) -> str:
-    """SHA-256 of a model's configuration and all its weights; the same on every device.
+    """Return the SHA-256 of a model's configuration and all its weights, on any device the same.
 
-    Only those values of the configuration count that differ from its class's defaults, and none
-    that a loader adds (path, versions, dtype).
-
-    Args:
-        model: the model.
-        marks: its `weight_marks`, if they are known already.
+    Of the configuration, values count that differ from the class's defaults and that no loader
+    adds (path, versions, dtype). `marks` are the model's `weight_marks` if they are known already.
     """
     config = {k: v for k, v in model.config.to_diff_dict().items() if k not in _LOADER_KEYS}
     marks = weight_marks(model) if marks is None else marks
@@ -72,12 +68,10 @@ def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = No
 def weight_marks(
     model: PreTrainedModel, read: Callable[[str], torch.Tensor] | None = None
 ) -> list[list[str]]:
-    """[name, SHA-256] of every weight, sorted by name. Reads all weights: about 10 s for an 8B.
+    """Return [name, SHA-256] of every weight, sorted by name. Reads all: about 10 s for an 8B.
 
-    Args:
-        model: the model.
-        read: gives a weight by its name, as from `reader_of`; None reads the model's own and
-            streamed ones.
+    `read` gives a weight by its name, as `reader_of` does; None reads the model's own and streamed
+    ones.
     """
     weights, stream = model.state_dict(), source_of(model)
 

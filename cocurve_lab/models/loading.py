@@ -16,11 +16,10 @@ import torch
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.seams import require_extension
 from .architectures import describe
-from .configuration import require_own_files, require_usable
-from .hub import explain, require_place
 from .identity import MANIFEST
 from .layers import source_of
-from .runtime import bars_that_go, device_name, sums_on
+from .load_errors import explain, require_own_files, require_place, require_usable
+from .runtime import device_name, sums_on, transient_bars
 from .weights import require_sound_files
 
 if TYPE_CHECKING:
@@ -43,11 +42,7 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 
 
 def demo_folder() -> Path:
-    """The folder of the embedded model: inside an installed wheel, else beside the package.
-
-    Raises:
-        InputError: the folder is missing (a partial checkout).
-    """
+    """Return the folder of the embedded model: in an installed wheel, else beside the package."""
     here = Path(__file__).resolve().parents[1]
     for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
         if (folder / "config.json").exists():
@@ -59,11 +54,7 @@ def demo_folder() -> Path:
 
 
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder.
-
-    Raises:
-        InputError: it is no text and no path, or the embedded model is missing.
-    """
+    """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder."""
     if not isinstance(model_id, (str, os.PathLike)):
         raise InputError(
             f"the model is {shown(model_id)}. Give its name as text: a hub id, a folder, or "
@@ -86,11 +77,7 @@ def is_demo(model_id: str | os.PathLike[str]) -> bool:
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """Choose the device: the given one, else CUDA if torch can use it, else the CPU.
-
-    Raises:
-        InputError: torch knows no such device, or cannot use it.
-    """
+    """Choose the device: the given one, else CUDA if torch can use it, else the CPU."""
     best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device is None:
         return best
@@ -106,16 +93,8 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
 def pick_dtype(
     device: torch.device, dtype: torch.dtype | str | None, demo: bool
 ) -> torch.dtype | Literal["auto"]:
-    """Choose the dtype of a model: the given one, else float32 or "auto", the checkpoint's own.
-
-    Args:
-        device: where the model will be.
-        dtype: what is asked for.
-        demo: whether it is the embedded model, which is small enough for float32 anywhere.
-
-    Raises:
-        InputError: it is not a dtype that models run in, or the device does not have it.
-    """
+    """Choose the dtype of a model: the given one, else float32 or "auto", the checkpoint's own."""
+    # the embedded model is small enough for float32 anywhere
     if dtype is None:
         return torch.float32 if demo or device.type == "cpu" else "auto"
     found = read_dtype(dtype)
@@ -125,11 +104,7 @@ def pick_dtype(
 
 
 def read_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """Turn a name such as "bfloat16" into a dtype; a dtype is returned as it is.
-
-    Raises:
-        InputError: it is not one of the four dtypes that models run in.
-    """
+    """Turn a name such as "bfloat16" into a dtype; a dtype is returned as it is."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise InputError(f"dtype is {dtype!r}; use float32, bfloat16, float16 or float64.")
@@ -140,12 +115,6 @@ def report_device(
     device: str | torch.device | None = None, dtype: torch.dtype | str | None = None
 ) -> str:
     """Describe in one line where a model would run: device, dtype, free memory, torch version.
-
-    Args:
-        device, dtype: as for `load_model`.
-
-    Raises:
-        InputError: the device cannot be used, or the dtype is unknown.
 
     Warns:
         RuntimeWarning: the machine has an NVIDIA GPU that this torch cannot use. Everything still
@@ -241,7 +210,7 @@ def load_model(
         placing = require_extension("streamed load", "stream=True")(describe(shapes), target)
     try:
         # the demo's 13 MB load before a bar can be drawn
-        with bars_that_go(hidden=is_demo(source)), placing as places:
+        with transient_bars(hidden=is_demo(source)), placing as places:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, dtype=chosen, output_loading_info=True, **options | places
             )
@@ -294,8 +263,7 @@ def load_tokenizer(
         **options: as for `load_model`; those that concern only the weights are ignored.
 
     Raises:
-        InputError: the tokenizer is gated, missing, misspelt or unreachable, its files are damaged,
-            or it needs its own code. Each message gives the next step.
+        InputError: it cannot be loaded, or needs its own code. The message gives the next step.
 
     Warns:
         UserWarning: it splits text otherwise than its own tokenizer.json, as transformers does when
@@ -350,10 +318,6 @@ def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: An
     Args:
         source: a folder, a hub id, a config.json, or the configuration itself.
         **options: passed to `AutoConfig.from_pretrained`.
-
-    Raises:
-        ArchitectureError: the family is not supported.
-        InputError: the configuration cannot be found, read or built; as `load_model`.
     """
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 

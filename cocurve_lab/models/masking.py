@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -70,25 +70,22 @@ def resolve(
     units: Plan | Iterable[Unit | str | int],
     unit_set: UnitSet | None = None,
 ) -> tuple[list[Unit], dict[Unit, float]]:
-    """Return the removed units and the gains of kept ones, after checking them.
-
-    Raises: as `ablate`.
-    """
+    """Return the removed units and the gains of kept ones, after checking them as `ablate`."""
     if _is_plan(units):
         units.require_units(units_like(model, units.units))
         gains = {units.units[i]: gain for i, gain in units.gains.items()}
         return [units.units[i] for i in units.pruned], gains
-    chosen: list[Unit | str | int] = as_list(units, "the list of units")  # type: ignore[arg-type]
-    if all(isinstance(unit, Unit) for unit in chosen):  # a Unit knows its columns: no set needed
-        if len(set(chosen)) != len(chosen):
-            twice = next(unit for unit in chosen if chosen.count(unit) > 1)
-            raise InputError(f"unit {twice} is named twice. Name each unit once.")
-        return chosen, {}  # type: ignore[return-value]
-    unit_set = unit_set or enumerate_units(model)
-    return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
+    chosen: list[Any] = as_list(units, "the list of units")  # type: ignore[arg-type]
+    if not all(isinstance(unit, Unit) for unit in chosen):
+        unit_set = unit_set or enumerate_units(model)
+        return [unit_set.units[i] for i in unit_set.indices(chosen)], {}
+    if len(set(chosen)) != len(chosen):  # a Unit knows its columns: no set needed
+        twice = next(unit for unit in chosen if chosen.count(unit) > 1)
+        raise InputError(f"unit {twice} is named twice. Name each unit once.")
+    return chosen, {}
 
 
-def _is_plan(units: Plan | Iterable[Unit | str | int]) -> TypeGuard[Plan]:
+def _is_plan(units: Any) -> TypeGuard[Plan]:
     return hasattr(units, "pruned")
 
 
@@ -98,9 +95,6 @@ def column_scales(
     """Build the factors [W] of the input columns of each output projection that changes.
 
     A factor is 0 for a removed column, its gain for a kept one, else 1.
-
-    Raises:
-        MismatchError: a unit does not fit the model.
     """
     scales: Scales = {}
     for unit, factor in [*((unit, 0.0) for unit in pruned), *(gains or {}).items()]:
@@ -137,14 +131,9 @@ def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
 
 
 def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
-    """Convert a scale to the dtype and device of the columns it multiplies.
-
-    Raises:
-        InputError: the weights were never loaded, so the device of the columns is not known.
-    """
+    """Convert a scale to the dtype and device of the columns it multiplies."""
     projection = architecture.output_projection(layer, kind)
-    weight = projection.weight
-    device = weight.device
+    weight, device = projection.weight, projection.weight.device
     if weight.is_meta:
         stream = source_of(architecture.model)
         if stream is None or layer not in stream.layers:

@@ -44,11 +44,7 @@ def exclusive(model: nn.Module) -> threading.RLock:
 
 
 def require_threads(value: Any, name: str) -> int:
-    """Return a number of CPU threads from 1 to `MOST_THREADS` as a Python int.
-
-    Raises:
-        InputError: it is not a whole number in that range; names `name`.
-    """
+    """Return a number of CPU threads from 1 to `MOST_THREADS` as a Python int."""
     threads = as_int(value, name, 1)
     if threads > MOST_THREADS:  # not the number of CPUs: the bits of H depend on it
         raise InputError(
@@ -65,24 +61,19 @@ def measuring(model: PreTrainedModel, threads: int) -> Iterator[None]:
     The state: its lock is held, it is in eval mode, gradients are off, float32 products have full
     precision, and torch uses `threads` CPU threads.
     """
-    with exclusive(model), _fixed_state(model, threads):
-        yield
-
-
-@contextmanager
-def _fixed_state(model: PreTrainedModel, threads: int) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    before = torch.get_num_threads()
-    threads = require_threads(threads, "the number of threads")
-    model.eval()
-    torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
-    try:
-        with full_precision(), torch.inference_mode():
-            yield
-    finally:
-        torch.set_num_threads(before)
-        for module, training in modes:  # not model.train(): submodules may differ from the top
-            module.training = training
+    with exclusive(model):
+        modes = [(module, module.training) for module in model.modules()]
+        before = torch.get_num_threads()
+        threads = require_threads(threads, "the number of threads")
+        model.eval()
+        torch.set_num_threads(threads)  # the number decides the order of sums, hence the last bits
+        try:
+            with full_precision(), torch.inference_mode():
+                yield
+        finally:
+            torch.set_num_threads(before)
+            for module, training in modes:  # not model.train(): submodules may differ from the top
+                module.training = training
 
 
 @contextmanager
@@ -124,13 +115,7 @@ def differentiable(model: PreTrainedModel) -> Iterator[None]:
 
 
 def require_measurable(model: PreTrainedModel, input_ids: Tensor) -> None:
-    """Raise unless the model can be measured on rows of token ids [N, T].
-
-    Raises:
-        InputError: some of its weights are nowhere, a token id is outside its embedding, or rows
-            are longer than its context.
-        ArchitectureError: its logits are not those of its head (see `require_known_head`).
-    """
+    """Raise InputError or ArchitectureError unless the model can run on token ids [N, T]."""
     if source_of(model) is None and any(weight.is_meta for weight in model.parameters()):
         raise InputError(
             "the model's weights are on the meta device: they were never loaded. Load the model "
@@ -155,11 +140,7 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
     """Raise ArchitectureError unless the model's logits are those of `Architecture.logits`.
 
     Some families scale or shift their logits after the head. Everything measured would then be
-    wrong by a factor, and nothing else would show it. Each model is checked once.
-
-    Args:
-        model: the model.
-        ids: [1, T] token ids; a few are enough.
+    wrong by a factor, and nothing else would show it. Each model is checked once, on ids [1, T].
     """
     if model in _KNOWN_HEADS:
         return
@@ -263,8 +244,8 @@ def software_versions() -> dict[str, str]:
 
 
 @contextmanager
-def bars_that_go(hidden: bool = False) -> Iterator[None]:
-    """Within the block the bars of transformers are ours: in a notebook theirs stay when done.
+def transient_bars(hidden: bool = False) -> Iterator[None]:
+    """Replace transformers' progress bars with ours; in notebooks, theirs would stay on screen.
 
     They are hidden if `hidden`, or where transformers is told to show none.
     """

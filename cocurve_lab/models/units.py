@@ -20,13 +20,14 @@ from ..base.errors import InputError, MismatchError, shown
 from ..base.schema import COUNT, Field, Schema, list_of, nullable, require_fields
 from ..base.storage import fingerprint
 from .architectures import Architecture, describe, is_packed, widths
-from .families import KINDS, Kind
+from .families import KINDS, UNIT_KINDS, Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 _MOST_LAYERS = 100_000  # a bound against files that make arrays without end
+_NUMBERS = ("layer", "index", "start", "stop", "cost")
 
 # The set ------------------------------------------------------------------------------------------
 
@@ -72,9 +73,7 @@ class UnitSet(Sequence[Unit]):
             may have no unit.
 
     Raises:
-        InputError: a kind is unknown, a cost is not positive, a unit has no columns, a number is
-            not whole or not below 2^53, there are 100,000 layers or more, the costs add up to 2^53
-            or more, or the units are out of order.
+        InputError: the units cannot be those of a model, or are out of order.
     """
 
     units: tuple[Unit, ...]
@@ -83,25 +82,16 @@ class UnitSet(Sequence[Unit]):
     model_layers: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        odd = next((unit for unit in self.units if unit.kind not in KINDS), None)
-        if odd is not None:
-            raise InputError(f"unit {odd} is of kind {odd.kind!r}. Use one of {KINDS}.")
-        self._convert()
+        # integers of any type: those of numpy would wrap, and no JSON holds them
+        for name in ("ffn_groups", "total_parameters", "model_layers"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_int(getattr(self, name), name))
+        object.__setattr__(self, "units", tuple(map(_checked, self.units)))
         keys = [(unit.layer, KINDS.index(unit.kind), unit.index) for unit in self.units]
         if keys != sorted(set(keys)):
             raise InputError(
                 "the units are not distinct and ordered by layer, attention before FFN, then "
                 "index. Use enumerate_units, or sort them."
-            )
-        bad = next((unit for unit in self.units if unit.cost <= 0), None)
-        if bad is not None:
-            raise InputError(
-                f"unit {bad} has cost {bad.cost}. Give a positive number of parameters."
-            )
-        bad = next((unit for unit in self.units if unit.stop <= unit.start), None)
-        if bad is not None:
-            raise InputError(
-                f"unit {bad} has the columns {bad.start}:{bad.stop}, which are none. Correct them."
             )
         deepest = max((unit.layer for unit in self.units), default=0)
         if max(deepest, self.model_layers or 0) >= _MOST_LAYERS:  # statistics keep one per layer
@@ -115,21 +105,6 @@ class UnitSet(Sequence[Unit]):
                 f"the costs of the units add up to {total:,} parameters; from 2^53 on float64 and "
                 "the browser round such sums. Correct the costs."
             )
-
-    def _convert(self) -> None:
-        """Take integers of any type: those of numpy would wrap, and no JSON holds them."""
-        for name in ("ffn_groups", "total_parameters", "model_layers"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_int(getattr(self, name), name))
-        numbers = [(u.layer, u.index, u.start, u.stop, u.cost) for u in self.units]
-        if all(type(n) is int and 0 <= n < EXACT for row in numbers for n in row):
-            return
-        units = []
-        for unit, row in zip(self.units, numbers, strict=True):
-            names = ("layer", "index", "start", "stop", "cost")
-            whole = [as_int(n, f"{name} of a unit") for name, n in zip(names, row, strict=True)]
-            units.append(Unit(unit.kind, *whole))
-        object.__setattr__(self, "units", tuple(units))
 
     def __len__(self) -> int:
         return len(self.units)
@@ -145,11 +120,7 @@ class UnitSet(Sequence[Unit]):
         return self.units[self.index(key) if isinstance(key, str) else key]
 
     def index(self, unit: Unit | str | int, *_: Any) -> int:
-        """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index.
-
-        Raises:
-            InputError: there is no such unit in the set.
-        """
+        """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index."""
         position: int | None = None
         if isinstance(unit, (int, np.integer)):
             position = int(unit) if 0 <= int(unit) < len(self) else None
@@ -164,11 +135,7 @@ class UnitSet(Sequence[Unit]):
         return position
 
     def indices(self, units: Iterable[Unit | str | int]) -> tuple[int, ...]:
-        """Positions of several units, in the given order.
-
-        Raises:
-            InputError: a unit is unknown or named twice.
-        """
+        """Positions of several distinct units, in the given order."""
         positions = tuple(self.index(unit) for unit in as_list(units, "the list of units"))
         if len(set(positions)) != len(positions):
             twice = Counter(positions).most_common(1)[0][0]
@@ -212,12 +179,7 @@ class UnitSet(Sequence[Unit]):
         return fingerprint(self.to_plain()["units"])
 
     def require_same(self, other: UnitSet, *, mine: str, theirs: str) -> None:
-        """Raise MismatchError, naming the first difference, unless two sets are equal.
-
-        Args:
-            other: the set to compare with.
-            mine, theirs: names of the two sets for the message, such as "the model".
-        """
+        """Raise MismatchError, naming the first difference between `mine` and `theirs`, if any."""
         for a, b in zip(self, other, strict=False):
             if a != b:
                 raise MismatchError(
@@ -254,15 +216,33 @@ class UnitSet(Sequence[Unit]):
         return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
 
     def __repr__(self) -> str:
-        attention = int((self.kinds == "attention").sum())
+        counts = ((int((self.kinds == name).sum()), kind) for name, kind in UNIT_KINDS.items())
+        parts = ", ".join(f"{count} {kind.plural}" for count, kind in counts)
         return (
-            f"UnitSet({len(self)} units: {attention} attention, {len(self) - attention} FFN groups "
-            f"in {self.num_layers} layers; {self.total_cost:,} removable parameters)"
+            f"UnitSet({len(self)} units: {parts} in {self.num_layers} layers; "
+            f"{self.total_cost:,} removable parameters)"
         )
 
 
+def _checked(unit: Unit) -> Unit:
+    """The unit with Python integers; InputError unless its kind, cost and columns are possible."""
+    if unit.kind not in KINDS:
+        raise InputError(f"unit {unit} is of kind {unit.kind!r}. Use one of {KINDS}.")
+    numbers = [getattr(unit, name) for name in _NUMBERS]
+    if not all(type(number) is int and 0 <= number < EXACT for number in numbers):
+        pairs = zip(_NUMBERS, numbers, strict=True)
+        unit = Unit(unit.kind, *(as_int(number, f"{name} of a unit") for name, number in pairs))
+    if unit.cost <= 0:
+        raise InputError(f"unit {unit} has cost {unit.cost}. Give a positive number of parameters.")
+    if unit.stop <= unit.start:
+        raise InputError(
+            f"unit {unit} has the columns {unit.start}:{unit.stop}, which are none. Correct them."
+        )
+    return unit
+
+
 def _is_row(value: Any) -> bool:
-    """Whether a value is a row of `UnitSet.to_plain`: kind, layer, index, start, stop, cost."""
+    """Whether a value is a row of `UnitSet.to_plain`: a kind, and the five numbers of a unit."""
     if not isinstance(value, list) or len(value) != 6:
         return False
     # from 2^53 on the set itself says which number is too large
@@ -312,18 +292,15 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
         )
     units: list[Unit] = []
     for layer in range(len(architecture.layers)):
-        units += _attention_units(architecture, layer)
-        units += _ffn_units(architecture, layer, ffn_groups)
+        for kind in KINDS:
+            units += _units_of(architecture, layer, kind, ffn_groups)
     if not units:
         raise InputError("the model has no units left to remove. Start from a dense one.")
     return UnitSet(tuple(units), ffn_groups, _total(model), len(architecture.layers))
 
 
 def units_like(model: PreTrainedModel, units: UnitSet) -> UnitSet:
-    """Enumerate a model's units with the FFN groups of another set (16 if unknown).
-
-    Raises: as `enumerate_units`.
-    """
+    """Enumerate a model's units with the FFN groups of another set (16 if unknown)."""
     return enumerate_units(model, units.ffn_groups or 16)
 
 
@@ -347,37 +324,27 @@ def split_width(width: int, groups: int) -> list[tuple[int, int]]:
     return [(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 
 
-def _attention_units(architecture: Architecture, layer: int) -> list[Unit]:
-    step, width = architecture.step(layer, "attention"), architecture.width(layer, "attention")
-    blocks = [(start, start + step) for start in range(0, width, step)]
-    return _units_of(architecture, layer, "attention", blocks)
-
-
-def _ffn_units(architecture: Architecture, layer: int, groups: int) -> list[Unit]:
-    width = architecture.width(layer, "ffn")  # 0 where pruning took the whole FFN
-    blocks = split_width(width, min(groups, width)) if width else []
-    return _units_of(architecture, layer, "ffn", blocks)
-
-
-def _units_of(
-    architecture: Architecture, layer: int, kind: Kind, blocks: list[tuple[int, int]]
-) -> list[Unit]:
-    """Units over blocks of columns, each with its cost.
+def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -> list[Unit]:
+    """The units of one kind in a layer, each with its cost.
 
     The cost counts the rows of the input projections with their biases, and the columns of the
     output projection. Where all heads share a norm, its weights go with the only unit there is.
     """
-    if not blocks:
+    width = architecture.width(layer, kind)  # 0 where pruning took the whole block
+    if not width:
         return []
+    count = min(groups, width)
+    if not UNIT_KINDS[kind].grouped:
+        count = width // architecture.step(layer, kind)
     per_row = {}
     for name in architecture.input_projections(kind):
         projection = architecture.projection(layer, kind, name)
         per_row[name] = widths(projection)[1] + (projection.bias is not None)
     per_column = widths(architecture.output_projection(layer, kind))[0]
-    names = architecture.family.shared_norms if kind == "attention" else ()
+    names = architecture.family.shared_norms if UNIT_KINDS[kind].normed else ()
     norms = sum(architecture.projection(layer, kind, name).weight.numel() for name in names)
     units = []
-    for index, (start, stop) in enumerate(blocks):
+    for index, (start, stop) in enumerate(split_width(width, count)):
         rows = architecture.unit_rows(layer, kind, start, stop)
         cost = sum((part.stop - part.start) * per_row[part.projection] for part in rows)
         cost += (stop - start) * per_column + norms

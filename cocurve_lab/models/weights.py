@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from ..base.errors import FileFormatError, InputError, one_line
 from .architectures import describe
-from .configuration import require_own_files
-from .hub import explain
 from .layers import source_of
+from .load_errors import explain, require_own_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,18 +31,13 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weight_files(place: str, **options: Any) -> list[Path]:
-    """The safetensors files of a folder or hub model; none if its weights are pickled.
+    """Return the safetensors files of a folder or hub model; none if its weights are pickled.
 
-    Files of the hub are downloaded if they are not here.
-
-    Args:
-        place: the folder or hub id.
-        **options: as for `open_model`.
+    Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
 
     Raises:
         FileFormatError: a file that the index names is missing.
-        InputError: the index is none or leads out of its folder, the hub cannot be reached, or the
-            disk is full.
+        InputError: the index is none or leads out of its folder, or the hub fails.
     """
     require_own_files(place, **options)
     whole = _find(place, WHOLE, options)
@@ -77,17 +71,10 @@ def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
 
 
 def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check the headers of a folder's safetensors files; their weights are not read.
+    """Raise FileFormatError if a header in a folder is damaged or holds another shape.
 
-    Args:
-        folder: the folder.
-        shapes: the shape of each weight by name, as the configuration makes it. A file may name a
-            weight otherwise, and is then not compared.
-
-    Raises:
-        FileFormatError: a file is missing, truncated or damaged, or holds a weight of another
-            shape.
-        InputError: as `weight_files`.
+    Weights are not read. `shapes` are those of the configuration, by name; a file may name a weight
+    otherwise, and it is then not compared.
     """
     for file in weight_files(folder):
         handle = open_weights(file)
@@ -107,15 +94,7 @@ def require_shape(stored: Any, name: str, shape: Sequence[int], file: Path) -> N
 
 
 def open_weights(file: Path, *, mapped: bool = False) -> Any:
-    """Open a safetensors file, which reads its header only.
-
-    Args:
-        file: the file.
-        mapped: map it into memory instead of reading from it.
-
-    Raises:
-        FileFormatError: it is truncated or damaged.
-    """
+    """Open a safetensors file, which reads its header only; FileFormatError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -126,7 +105,6 @@ def open_weights(file: Path, *, mapped: bool = False) -> Any:
 
 
 def damaged(file: Path, error: Exception) -> FileFormatError:
-    """Make the error for a weight file that cannot be read."""
     return FileFormatError(
         f"{file} cannot be read ({one_line(error)}): it is truncated or damaged. Copy or download "
         "it again."
@@ -138,22 +116,16 @@ class PickledError(FileFormatError):
 
 
 class StoredWeights:
-    """The weights of a model, in files. Opening them reads their headers only.
-
-    A tensor is read when it is asked for, and not kept.
+    """The weights of a model in safetensors files, read when they are asked for, and not kept.
 
     Args:
         model: the model, on the meta device; its names and shapes must be those in the files.
-        files: safetensors files that hold all its weights.
+        files: safetensors files that hold all its weights; opening them reads their headers only.
         mapped: map the files into memory instead of reading from them.
 
     Attributes:
         tied: as from `tied_names`; these may be missing in the files.
         dtype: the dtype of the first weight in the files.
-
-    Raises:
-        FileFormatError: a file is truncated or missing; a weight is missing, superfluous, not
-            floating point, or of another shape than the model's (named).
     """
 
     def __init__(
@@ -187,11 +159,7 @@ class StoredWeights:
         self.dtype = _DTYPES[handle.get_slice(stored).get_dtype()]
 
     def read(self, name: str) -> Tensor:
-        """Read a weight by its name in the model, on the CPU, in the dtype of its file.
-
-        Raises:
-            FileFormatError: the file cannot be read, or was cut short since it was opened.
-        """
+        """Read a weight by its name in the model, on the CPU, in the dtype of its file."""
         from safetensors import SafetensorError
 
         handle, stored, file = self._places[name if name in self._places else self.tied[name]]
@@ -206,7 +174,7 @@ class StoredWeights:
 
 
 def tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """The weights that are another weight too, such as a tied head: {its name: the other name}."""
+    """Return the weights that equal another by tying, such as a head: {name: the other name}."""
     first: dict[int, str] = {}
     tied = {}
     for name, weight in model.state_dict(keep_vars=True).items():
@@ -282,7 +250,7 @@ def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
 
 
 def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]:
-    """A function from a weight's name in a file to that in the model; None for one to ignore."""
+    """Return a function from a weight's name in a file to that in the model; None: ignore it."""
     architecture = describe(model)
     wanted, base = set(wanted), f"{model.base_model_prefix}."
     # buffers that transformers computes, and old checkpoints hold
@@ -308,7 +276,6 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]
 
 
 def _require_unquantized(stored: Any, name: str, file: Path) -> None:
-    """Raise FileFormatError unless a tensor in a file is floating point."""
     if stored.get_dtype() not in _DTYPES:
         raise FileFormatError(
             f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantized. Give "

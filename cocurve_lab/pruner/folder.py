@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..base.errors import FileFormatError, InputError, one_line
-from ..models.configuration import require_usable
+from ..models.load_errors import require_usable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -20,7 +20,7 @@ from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
-from ..models.runtime import bars_that_go
+from ..models.runtime import transient_bars
 from ..models.weights import StoredWeights, weight_files, with_stored
 from .blocks import settle_heads
 from .card import CardFacts, model_card
@@ -81,7 +81,7 @@ def save_pruned(
         )
     folder = as_path(folder, "folder")
     with new_folder(folder, overwrite=overwrite) as temporary:
-        with bars_that_go():
+        with transient_bars():
             pruned.save_pretrained(temporary)
         manifest = manifest | weights_now(pruned, manifest)
         write_beside(pruned, temporary, manifest, tokenizer, evaluation)

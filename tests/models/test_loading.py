@@ -19,8 +19,8 @@ from transformers import T5Config
 import cocurve_lab as cl
 from cocurve_lab.base import progress
 from cocurve_lab.models import loading, runtime
-from cocurve_lab.models.hub import explain
 from cocurve_lab.models.identity import fingerprint_model
+from cocurve_lab.models.load_errors import explain
 from helpers.bpe import SIZE, byte_level
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
