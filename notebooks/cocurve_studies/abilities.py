@@ -97,9 +97,6 @@ def edge_plans(
 
     Arguments are those of `structure_table`, whose axes "structure" and "kinds" these are; the base
     is the method itself. Returns rows as `strength_plans` does.
-
-    Raises:
-        InfeasibleError: the method itself reaches no plan.
     """
     found = structure_table(curvature, ratio, interaction_strength, guards)
     return [
@@ -147,10 +144,6 @@ def ability_study(
         McNemar's exact test, log_likelihood_difference of the answers (nats per answer) with its
         paired error. These are None for the dense model, for a base, and where either has no plan.
         Without questions the table is empty.
-
-    Raises:
-        InputError: no plan; a question or prompt that does not fit (see `answer_accuracy`).
-        MismatchError: plans of another model.
     """
     made = [row["selection"] for row in plans if row["selection"] is not None]
     if not made:
@@ -340,13 +333,7 @@ def _all(rows: Table, *, above: bool) -> Verdict:
 
 
 def _clear(row: Row, above: bool, factor: float) -> Verdict:
-    """Whether a plan is right more often (or less) than its base; None where chance may decide.
-
-    Args:
-        row: of the study.
-        above: whether the claim is that it is right more often.
-        factor: standard errors of a normal test that errs as rarely as this one may.
-    """
+    """Whether a plan is right more often (or less) than its base; None where chance may decide."""
     if row["p_value"] is None:
         return None
     if row["same_as"] == row["base"]:

@@ -149,9 +149,6 @@ def redraw(
 
     Returns:
         A Redrawn. Its `note` says why there are no draws where an H has no groups to draw from.
-
-    Raises:
-        As `measure_plans`.
     """
     note = next(filter(None, map(_lacking, curvatures)), "")
     groups = min((_groups(curvature) for curvature in curvatures), default=0)
@@ -201,9 +198,6 @@ def draw_marks(
         folder, name, settings: as for `cached_table`.
         draws: the number of draws wanted; 0 or at least 2.
         curvatures: the H of the study, whose groups are resampled.
-
-    Raises:
-        InputError: `draws` is negative or 1.
     """
     if draws < 0 or draws == 1:
         raise InputError(

@@ -50,11 +50,7 @@ class Recipe:
     sketch_positions: int = 1024
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
-        """Build H [M, M] of a model, or load it where it lies in the cache.
-
-        Raises:
-            KeyboardInterrupt: the build was stopped; half an H would make another study.
-        """
+        """Build H [M, M] of a model, or load it where it lies in the cache."""
         from cocurve_lab.estimator import estimate
         from cocurve_lab.estimator.build import BuildOptions
 

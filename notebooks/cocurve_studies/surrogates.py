@@ -45,9 +45,6 @@ def plans_by_way(
     """The greedy plans of H at lambda 0 and 1, of Q and of F, by ratio and by what made them.
 
     Q and F are solved on the part "fit" of the sketch, so that "price" is left to predict on.
-
-    Raises:
-        InputError: H has no sketch of shifts, or its build had fewer than four groups.
     """
     pair, additive = curvature.pair_kl("fit"), curvature.additive()
     return {
@@ -176,9 +173,6 @@ def way_table(
     Returns:
         One row per plan: way, realized_ratio, kl, refitted and against_first, the paired difference
         to the first plan without a refit, each with its error over rows, and evaluations.
-
-    Raises:
-        MismatchError: rows are in both texts.
     """
     text.require_disjoint(calibration)
 
@@ -231,10 +225,6 @@ def swapped(
         plan: a plan without gains.
         out: units of the plan.
         into: units that are not in the plan, and go instead.
-
-    Raises:
-        InputError: an unknown unit, one that cannot be taken out or put in, or a result that misses
-            the target or breaks the guards of the plan.
     """
     units, pruned = plan.units, set(plan.pruned)
     gone, new = set(units.indices(out)), set(units.indices(into))

@@ -142,9 +142,6 @@ class Bench:
             calibration: the text the methods and a refit see.
             repeat: number of the calibration, and the seed of methods that draw.
             bar: a tqdm bar, updated once per ratio.
-
-        Raises:
-            KeyboardInterrupt: the run was stopped; finished cells are kept.
         """
         rows = []
         seen: Seen | None = None
@@ -207,9 +204,6 @@ class Bench:
             seen: what it knows of one calibration, from `seen`.
             ratio: share of removable cost, [0, 1).
             search: `NO_SEARCH` or `SEARCHED`: whether the guards are chosen.
-
-        Raises:
-            InfeasibleError: no method reaches the ratio, under any guards of the grid.
         """
         candidates = self._candidates(contender, seen, ratio, search)
         if contender.evaluations:

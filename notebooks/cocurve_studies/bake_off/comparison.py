@@ -85,11 +85,7 @@ class Comparison:
         return row
 
     def dense(self) -> Row:
-        """Return the row of the dense model.
-
-        Raises:
-            InputError: the table has none.
-        """
+        """Return the row of the dense model."""
         found = pick(self.rows, search="dense")
         if not found:
             raise InputError("this table has no row of the dense model. Run `compare` for one.")
@@ -108,9 +104,6 @@ class Comparison:
             rival minus the leader's; above 0 the leader is better) and `behind_error`, nats per
             token, and the number of calibrations. The error joins the standard error over test
             rows of the mean over calibrations, and that over calibrations of the mean over rows.
-
-        Raises:
-            InputError: the leader has no cells.
         """
         own = self._kl_rows(leader, search)
         if not own:

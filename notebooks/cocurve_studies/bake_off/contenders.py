@@ -42,9 +42,6 @@ class Contender:
             which training chooses its epoch.
         evaluations: row evaluations of a measured search that starts from the plan; 0: no search.
             The search judges plans as pruned; a repair comes after it.
-
-    Raises:
-        InputError: no method, an unknown repair, or evaluations below 0.
     """
 
     methods: tuple[Method, ...]
@@ -93,11 +90,7 @@ def as_contender(value: Competitor) -> Contender:
 
 
 def named(methods: Sequence[str | Method] | Mapping[str, Competitor]) -> dict[str, Contender]:
-    """Give every contender its label.
-
-    Raises:
-        InputError: two methods have one title.
-    """
+    """Give every contender its label."""
     if isinstance(methods, Mapping):
         return {label: as_contender(value) for label, value in methods.items()}
     made = [as_contender(method) for method in methods]

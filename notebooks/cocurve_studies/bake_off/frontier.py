@@ -83,9 +83,6 @@ def chosen_plans(
 
     Returns:
         label -> Selection, in the order of `methods`.
-
-    Raises:
-        InputError: the ratio is out of range.
     """
     options = options or CompareOptions()
     units = enumerate_units(model, options.ffn_groups)
@@ -126,9 +123,6 @@ def paired_table(
         A row per plan, best perplexity first: method, realized_ratio, kl and kl_error (nats per
         token), perplexity, nll_behind and nll_behind_error (its negative log-likelihood minus the
         reference's, nats per token; above 0 it is worse), sequences. The reference's own is 0.
-
-    Raises:
-        InputError: the reference is not among the plans.
     """
     if reference not in plans:
         raise InputError(f"there is no plan of {reference!r}. Choose one of {', '.join(plans)}.")
@@ -173,9 +167,6 @@ def side_by_side(
 
     Returns:
         A row per prompt: prompt, dense, and one column per plan.
-
-    Raises:
-        InputError: an empty prompt, or one that leaves no room in the context.
     """
     rows: Table = []
     for prompt in prompts:

@@ -44,9 +44,6 @@ def plot_perplexity(
         comparison: of `compare`.
         search: "none" or "searched".
         methods: labels to draw; None draws all.
-
-    Raises:
-        InputError: an unknown label, or no row of the dense model.
     """
     go = graph_objects()
     figure, dense = go.Figure(), comparison.dense()["perplexity"]
@@ -90,9 +87,6 @@ def plot_capabilities(
             takes the mean of several calibrations as one run.
         methods: labels to draw; None draws all.
         search: "none" or "searched".
-
-    Raises:
-        InputError: the bake-off asked no questions, or an unknown label.
     """
     go = graph_objects()
     families = [name for name in comparison.metrics if name.startswith("accuracy ")]
@@ -175,9 +169,6 @@ def plot_layers(plans: Mapping[str, Selection]) -> Figure:
 
     Args:
         plans: label -> plan, of one model.
-
-    Raises:
-        InputError: no plan.
     """
     if not plans:
         raise InputError("there is no plan to draw. Give at least one plan.")
@@ -233,9 +224,6 @@ def plot_frontier(
         speeds: of `speed_table`, several ratios one after another.
         quantity, batch_size: the speed to draw.
         search: the search of the plans timed, "none" or "searched".
-
-    Raises:
-        InputError: that speed was not measured.
     """
     timed = pick(speeds, quantity=quantity, batch_size=batch_size)
     if not timed:
@@ -284,11 +272,7 @@ def _rows(
 
 
 def styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, dict[str, Any]]:
-    """Choose color, symbol, dash and width of each label; CoCurve's are the same in every picture.
-
-    Raises:
-        InputError: an unknown label.
-    """
+    """Choose color, symbol, dash and width of each label; CoCurve's are always the same."""
     known = dict.fromkeys(row["method"] for row in comparison.rows if row["search"] != "dense")
     unknown = [name for name in methods or () if name not in known]
     if unknown:

@@ -50,9 +50,6 @@ class CompareOptions:
         repaired: where weights are repaired, how many of a row's plans are repaired on the whole
             calibration and compared on the held-out rows: those of lowest held-out KL, refitted on
             a quarter of it, or as pruned where the repair is no refit. None: all of them.
-
-    Raises:
-        InputError: `repaired` is below 1.
     """
 
     folder: str | os.PathLike[str] | None = None

@@ -105,9 +105,6 @@ def coverage_study(
         mean over many values it is an upper bound, for they come from the same draws); and
         `error_ratio`, the median over values of claimed over real standard error, 1 is honest,
         with `still`, the count of values that never moved and have none.
-
-    Raises:
-        InputError: no size fits the groups, or as `coverage`.
     """
     pairs = [(n, g) for n in options.sizes for g in options.groups if g <= n]
     if not pairs:
@@ -212,9 +209,6 @@ def stability_table(
         high for few groups (of two, half of all draws are the part itself);
         `risk_error`, `saliency_error`, `optimism`, `halves_overlap` (relative errors and a Jaccard
         overlap) and `converged` (share of parts) of `is_converged`; `overlap_with_whole`.
-
-    Raises:
-        InputError: fewer than two groups, or an argument out of range.
     """
     groups = Groups.of(curvature)
     if len(groups) < 2:

@@ -57,9 +57,6 @@ def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
         A row per unit in the order of H: `unit`, `kind`, `layer`; `saliency` H_uu with `low` and
         `high`, nats per token (`low` may be negative: the interval is symmetric);
         `relative_error`, standard error over saliency, NaN of a dead unit; `groups`.
-
-    Raises:
-        InputError: as `jackknife`.
     """
     found = jackknife(curvature, "saliency", confidence)
     low, high = found.interval
@@ -133,10 +130,6 @@ def stopping_study(
         A row per look: `rows` done of `rows_given`; the errors `risk_error`, `saliency_error`,
         `optimism` (relative) and `overlap` of `is_converged`, NaN while a single group is there;
         `tolerance`, `converged`, and `stopped`, whether the build ended here before its text did.
-
-    Raises:
-        InputError: as `StopWhenConverged` and `estimate_curvature`.
-        KeyboardInterrupt: the user stopped the build.
     """
     text = recipe.calibration
     built = [fingerprint_model(model), model_dtype(model), units.fingerprint]

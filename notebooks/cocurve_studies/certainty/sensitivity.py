@@ -150,11 +150,6 @@ def sensitivity_study(
         overlap with the base plan (both None where the units differ); `kl` and the paired
         `difference` to the base plan with standard errors over sequences, nats per token;
         `perplexity` and `dense_perplexity`.
-
-    Raises:
-        InputError: no source, too little text, or an option out of range.
-        MismatchError: a held-out row is also a calibration row.
-        InfeasibleError: a plan cannot be made under the guards.
     """
     builds = _builds(model, tokenizer, texts, options)
     for build in builds:
@@ -358,9 +353,6 @@ def text_sources(
         held_out: rows whose documents are omitted.
         text_file: `.jsonl` or plain text, as for `default_calibration`.
         documents: at most this many from C4.
-
-    Raises:
-        InputError: offline and no text file, or all documents are in the held-out text.
     """
     if text_file is None and is_demo(model_id):
         path = demo_folder().parent / "texts" / "calibration.jsonl"

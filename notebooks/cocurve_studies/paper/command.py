@@ -131,11 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Any:
-    """What to measure, checked before a model is loaded.
-
-    Raises:
-        InputError: options that do not belong together, or a place that does not exist.
-    """
+    """What to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_permission
     from cocurve_lab.evaluation.confinement import require_confinement
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions

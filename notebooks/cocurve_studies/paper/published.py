@@ -77,10 +77,6 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
 
     Returns:
         Only tasks of the paper's suite; a task without its metric is left out.
-
-    Raises:
-        InputError: there is no such file.
-        FileFormatError: the file is no JSON object of task -> number, or task -> metrics.
     """
     path = Path(folder) / f"r{round(100 * ratio):02d}" / METRICS
     try:

@@ -129,10 +129,6 @@ class Reproduction:
             requested_ratio, realized_ratio, guards, task, metric, value, value_error (its standard
             error), shown (whether the page shows it) and failed (the reason, where there is no
             value).
-
-        Raises:
-            InputError: the suite, a method or the release's folder cannot be used.
-            KeyboardInterrupt: the run was stopped; finished tasks are kept.
         """
         require_harness()
         if self._streamed:

@@ -75,9 +75,6 @@ def bridge_table(
         the plans of lambda 0 and 1. The same in every row: Pearson's `correlation` of saliency and
         connectivity, its jackknife error over groups of text (None without groups), and Spearman's
         `rank_correlation`.
-
-    Raises:
-        InputError: no quantile, one outside [0, 1], or an unknown connectivity.
     """
     if not quantiles:
         raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
@@ -152,9 +149,6 @@ def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: in
         without groups), `correlation` rho_uv, `to_saliency` |H_uv| / H_uu, whether the partner is
         in the same layer and of the other module, and where the bridge stands: the shares of units
         with at most its saliency and at least its connectivity.
-
-    Raises:
-        InputError: an unknown unit, or `top` below 1.
     """
     if top < 1:
         raise InputError(f"top is {top}. Ask for at least one edge per bridge.")

@@ -130,10 +130,6 @@ def causal_study(
         over seeds, for text and questions; `seed_spread` is the standard deviation over seeds of
         the difference (None for fills without a seed). Arms that cannot be made have one row whose
         `outcome` is None and whose `note` says why.
-
-    Raises:
-        InputError: text that does not fit the model, or unknown options.
-        MismatchError: text was calibrated on, or units are of another model.
     """
     options = options or CausalOptions()
     settings = _settings(model, curvature, outcomes, options)
@@ -299,9 +295,6 @@ def family_texts(
         tokenizer: the embedded model's.
         rows: rows per family.
         seq_len: tokens per row.
-
-    Raises:
-        InputError: the texts are not there, or a family has too little.
     """
     path = demo_folder().parent / "texts" / "held_out.jsonl"
     documents: dict[str, list[str]] = {}

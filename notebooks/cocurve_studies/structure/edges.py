@@ -98,10 +98,6 @@ def edge_study(
         dense_perplexity. With `draws` both errors are over rows and draws of H (columns of
         `Redrawn.columns`). Where a variant reaches no plan the numbers are None and `note` says
         why; where the method itself reaches none, its row is the only one of that ratio.
-
-    Raises:
-        InputError: no ratio, or a ratio or lambda out of range.
-        MismatchError: H was built on a row of the text.
     """
     if not options.ratios:
         raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")

@@ -169,9 +169,6 @@ def budget_table(
         One row per lambda, kind and layer that has such units: units and share removed, share_error
         (standard deviation of the share over 100 bootstrap draws of the groups, each solved anew)
         and draws that had a plan. Where greedy reaches no plan, one row says so in `note`.
-
-    Raises:
-        InputError: ratio or lambda out of range.
     """
     settings = group_marks(curvature, ratio=ratio, strengths=list(strengths), guards=repr(guards))
 
@@ -248,9 +245,6 @@ def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
         cumulative share, each with its jackknife standard error (low where eigenvalues nearly
         coincide); and, the same in every row, effective_rank = exp of the entropy of the shares
         (Roy and Vetterli 2007) with its error, and participation = trace^2 / sum of squares.
-
-    Raises:
-        InputError: H is zero.
     """
     if not curvature.saliency.sum() > 0:
         raise InputError(

@@ -100,11 +100,7 @@ class Matching:
         ]
 
     def closest(self, count: int) -> Matching:
-        """The `count` closest pairs only; the other bridges become unmatched.
-
-        Raises:
-            InputError: `count` is not between 1 and the number of pairs.
-        """
+        """The `count` closest pairs only; the other bridges become unmatched."""
         if not 1 <= count <= len(self):
             raise InputError(f"count is {count}; this matching has {len(self)} pairs to take from.")
         dropped = dict.fromkeys(self.bridges[count:], f"not among the {count} closest pairs")
@@ -156,9 +152,6 @@ def match_controls(
 
     Returns:
         A Matching, possibly without pairs.
-
-    Raises:
-        InputError: no bridge, an unknown unit or one named twice, or a caliper out of range.
     """
     units, wanted = curvature.units, curvature.units.indices(bridges)
     if not wanted:
@@ -265,12 +258,6 @@ def causal_arms(
         (bridge arm, control arm): forced units first, then the fill, in order; `forced` counts the
         former. Node and edge terms [k] are those of the full H, nats per token; no lambda is
         recorded, since no single one made the plan.
-
-    Raises:
-        InputError: no pairs, an unfair pair, forced units that already cost more than the ratio or
-            break a guard, or an unknown fill.
-        MismatchError: the matching is over other units.
-        InfeasibleError: the fill runs out of units before the ratio.
     """
     if fill not in _STRENGTHS:
         raise InputError(f"fill is {fill!r}. Choose one of {', '.join(map(repr, _STRENGTHS))}.")
@@ -303,15 +290,7 @@ def causal_arms(
 def _fill(
     curvature: Curvature, half: np.ndarray, strength: float, needed: float, room: np.ndarray
 ) -> tuple[list[int], float]:
-    """Alg. 2 within given room per layer: units in order, and the cost still missing at the end.
-
-    Args:
-        curvature: its edges make g.
-        half: [M] in place of 1/2 H_uu; inf for units that may not be taken.
-        strength: lambda.
-        needed: cost to reach, in parameters.
-        room: [layers] cost that may go.
-    """
+    """Alg. 2 within given room per layer: units in order, and the cost still missing at the end."""
     units, room, half = curvature.units, room.copy(), half.copy()
     order: list[int] = []
     g = np.zeros(len(units))

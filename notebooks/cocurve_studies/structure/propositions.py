@@ -67,9 +67,6 @@ def proposition_table(
         value_error (plan fixed: a jackknife, for medians and ranks a bootstrap of 100 draws of the
         groups), reference (the other side of the proposition), holds, paper (its figure where
         it states one, for its own models).
-
-    Raises:
-        InputError: a ratio or lambda out of range.
     """
     settings = group_marks(curvature, ratios=list(ratios), strengths=list(strengths))
 

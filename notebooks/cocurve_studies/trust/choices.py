@@ -117,9 +117,6 @@ def strength_study(
         undecided. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
         `texts.report`: positive where edges help. The errors of `edge_benefit` and `difference` are
         paired over rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
-
-    Raises:
-        InfeasibleError, InputError, MismatchError: as `choose_interaction_strength`.
     """
 
     settings = _marks(model, curvature, texts, ratios, options)

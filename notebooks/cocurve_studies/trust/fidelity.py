@@ -110,9 +110,6 @@ def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
         token), and
         measured_over_predicted, None where nothing is predicted; each with its standard error over
         groups of sequences, `..._error`.
-
-    Raises:
-        InputError: H came without groups or single-unit risks.
     """
     if curvature.group_risks is None or curvature.group_positions is None:
         raise InputError(
@@ -187,10 +184,6 @@ def fidelity_study(
         errors (plan fixed, so without the optimism of a plan chosen on the same H), measured with
         its standard error over sequences (measured_error), kl_<n> of each sequence; and
         measured_over_predicted.
-
-    Raises:
-        InputError: a ratio, lambda or size out of range.
-        MismatchError: H was built on a row of the text.
     """
     held_out.require_disjoint(curvature)
     names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")

@@ -83,9 +83,6 @@ def refinement_study(
         nats per token; `certified` is bound / refined objective: no plan is better by more than
         1 - certified. KL is measured; `difference` is refined minus greedy, its error paired over
         rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
-
-    Raises:
-        InfeasibleError, InputError, NumericalError: as `solve_greedy` and `risk_lower_bound`.
     """
 
     pairs = [(ratio, strength) for ratio in ratios for strength in strengths]

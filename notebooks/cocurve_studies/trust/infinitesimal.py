@@ -96,10 +96,6 @@ def finite_and_exact(
 
     Returns:
         (H, H*), in nats per token.
-
-    Raises:
-        KeyboardInterrupt: one of the two was stopped; half of the rows make another comparison.
-        Others as `estimate_curvature` and `exact_curvature`.
     """
     folder = None if cache is None else Path(cache)
     if folder is None:
@@ -137,9 +133,6 @@ def compare_curvatures(curvature: Curvature, exact: Curvature) -> dict[str, floa
     Args:
         curvature: H [M, M], from ablations.
         exact: H* [M, M], exact or a preview.
-
-    Raises:
-        MismatchError: they are of different units.
     """
     curvature.units.require_same(exact.units, mine="the curvature", theirs="the other one")
     left = _left_out(curvature, exact)
@@ -228,10 +221,6 @@ def infinitesimal_study(
         `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token, lambda 1) of the plan that P makes,
         P and Q each "finite" or "exact". Where greedy stalls these are None and `stalled` says on
         which matrix. The columns of `compare_curvatures` and `exact_method` stand in every row.
-
-    Raises:
-        MismatchError: they are of different units.
-        InputError: a ratio or lambda out of range.
     """
     return _planned(curvature, exact, PlanGrid(ratios, strengths, guards))[0]
 
@@ -267,11 +256,6 @@ def measure_infinitesimal(
         errors over held-out sequences (paired for the difference), in nats per token; None where
         greedy stalls. With `draws` the error of the difference is over draws too (columns of
         `Redrawn.columns`); it is not where one of the two has no groups, and a note says so.
-
-    Raises:
-        MismatchError: other units, or a held-out row was calibrated on.
-        InputError: an argument out of range, or text that does not fit the model.
-        NumericalError: NaN or infinite logits.
     """
     both = (curvature, exact)
     for matrix in both:

@@ -88,10 +88,6 @@ def iterative_study(
         sequences, nats per token; `perplexity`; `predicted_risk` of the plan by the dense model's
         H; `overlap` with the one-shot plan. The error bars are of the held-out text alone: both
         plans depend on one calibration draw.
-
-    Raises:
-        MismatchError: a held-out row is also a calibration row.
-        InfeasibleError: a plan cannot be made under the guards.
     """
     held_out.require_disjoint(recipe.calibration)
     settings = marks(

@@ -118,11 +118,6 @@ def redundancy_study(
         1); `gate_band` and `gate_lambda` (None where undecided), and `gate_right`: whether the end
         of [0, 1] it recommends has the lower KL, None where two standard errors of the benefit
         cannot tell, or where the gate is undecided.
-
-    Raises:
-        InputError: no model, or top_r below 1.
-        MismatchError: a held-out row is also a calibration row.
-        InfeasibleError: a plan cannot be made under the guards.
     """
     if not models:
         raise InputError(
@@ -231,9 +226,6 @@ def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
         `models` that count and `left_out` (a NaN or None in one of the two); `spearman` and
         `p_value` (two-sided permutation test, exact up to 8 models: with three models it is never
         below 1/3), None with fewer than three models or a constant column; `note`.
-
-    Raises:
-        InputError: no such column.
     """
     if table and benefit not in table[0]:
         raise InputError(f"the table has no column {benefit!r}. Choose from {', '.join(table[0])}.")

@@ -56,10 +56,6 @@ def pair_saturation(
         factor = R({u,v}) / (R({u}) + R({v})) and its paired standard error, predicted_factor, the
         same of 1/2 s^T H s, interaction = R({u,v}) - R({u}) - R({v}) and its paired standard error,
         and kl_<n> (the pair), alone_<n> (the sum of the two) of each sequence.
-
-    Raises:
-        InputError: pairs below 1, or no pair of units with H_uu > 0.
-        MismatchError: H was built on a row of the text.
     """
     held_out.require_disjoint(curvature)
     settings = marks(model, curvature, held_out, pairs=str(options.pairs), seed=str(options.seed))
