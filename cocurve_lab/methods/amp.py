@@ -11,9 +11,8 @@ from torch import Tensor
 from ..estimator.replay import widen
 from ..extensions.repairing.projection_inputs import watch_inputs
 from ..models.architectures import Architecture
-from ..models.units import UnitSet
 from .base import Scored, Subject
-from .filling import Block, blocks
+from .filling import Block
 from .inputs import per_unit, weight_columns
 
 
@@ -31,14 +30,8 @@ class Amp(Scored):
       multi-head attention only;
     - there counts are rounded per layer: k = round(p n_kv) attention units, then
       round(p n_ffn + (p n_kv - k)) FFN units. The fraction of a head lost to rounding becomes the
-      same fraction of an FFN unit, which has another cost. By default the budget is filled by cost
-      instead.
-
-    Attributes:
-        as_published: take those counts per layer; the realized ratio then drifts from the asked.
+      same fraction of an FFN unit, which has another cost. Here the budget is filled by cost.
     """
-
-    as_published: bool = False
 
     name = "amp"
     title = "AMP"
@@ -61,22 +54,6 @@ class Amp(Scored):
         tokens = calibration.input_ids.numel()
         columns = {block: (total / tokens).cpu().numpy() for block, total in totals.items()}
         return per_unit(subject.units, columns)
-
-    def counts(self, units: UnitSet, ratio: float) -> dict[Block, int] | None:
-        """Take `published_counts`, or None to fill the budget by cost."""
-        return published_counts(units, ratio) if self.as_published else None
-
-
-def published_counts(units: UnitSet, ratio: float) -> dict[Block, int]:
-    """Count the units to take by (layer, kind), carrying from heads to FFN units as `Amp` says."""
-    sizes = {block: len(ids) for block, ids in blocks(units).items()}
-    counts: dict[Block, int] = {}
-    for layer in np.unique(units.layers).tolist():
-        share = ratio * sizes.get((layer, "attention"), 0)
-        counts[layer, "attention"] = round(share)
-        carried = share - counts[layer, "attention"]
-        counts[layer, "ffn"] = round(ratio * sizes.get((layer, "ffn"), 0) + carried)
-    return counts
 
 
 def _head_outputs(architecture: Architecture, block: Block, inputs: Tensor) -> Tensor:

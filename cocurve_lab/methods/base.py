@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,8 +29,7 @@ from ..models.units import UnitSet, require_units
 from ..pruner.cutting import prune
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
-from ..solver.targets import require_ratio
-from .filling import Block, take_counts, take_in_order, uniform_order
+from .filling import take_in_order, uniform_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,7 +93,6 @@ class Evidence:
         """Read a saved evidence.
 
         Raises:
-            FileNotFoundError: no such file.
             FileFormatError: truncated, hostile, or another format or version.
         """
         path = as_path(path, "path")
@@ -143,10 +140,8 @@ class Method(ABC):
 
         Args:
             model: the dense model; left as it was.
-            units: from `enumerate_units(model)`.
             calibration: rows; methods here use every token of them, never a label.
             seed: for methods that draw; the others ignore it.
-            progress: show a progress bar with ETA.
 
         Raises:
             MismatchError: the units are not the model's.
@@ -198,7 +193,7 @@ class Scored(Method):
     """A method that gives every unit one score and removes the lowest.
 
     Subclasses give `scores`. By default the same share of every block goes; they override `order`
-    for another allocation, and `counts` where published code counts units instead of parameters.
+    for another allocation.
 
     Attributes:
         reads_text: whether the scores depend on the calibration.
@@ -218,10 +213,6 @@ class Scored(Method):
     def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
         """Rank the units [M], first to go first."""
         return uniform_order(units, scores)
-
-    def counts(self, units: UnitSet, ratio: float) -> Mapping[Block, int] | None:
-        """Count the units to take by (layer, kind); None fills the budget by cost, in `order`."""
-        return None
 
     def measure(
         self,
@@ -251,10 +242,6 @@ class Scored(Method):
     def select(
         self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """Remove the lowest scores, by `counts` or in `order`. See `Method.select`."""
+        """Remove the lowest scores, in `order`. See `Method.select`."""
         self.require_own(evidence, units)
-        ratio = require_ratio(ratio)
-        counts = self.counts(units, ratio)
-        if counts is not None:
-            return take_counts(units, evidence.scores, counts, ratio, guards)
         return take_in_order(units, self.order(units, evidence.scores), ratio, guards)

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from ..extensions.repairing.projection_inputs import present_blocks
-from ..models.units import UnitSet
 from .base import Scored, Subject
-from .filling import Block, floor_counts
 from .inputs import per_unit, weight_columns
 
 
@@ -24,14 +22,9 @@ class Magnitude(Scored):
 
     A unit's score is the sum over its columns, as the published score of a head is. The published
     code knows no FFN groups; they are summed alike. Published counts per block are int(ratio x n),
-    which under-prunes at this granularity (17.5 % of an 8B at 20 %); by default the budget is
-    filled by cost instead.
-
-    Attributes:
-        as_published: take exactly int(ratio x n) units of every block.
+    which under-prunes at this granularity (17.5 % of an 8B at 20 %); here the budget is filled by
+    cost.
     """
-
-    as_published: bool = False
 
     name = "magnitude"
     title = "Magnitude"
@@ -48,7 +41,3 @@ class Magnitude(Scored):
         }
         columns = {block: norm.cpu().numpy() for block, norm in norms.items()}
         return per_unit(subject.units, columns)
-
-    def counts(self, units: UnitSet, ratio: float) -> dict[Block, int] | None:
-        """Take int(ratio x n) of each block, or None to fill the budget by cost."""
-        return floor_counts(units, ratio) if self.as_published else None

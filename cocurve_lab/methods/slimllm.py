@@ -6,8 +6,7 @@ Attention, with o = sum_g o_g the output and o_g that of KV group g (the sum of 
 
 A layer that loses k groups starts from the k lowest. It then swaps one removed and one kept group
 as long as that raises sum |Pearson(kept sum, o)|, the best swap first (`swaps`). The published code
-makes one pass (`one_pass`): each of the k, the lowest first, takes the best kept group's place if
-that raises the sum, and no group that goes in exchange comes back.
+makes one pass: each of the k, the lowest first, takes the best kept group's place if that helps.
 
 FFN channel j, with n the root mean square of the FFN's input channels, (V, l) the eigenvectors and
 eigenvalues of the covariance of its output, w = sigmoid(|l| / mean |l|) and rms(X_j) that of input
@@ -22,17 +21,14 @@ FFN group's score is the sum over its channels (published: single channels). The
 over tokens are root mean squares here, a common factor.
 
 Allocation: a layer's share is proportional to softmax(alpha cos), where cos is the mean cosine
-between the layer's input and output over tokens, so layers that change little lose more.
-`pruned_layers` prunes only the layers of largest share (published: 26 of 32 at 20 %).
-`as_published` counts units instead of parameters: round(r_i n) of each block, where
-r_i = ratio L softmax(alpha cos)_i, at most all of them. This misses the ratio. For L the published
-code has the number of layers it prunes, so its ratio argument is larger (0.25 for 20 %).
+between the layer's input and output over tokens, so layers that change little lose more. The
+published code prunes only the layers of largest share (26 of 32 at 20 %), rounds counts of units in
+each block, which misses the ratio, and keeps the lowest 1 % of FFN channels, as no text mentions.
 
 Selection only: the linear regression folded into weights and biases is omitted (A = 1, B = 0).
 
 Differences: every layer's statistics are those of the dense model (published: of the model with all
-earlier layers pruned). The published code keeps the lowest 1 % of FFN channels and removes the next
-ones, which no text mentions. Here that is off; `keep_lowest` turns it on, in FFN groups.
+earlier layers pruned).
 """
 
 from __future__ import annotations
@@ -41,7 +37,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -58,7 +53,7 @@ from ..models.units import Unit, UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from .base import Arrays, Evidence, Scored, Subject
-from .filling import Block, blocks, take_counts, take_in_order, uniform_order
+from .filling import Block, blocks, take_in_order, uniform_order
 from .inputs import (
     InputStatistics,
     collect_statistics,
@@ -74,22 +69,13 @@ class SlimLlm(Scored):
 
     Attributes:
         swaps: improve each layer's set of groups by swaps; such a plan has no removal order.
-        one_pass: of the swaps, make only those of the published pass (default: until none helps).
         alpha: sharpness of the allocation, >= 0 (published: 10 at 20 %, 7 at 50 %).
-        pruned_layers: how many layers are pruned, those of largest cosine; None: all.
-        keep_lowest: share of FFN groups, lowest scores first, that go last (published: 0.01, which
-            rounds down to none below 100 groups).
-        as_published: round counts per block; the plan may miss the ratio on either side.
         layers_per_pass: layers whose second moments are held at a time (8 of an 8B: 2 GB); each
             pass runs all rows. The scores do not depend on it.
     """
 
     swaps: bool = True
-    one_pass: bool = False
     alpha: float = 10.0
-    pruned_layers: int | None = None
-    keep_lowest: float = 0.0
-    as_published: bool = False
     layers_per_pass: int = 8
 
     name = "slimllm"
@@ -98,10 +84,6 @@ class SlimLlm(Scored):
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < math.inf:
             raise InputError(f"alpha is {self.alpha}. Give a finite number of at least 0.")
-        if self.pruned_layers is not None and self.pruned_layers < 1:
-            raise InputError(f"pruned_layers is {self.pruned_layers}. Prune at least one layer.")
-        if not 0 <= self.keep_lowest < 1:
-            raise InputError(f"keep_lowest is {self.keep_lowest}. Give a share in [0, 1).")
         require_passes(self.layers_per_pass)
 
     def scores(self, subject: Subject) -> Arrays:
@@ -136,7 +118,7 @@ class SlimLlm(Scored):
                 mine = [units[u] for u in ids]
                 if kind == "attention":
                     products = group_products(architecture, layer, mine, inputs)
-                    _score_groups(arrays, ids, products, self.one_pass)
+                    _score_groups(arrays, ids, products)
                 else:
                     channels = ffn_scores(architecture, layer, sums[layer], inputs.tokens)
                     arrays["scores"][ids] = [channels[u.start : u.stop].sum() for u in mine]
@@ -147,42 +129,18 @@ class SlimLlm(Scored):
     ) -> Selection:
         """Take more of the layers that change little. See `Method.select`."""
         self.require_own(evidence, units)
-        shares = layer_shares(evidence.arrays["cosine"], self.alpha, self.pruned_layers)
-        scores = self._ranked_scores(evidence, units)
-        if self.as_published:
-            plan = take_counts(units, scores, published_counts(units, shares, ratio), ratio, guards)
-        else:
-            order = uniform_order(units, scores, shares[units.layers])
-            plan = take_in_order(units, order, ratio, guards)
+        shares = layer_shares(evidence.arrays["cosine"], self.alpha)
+        order = uniform_order(units, evidence.scores, shares[units.layers])
+        plan = take_in_order(units, order, ratio, guards)
         return _swapped(plan, evidence.arrays["swapped"]) if self.swaps else plan
-
-    def _ranked_scores(self, evidence: Evidence, units: UnitSet) -> np.ndarray:
-        """Scores [M], with the FFN groups that `keep_lowest` spares behind the others."""
-        scores = evidence.scores.copy()
-        for (_, kind), ids in blocks(units).items():
-            if kind == "ffn":
-                order = ids[np.argsort(scores[ids], kind="stable")]
-                spared = order[: int(self.keep_lowest * len(ids))]
-                scores[spared] += scores[ids].max() + 1
-        return scores
 
 
 # Allocation ---------------------------------------------------------------------------------------
-def layer_shares(cosine: np.ndarray, alpha: float, pruned_layers: int | None) -> np.ndarray:
-    """L softmax(alpha cos) [L] over the pruned layers, 0 elsewhere; mean 1."""
-    chosen = np.argsort(-cosine, kind="stable")[: pruned_layers or len(cosine)]
-    shares = np.zeros(len(cosine))
-    powers = np.exp(alpha * (cosine[chosen] - cosine[chosen].max()))
-    shares[chosen] = len(cosine) * powers / powers.sum()
+def layer_shares(cosine: np.ndarray, alpha: float) -> np.ndarray:
+    """L softmax(alpha cos) [L]; mean 1."""
+    powers = np.exp(alpha * (cosine - cosine.max()))
+    shares: np.ndarray = len(cosine) * powers / powers.sum()
     return shares
-
-
-def published_counts(units: UnitSet, shares: np.ndarray, ratio: float) -> dict[Block, int]:
-    """round(r_i n) units of every block, by (layer, kind)."""
-    counts: dict[Block, int] = {}
-    for block, ids in blocks(units).items():
-        counts[block] = round(min(1.0, ratio * shares[block[0]]) * len(ids))
-    return counts
 
 
 def _swapped(plan: Selection, swapped: np.ndarray) -> Selection:
@@ -203,11 +161,11 @@ def _swapped(plan: Selection, swapped: np.ndarray) -> Selection:
 _GAIN = 1e-9  # per output dimension; a swap must raise the similarity by more than rounding
 
 
-def _score_groups(arrays: Arrays, ids: np.ndarray, products: Tensor, one_pass: bool) -> None:
+def _score_groups(arrays: Arrays, ids: np.ndarray, products: Tensor) -> None:
     """Fill in the scores of one layer's attention units and its best set of every size."""
     scores = arrays["scores"][ids] = pearson_scores(products)
     for count, row in enumerate(arrays["swapped"]):
-        row[ids[swap_search(products, scores, min(count, len(ids)), one_pass)]] = True
+        row[ids[swap_search(products, scores, min(count, len(ids)))]] = True
 
 
 def group_products(
@@ -237,36 +195,24 @@ def pearson_scores(products: Tensor) -> np.ndarray:
     return (width - _similarity(products, without)).numpy()
 
 
-def swap_search(
-    products: Tensor, scores: np.ndarray, count: int, one_pass: bool = False
-) -> np.ndarray:
+def swap_search(products: Tensor, scores: np.ndarray, count: int) -> np.ndarray:
     """Choose the `count` groups of a layer that go: the lowest scores, improved by swaps.
 
-    Args:
-        products: [G, G, d] of `group_products`.
-        scores: s_g [G].
-        count: groups that go.
-        one_pass: let each of the lowest return at most once, in their order, instead of making the
-            best of all swaps until none helps.
-
-    Returns:
-        Indices [count], ascending.
+    Returns indices [count], ascending, from the products [G, G, d] of `group_products`.
     """
-    lowest = np.argsort(scores, kind="stable")[:count].tolist()
-    gone, kept = set(lowest), set(range(len(scores))) - set(lowest)
+    gone = set(np.argsort(scores, kind="stable")[:count].tolist())
+    kept = set(range(len(scores))) - gone
     best = float(_similarity(products, _indicator(kept, len(scores)))[0])
-    turns = [{g} for g in lowest] if one_pass else repeat(gone)  # who may return; `gone` changes
-    for returning in turns if gone and kept else ():
-        pairs = [(g, k) for g in sorted(returning) for k in sorted(kept)]
+    while gone and kept:
+        pairs = [(g, k) for g in sorted(gone) for k in sorted(kept)]
         tried = torch.cat([_indicator(kept - {k} | {g}, len(scores)) for g, k in pairs])
         found = _similarity(products, tried)
         winner = int(found.argmax())
-        if float(found[winner]) > best + _GAIN * products.shape[-1]:
-            best, (g, k) = float(found[winner]), pairs[winner]
-            gone ^= {g, k}
-            kept ^= {g, k}
-        elif not one_pass:
+        if float(found[winner]) <= best + _GAIN * products.shape[-1]:
             break
+        best = float(found[winner])
+        gone ^= set(pairs[winner])
+        kept ^= set(pairs[winner])
     return np.array(sorted(gone), dtype=np.int64)
 
 

@@ -12,16 +12,14 @@ Units: an FFN group scores sqrt(sum of s_j^2) over its channels (published: sing
 2 takes all attention units of a layer together.
 
 Budget: if N_attn blocks cost more than the ratio asks for, fewer go. Later blocks follow only where
-no FFN group is left (or none may be pruned); the last one may go in part. `as_published` counts
-instead: round(p n) FFN groups of each layer, p the share still missing. This misses the ratio, and
-raises where the published code gives up.
+no FFN group is left (or none may be pruned); the last one may go in part. The published code rounds
+FFN counts per layer, which misses the ratio.
 
 Selection only: the method repairs nothing.
 
 Differences: the sequence is the calibration's first row. The published stage 2 runs on the model
 that stage 1 has narrowed, hence again for each ratio. Here it runs once for all ratios, on the
-dense FFN, unless `narrowed_at` names the ratio to narrow for. Guards other than the kinds do not
-bind, as published: a layer cap would forbid stage 2.
+dense FFN. Guards other than the kinds do not bind, as published: a layer cap would forbid stage 2.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..base.errors import InfeasibleError, InputError
+from ..base.errors import InputError
 from ..base.progress import Bar
 from ..calibration import CalibrationSet
 from ..extensions.repairing.projection_inputs import present_blocks
@@ -43,7 +41,7 @@ from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
 from .base import Arrays, Evidence, Scored, Subject
-from .filling import Block, blocks, take_counts, take_in_order, uniform_order
+from .filling import take_in_order, uniform_order
 from .inputs import collect_statistics
 
 if TYPE_CHECKING:
@@ -56,13 +54,9 @@ class TwoSsp(Scored):
 
     Attributes:
         alpha: > 0; larger removes more attention blocks.
-        narrowed_at: measure stage 2 without the FFN groups that go at this ratio; None: dense FFN.
-        as_published: round FFN counts per layer; the plan may miss the ratio on either side.
     """
 
     alpha: float = 1.5
-    narrowed_at: float | None = None
-    as_published: bool = False
 
     name = "2ssp"
     title = "2SSP"
@@ -73,8 +67,6 @@ class TwoSsp(Scored):
             raise InputError(
                 f"alpha is {self.alpha}. Give a finite number above 0 (published: 1.5)."
             )
-        if self.narrowed_at is not None:
-            object.__setattr__(self, "narrowed_at", require_ratio(self.narrowed_at))
 
     def scores(self, subject: Subject) -> Arrays:
         """Score FFN groups by their norms, and find the order in which attention blocks go.
@@ -97,9 +89,8 @@ class TwoSsp(Scored):
             if unit.kind == "ffn":
                 norms = found.row_norms[unit.layer, unit.kind][unit.start : unit.stop] / found.rows
                 scores[index] = np.sqrt((norms**2).sum())
-        narrowed = self._narrowed(units, scores)
         row = CalibrationSet(calibration.input_ids[:1], source="one sequence")
-        layers, nll = removal_order(model, units, row, narrowed, subject.progress)
+        layers, nll = removal_order(model, units, row, subject.progress)
         for step, layer in enumerate(layers):
             scores[_attention(units, layer)] = step
         return {
@@ -114,17 +105,13 @@ class TwoSsp(Scored):
         """Take N_attn blocks, then FFN width evenly; of the guards only kinds bind.
 
         Raises:
-            InfeasibleError: `as_published` and the two stages cannot make up the ratio; else, the
-                kinds do not hold enough.
+            InfeasibleError: the kinds do not hold enough.
         """
         self.require_own(evidence, units)
         ratio = require_ratio(ratio)
         kinds = Guards(kinds=guards.kinds)
         order = evidence.arrays["removal_order"].tolist()
         count = num_attention_blocks(units, ratio, kinds, self.alpha)
-        if self.as_published:
-            counts = published_counts(units, ratio, kinds, order[:count])
-            return take_counts(units, evidence.scores, counts, ratio, kinds)
         whole = [_attention(units, layer) for layer in order]
         running = np.cumsum([units.costs[ids].sum() for ids in whole[:count]])
         # a block is large: of N_attn only those that fit in the budget go, and FFN width makes up
@@ -136,47 +123,23 @@ class TwoSsp(Scored):
         # N_attn grows with the ratio, so plans of smaller ratios are not prefixes of larger ones
         return replace(take_in_order(units, turns, ratio, kinds), ordered=False)
 
-    def _narrowed(self, units: UnitSet, scores: np.ndarray) -> list[int]:
-        """FFN units that stage 1 removes at `narrowed_at`, for attention blocks of mean cost."""
-        if self.narrowed_at is None:
-            return []
-        count = num_attention_blocks(units, self.narrowed_at, FREE, self.alpha)
-        attention = units.costs[units.kinds == "attention"].sum()
-        layers = len(set(units.layers[units.kinds == "attention"].tolist()))
-        # stage 2 says which blocks go but needs the narrowed FFN first, so they count at mean cost
-        missing = _budget(units, self.narrowed_at) - count * attention / max(layers, 1)
-        order = _ffn_order(units, scores)
-        before = np.cumsum([0, *units.costs[order]])[:-1]  # FFN cost gone when a unit's turn comes
-        return [u for u, gone in zip(order, before, strict=True) if gone < missing * (1 - 1e-12)]
-
 
 def removal_order(
     model: PreTrainedModel,
     units: UnitSet,
     row: CalibrationSet,
-    narrowed: list[int],
     progress: bool,
 ) -> tuple[list[int], list[float]]:
     """Remove whole attention blocks greedily: their layers in order, and the nll after each.
 
-    Args:
-        model: the dense model.
-        units: its units.
-        row: one row, every position scored; perplexity is exp of the mean nll.
-        narrowed: FFN units that are gone already.
-        progress: show a progress bar.
-
-    Returns:
-        Layers, and the nll of the row after each removal in nats per token.
+    The nll is of the one row, every position scored, in nats per token.
     """
     left = sorted({unit.layer for unit in units if unit.kind == "attention"})
     order: list[int] = []
     reached: list[float] = []
     for _ in Bar(range(len(left)), desc="Attention blocks", unit="block", disable=not progress):
         plans = [
-            Selection.from_pruned(
-                units, [*narrowed, *_joined([_attention(units, i) for i in [*order, layer]])]
-            )
+            Selection.from_pruned(units, _joined([_attention(units, i) for i in [*order, layer]]))
             for layer in left
         ]
         nll = measure_plans(model, plans, row, progress=False).nll
@@ -197,34 +160,6 @@ def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: fl
         return 0
     layers = len(set(units.layers[units.kinds == "attention"].tolist()))
     return round(layers * ratio ** (ffn / attention / alpha))
-
-
-def published_counts(
-    units: UnitSet, ratio: float, guards: Guards, gone: list[int]
-) -> dict[Block, int]:
-    """Units to take by (layer, kind): whole attention of `gone`, one FFN share for all layers.
-
-    Raises:
-        InfeasibleError: the attention blocks alone exceed the budget, or all FFN does not fill it.
-    """
-    ffn = int(units.costs[units.kinds == "ffn"].sum()) if "ffn" in guards.kinds else 0
-    attention = sum(int(units.costs[_attention(units, layer)].sum()) for layer in gone)
-    missing = _budget(units, ratio) - attention
-    if not 0 <= missing <= ffn:
-        reachable = (attention + ffn) / units.total_cost
-        raise InfeasibleError(
-            f"2SSP removes {len(gone)} attention blocks at ratio {ratio:.2%}, "
-            f"{attention / units.total_cost:.2%} of the removable cost, and FFN can make up "
-            f"{ffn / units.total_cost:.2%}. Use another ratio, or as_published=False.",
-            requested_ratio=ratio,
-            reachable_ratio=reachable,
-            stalled_ratio=attention / units.total_cost,
-        )
-    counts: dict[Block, int] = {}
-    for (layer, kind), ids in blocks(units).items():
-        share = missing / ffn if kind == "ffn" and ffn else float(layer in gone)
-        counts[layer, kind] = round(share * len(ids))
-    return counts
 
 
 def _budget(units: UnitSet, ratio: float) -> float:

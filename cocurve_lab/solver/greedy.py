@@ -1,33 +1,58 @@
-"""Algorithm 2: cost-normalized greedy co-pruning, as a loop that can be resumed.
+"""Algorithm 2: cost-normalized greedy co-pruning, and `fill`, the one loop behind every plan.
 
 The surrogate is fixed, so a solve is a loop over one vector: the running interactions g of
 Proposition "Running-sum marginal". At M = 768 and ratio 0.2 that is about a millisecond, which is
-why sliders re-solve instead of caching. `Greedy.run` is the algorithm.
+why sliders re-solve instead of caching. Read `fill`, `Greedy.run`, `cheapest` and `remove`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from ..base.arguments import require_type
 from ..base.errors import InfeasibleError
 from ..curvature.matrix import Curvature
-from .guards import Guards, Rules, UnitsLike
+from .guards import Guards, PartialPlan, Rules, UnitsLike
 from .selection import Selection
 from .targets import Budget
 
+Step = TypeVar("Step")
 
-class Greedy:
-    """The loop of Alg. 2 with its state, for `solve_greedy` (one run) and `lambda_path` (many).
+
+def fill(steps: Iterable[Step], take: Callable[[Step], object], enough: Callable[[], bool]) -> bool:
+    """Take steps in turn until there is enough; return whether the steps sufficed.
+
+    All plans are made by this loop and differ in their steps: the unit of lowest marginal per cost,
+    scored again after each removal (Algorithm 2); the same within a quota per layer, or portions of
+    a block (coarse.py); units in the order of a score (methods/); units near another plan (search).
+    """
+    if enough():
+        return True
+    for step in steps:
+        take(step)
+        if enough():
+            return True
+    return False
+
+
+class Greedy(PartialPlan):
+    """The state of Algorithm 2, for `solve_greedy` (one run) and `lambda_path` (many).
 
     Attributes:
         order: removed units so far; the first `len(rules.forced)` were forced.
         edges: g_u at each removal, nats per token.
+        g: [M], the sum of H_uv over the removed units v.
+        open: [M], 1/2 H_uu of the admissible units A, +inf for all others.
         until: [M] int, the first step at which a unit is no longer admissible.
         history: [M + 1, M], g before each step, where asked for.
         stalled: the last run ended below the target for want of admissible units.
+
+    Args:
+        per_cost: False ranks by the marginal itself (`plain_greedy`).
     """
 
     def __init__(
@@ -40,24 +65,23 @@ class Greedy:
         *,
         keep_history: bool = False,
         portions: bool = False,
+        per_cost: bool = True,
     ) -> None:
         require_type(curvature, Curvature, "curvature")
         units = curvature.units
+        super().__init__(Rules(units, guards, ratio, include, exclude, portions=portions))
         self.curvature, self.guards = curvature, guards
-        self.rules = Rules(units, guards, ratio, include, exclude, portions=portions)
-        self.budget = self.rules.budget
         self.target = self.budget.needed
         self.half = curvature.saliency / 2
         costs = self.budget.costs
-        self.costs = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: forced or never
+        self.divisors = np.where(costs > 0, costs, 1).astype(np.float64)  # cost 0: forced or never
+        if not per_cost:
+            self.divisors = np.ones(len(units))
         self.size = len(units)
-        self.unit_costs, self.layers = costs.tolist(), units.layers.tolist()
         self.until = np.where(self.rules.admissible, self.size + 1, 0)
         self.history = np.zeros((self.size + 1, self.size)) if keep_history else None
-        self.order: list[int] = []
         self.edges: list[float] = []
-        self.spent: float = 0  # C_S, in the budget's costs
-        self.room = self.rules.room_after(())  # of each layer, under its cap
+        self.g, self.open = np.zeros(self.size), np.full(self.size, np.inf)  # until `restart`
         self.strength = 0.0
         self.stalled = False
         # units are layer-major, so a layer is a slice
@@ -73,71 +97,74 @@ class Greedy:
         Resuming (`start` > 0) needs the history. Once the new order has removed the same set as the
         last run's order at that step, the rest of that order is kept too: g, caps and cost depend
         on the set alone. That holds only if no later step of it changes its winner at this lambda,
-        which the caller must know (`lambda_path` does); a run from step 0 keeps nothing. To read
-        the algorithm, skip `former` and `_row`, which serve resuming.
+        which the caller must know (`lambda_path` does). To read the algorithm, take `start` for 0.
 
         Returns:
             The step from which on the last run was kept.
         """
-        S, c, forced = self.order, self.costs, self.rules.forced
-        former = self._rewind(start)
-        # A: neither pruned, protected (L_p) nor excluded, and within the layer cap kappa
-        half = np.where(self.until > start, self.half, np.inf)  # 1/2 H_uu, +inf outside of A
-        g = self._row(start, np.zeros(self.size))  # g_u = sum of H_uv over v in S
+        former = self.restart(start)
+        self.strength, rejoined = float(strength), False
+
+        def enough() -> bool:
+            nonlocal rejoined
+            rejoined = start > 0 and former.rejoined(self.order)
+            return rejoined or self.enough()
+
+        # while C_S < rho sum_u c_u: S <- S + u*
+        self.stalled = not fill(self.cheapest(strength), self.remove, enough)
+        return self._keep(former) if rejoined else len(self.order)
+
+    def cheapest(self, strength: float) -> Iterator[int]:
+        """Yield u* = argmin over A of (1/2 H_uu + lambda g_u) / c_u, anew after each removal."""
         score = np.empty(self.size)
-        self.strength, self.stalled = float(strength), False
-        while self.spent < self.target or len(S) < len(forced):  # while C_S < rho sum_u c_u
-            if len(S) < len(forced):
-                u = forced[len(S)]
-            else:  # u* = argmin over A of (1/2 H_uu + lambda g_u) / c_u: signed, never clipped
-                np.multiply(g, strength, out=score)
-                score += half
-                score /= c
-                u = int(score.argmin())
-                if half[u] == np.inf:  # A is empty
-                    self.stalled = True
-                    break
-            S.append(u)
-            self.edges.append(float(g[u]))
-            g = self.interactions(g, u, out=self._row(len(S), g))  # g <- g + H_:u
-            self.remove(u, half)  # C_S <- C_S + c_u, and what no longer fits leaves A
-            if start and former.rejoined(u, len(S) - 1):
-                return self._keep(former, len(S))
-        return len(S)
+        while True:
+            np.multiply(self.g, strength, out=score)  # signed, never clipped
+            score += self.open
+            score /= self.divisors
+            u = int(score.argmin())  # the lowest index of equal scores
+            if self.open[u] == np.inf:  # A is empty
+                return
+            yield u
+
+    def remove(self, u: int) -> None:
+        """S <- S + u, C_S <- C_S + c_u, g <- g + H_:u, and what no longer fits leaves A."""
+        super().remove(u)
+        self.edges.append(float(self.g[u]))
+        step, layer = len(self.order), self.layers[u]
+        out = self.g if self.history is None else self.history[step]
+        self.g = self.interactions(self.g, u, out)
+        self.open[u], self.until[u] = np.inf, step
+        if self.room[layer] < self.largest[layer]:  # a cap only ever tightens
+            mine = slice(*self.bounds[layer : layer + 2])
+            too_large = (self.budget.costs[mine] > self.room[layer]) & (self.open[mine] < np.inf)
+            self.open[mine][too_large] = np.inf
+            self.until[mine][too_large] = step
 
     def interactions(self, g: np.ndarray, unit: int, out: np.ndarray) -> np.ndarray:
         """Write to `out` what g [M] becomes once `unit` has joined S: g + H_:u."""
         return np.add(g, self.curvature.matrix[unit], out=out)
 
-    def _row(self, step: int, g: np.ndarray) -> np.ndarray:
-        """Where g before a step is kept: in the history where there is one, else in place."""
-        return g if self.history is None else self.history[step]
+    def restart(self, start: int = 0) -> FormerRun:
+        """Go back to before step `start` or to the forced units; return the run this replaces."""
+        former = self._rewind(start)
+        for u in self.rules.forced[len(self.order) :]:
+            self.remove(u)
+        return former
 
-    def remove(self, u: int, half: np.ndarray) -> None:
-        """Take u out of the admissible set A, and with it what no longer fits its layer's cap."""
-        step, cost, layer = len(self.order), self.unit_costs[u], self.layers[u]
-        half[u] = np.inf
-        self.until[u] = step
-        self.spent += cost
-        self.room[layer] -= cost
-        if self.room[layer] < self.largest[layer]:  # a cap only ever tightens
-            first, last = self.bounds[layer : layer + 2]
-            too_large = (self.costs[first:last] > self.room[layer]) & (half[first:last] < np.inf)
-            half[first:last][too_large] = np.inf
-            self.until[first:last][too_large] = step
-
-    def _rewind(self, start: int) -> Former:
-        """Put S, C_S and the caps back to what they were before step `start`."""
-        former = Former(
+    def _rewind(self, start: int) -> FormerRun:
+        former = FormerRun(
             start, self.order[start:], self.edges[start:], self.until.copy(), self.stalled
         )
         del self.order[start:], self.edges[start:]
         self.until[self.until > start] = self.size + 1
+        self.open = np.where(self.until > start, self.half, np.inf)
+        self.g = np.zeros(self.size) if self.history is None else self.history[start]
         self.room, self.spent = self.rules.room_after(self.order), self.pruned_cost
         return former
 
-    def _keep(self, former: Former, step: int) -> int:
-        """Take over the former run's steps from `step` on."""
+    def _keep(self, former: FormerRun) -> int:
+        """Take over the former run's steps from here on."""
+        step = len(self.order)
         self.order += former.order[step - former.start :]
         self.edges += former.edges[step - former.start :]
         later = former.until > step
@@ -149,10 +176,6 @@ class Greedy:
     def pruned_cost(self) -> float:
         """What has been removed so far, in the budget's costs; whole where they are."""
         return self.budget.costs[self.order].sum().item() if self.order else 0
-
-    @property
-    def realized_ratio(self) -> float:
-        return self.pruned_cost / self.budget.costs.sum().item()
 
     def selection(self, strength: float) -> Selection:
         """The plan of the last run, recorded as made at this lambda.
@@ -182,24 +205,23 @@ class Greedy:
     def infeasible(self) -> InfeasibleError:
         """The error of a stalled run: no plan at all, or none that greedy finds at this lambda."""
         most, exact = self.rules.reachable()
-        stalled = self.realized_ratio if most >= self.target else None
-        if stalled is None:
+        if most < self.target:
             beyond, ask = self.budget.bounds(most)
-            fact, remedy = f"no plan {beyond} under {self.rules}", self.rules.remedy(ask)
-        else:
-            shown = self.budget.shown
-            there = f"{'a plan of' if exact else 'room for'} {shown(most)} exists"
-            fact = (
-                f"greedy at lambda {self.strength:g} stalls at {shown(self.pruned_cost)} "
-                f"under {self.rules}, though {there}"
-            )
-            less = "a smaller ratio" if self.budget.target is None else "a milder target"
-            remedy = f"Try another interaction_strength, {less}, or looser guards."
-        return self.rules.out_of_reach(f"{fact}. {remedy}", most, stalled)
+            remedy = self.rules.remedy(ask)
+            return self.rules.out_of_reach(f"no plan {beyond} under {self.rules}. {remedy}", most)
+        shown, done = self.budget.shown, self.pruned_cost
+        less = "a smaller ratio" if self.budget.target is None else "a milder target"
+        return self.rules.out_of_reach(
+            f"greedy at lambda {self.strength:g} stalls at {shown(done)} under {self.rules}, "
+            f"though {'a plan of' if exact else 'room for'} {shown(most)} exists. Try another "
+            f"interaction_strength, {less}, or looser guards.",
+            most,
+            stalled=done / self.budget.costs.sum().item(),
+        )
 
 
 @dataclass
-class Former:
+class FormerRun:
     """The steps that a resumed run replaces, until it has removed the same set again."""
 
     start: int
@@ -209,9 +231,10 @@ class Former:
     stalled: bool
     differs: set[int] = field(default_factory=set)  # units removed by only one of the two runs
 
-    def rejoined(self, u: int, step: int) -> bool:
-        """Whether the new run, having removed u at `step`, has removed the set this one had."""
-        if step - self.start >= len(self.order):
+    def rejoined(self, order: list[int]) -> bool:
+        """Whether the new run, after each of its steps, has removed the set this one had."""
+        step = len(order) - 1 - self.start
+        if not 0 <= step < len(self.order):
             return False
-        self.differs ^= {u} ^ {self.order[step - self.start]}
+        self.differs ^= {order[-1]} ^ {self.order[step]}
         return not self.differs

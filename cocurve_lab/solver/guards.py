@@ -6,7 +6,7 @@ The objective plays no part here: which of the admissible units to remove is gre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -17,9 +17,12 @@ from ..base.errors import InfeasibleError, InputError
 from ..models.families import KINDS, Kind
 from ..models.units import Unit, UnitSet
 from .portions import Depth, Portions
+from .subset_sum import largest_sum
 from .targets import Budget, ratio_budget
 
 UnitsLike = Iterable[Unit | str | int]
+_COUNTS = {"protect_first": 0, "protect_last": 0, "tensor_parallel": 1, "align": 1}  # and the least
+_MACHINE = ("tensor_parallel", "align", "depth")
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,6 @@ class Guards:
             channels left are multiples of it, or none are left.
         align: FFN channels left are a multiple of it, such as 64 or 128, or none are left.
         depth: "block" removes attention and FFN blocks only as a whole, "layer" only whole layers.
-
-    Raises:
-        InputError: both caps given, or a value out of range.
     """
 
     layer_cap: float | None = None
@@ -55,54 +55,38 @@ class Guards:
     depth: Depth | None = None
 
     def __post_init__(self) -> None:
-        self._convert()
-        if self.layer_cap is not None and self.layer_cap_factor is not None:
-            raise InputError(
-                f"layer_cap is {self.layer_cap} and layer_cap_factor is {self.layer_cap_factor}. "
-                "Give only one of them."
-            )
-        if self.layer_cap is not None and not 0 < self.layer_cap <= 1:
-            raise InputError(
-                f"layer_cap is {self.layer_cap}, but a share lies in (0, 1]. Give one in that "
-                "range, or None for no cap."
-            )
-        if self.layer_cap_factor is not None and not 0 < self.layer_cap_factor < math.inf:
-            raise InputError(
-                f"layer_cap_factor is {self.layer_cap_factor}, but it must be above 0 and finite. "
-                "Give 1.5, say, or None for no cap."
-            )
-        kinds = tuple(as_list(self.kinds, "kinds"))
-        if not kinds or any(kind not in KINDS for kind in kinds):
-            raise InputError(f"kinds is {self.kinds!r}; choose from {KINDS}.")
-        object.__setattr__(self, "kinds", kinds)
-        if self.depth not in (None, *get_args(Depth)):
-            raise InputError(
-                f"depth is {self.depth!r}. Choose from {get_args(Depth)}, or None for single units."
-            )
+        # numbers of any type: a half-precision cap would round the room of every layer
+        for name in ("layer_cap", "layer_cap_factor"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_float(getattr(self, name), name))
+        for name, least in _COUNTS.items():
+            object.__setattr__(self, name, as_int(getattr(self, name), name, least))
+        object.__setattr__(self, "kinds", tuple(as_list(self.kinds, "kinds")))
+        cap, factor = self.layer_cap, self.layer_cap_factor
+        if cap is not None and factor is not None:
+            fault = f"layer_cap is {cap} and layer_cap_factor is {factor}. Give only one of them."
+        elif cap is not None and not 0 < cap <= 1:
+            fault = f"layer_cap is {cap}. Give a share in (0, 1], or None for no cap."
+        elif factor is not None and not 0 < factor < math.inf:
+            fault = f"layer_cap_factor is {factor}. Give a number above 0, such as 1.5, or None."
+        elif not self.kinds or any(kind not in KINDS for kind in self.kinds):
+            fault = f"kinds is {self.kinds!r}; choose from {KINDS}."
+        elif self.depth not in (None, *get_args(Depth)):
+            fault = f"depth is {self.depth!r}. Choose from {get_args(Depth)}, or None."
+        else:
+            return
+        raise InputError(fault)
 
     @property
     def machine(self) -> str:
         """The guards of the machine (see portions.py) as arguments; empty where there are none."""
-        given = {"tensor_parallel": self.tensor_parallel, "align": self.align, "depth": self.depth}
+        given = {name: getattr(self, name) for name in _MACHINE}
         return ", ".join(f"{k}={v!r}" for k, v in given.items() if v not in (1, None))
 
     def to_plain(self) -> dict[str, Any]:
-        """The fields for JSON; those of the machine only where they are set."""
+        """Return the fields for JSON; those of the machine only where they are set."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("tensor_parallel", "align", "depth"):
-            if fields[name] in (1, None):
-                del fields[name]
-        return fields
-
-    def _convert(self) -> None:
-        """Take numbers of any type: a half-precision cap would round the room of every layer."""
-        for name in ("layer_cap", "layer_cap_factor"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_float(getattr(self, name), name))
-        for name in ("protect_first", "protect_last"):
-            object.__setattr__(self, name, as_int(getattr(self, name), name))
-        for name in ("tensor_parallel", "align"):
-            object.__setattr__(self, name, as_int(getattr(self, name), name, 1))
+        return {k: v for k, v in fields.items() if k not in _MACHINE or v not in (1, None)}
 
     def cap_at(self, ratio: float) -> float:
         """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""
@@ -135,19 +119,7 @@ def reachable_ratio(
     most expensive set of admissible units that fits under the cap. It is solved exactly for up to
     40 units per layer. For more units it is exact if the costs are whole and the cap is at most
     2^24 times their common divisor, which is true of all real models. Otherwise the cap itself is
-    used, which is an upper bound.
-
-    Args:
-        units: the UnitSet.
-        guards: where units may be pruned.
-        ratio: the ratio asked for; it matters only through `Guards.layer_cap_factor`.
-        include, exclude: as for `solve_greedy`.
-
-    Returns:
-        A share of the removable parameters, in [0, 1].
-
-    Raises:
-        InputError: as for `solve_greedy`.
+    used, which is an upper bound. `ratio` matters only through `Guards.layer_cap_factor`.
     """
     rules = Rules(units, guards, ratio, include, exclude, portions=True)
     return rules.reachable()[0] / units.total_cost
@@ -167,9 +139,6 @@ class Rules:
     Args:
         portions: whether the caller takes units in portions only. Without it, guards of the machine
             are refused, because single units would break them.
-
-    Raises:
-        InputError: the ratio is out of range, a unit is unknown, or an included unit breaks a rule.
     """
 
     def __init__(
@@ -215,7 +184,7 @@ class Rules:
         self.forced = units.indices(include)
         self._require_forced()
 
-    def room_after(self, pruned: Sequence[int]) -> list[int]:
+    def room_after(self, pruned: Iterable[int]) -> list[float]:
         """Return the cost that each layer may still lose once `pruned` is removed [layers]."""
         room = self.room.copy()
         for u in pruned:
@@ -223,10 +192,7 @@ class Rules:
         return room
 
     def reachable(self) -> tuple[float, bool]:
-        """Return the most that any plan can remove, in the budget's costs, and whether it is exact.
-
-        Where it is not exact it is an upper bound; see `reachable_ratio`.
-        """
+        """Return the most that any plan can remove (see `reachable_ratio`), and if it is exact."""
         costs = self.budget.costs
         reachable, exact = costs[list(self.forced)].sum().item(), True
         free = self.admissible.copy()
@@ -235,19 +201,16 @@ class Rules:
             return self.portions.most(self.forced, free, self.room), True
         # more is always allowed (a plan may overshoot its target), so layers do not compete
         for layer, room in enumerate(self.room_after(self.forced)):
-            largest, sure = _largest_sum(costs[free & (self.units.layers == layer)], room)
+            largest, sure = largest_sum(costs[free & (self.units.layers == layer)], room)
             reachable, exact = reachable + largest, exact and sure
         return reachable, exact
 
     def remedy(self, ask: str) -> str:
-        """Word the remedy for a target that no plan reaches; `ask` is the most there is."""
+        """Suggest how to make the target reachable; `ask` is the largest reachable ratio."""
         factor = self.guards.layer_cap_factor
         if factor is None or self.cap == 1:
             return f"Ask for {ask}, or loosen the guards."
-        return (
-            f"Loosen the guards: the layer cap is {factor:g} x the ratio, so a smaller ratio has a "
-            "tighter one."
-        )
+        return f"Loosen the guards: the layer cap is {factor:g} x the ratio, so it shrinks with it."
 
     def out_of_reach(
         self, message: str, most: float, stalled: float | None = None
@@ -262,6 +225,7 @@ class Rules:
         )
 
     def _require_forced(self) -> None:
+        """Raise InputError if an included unit breaks a rule."""
         for count, u in enumerate(self.forced, start=1):
             unit = self.units[u]
             if self.excluded[u]:
@@ -273,9 +237,7 @@ class Rules:
                 why = f"is of a kind that may not be pruned (kinds {self.guards.kinds})"
             # only the units up to this one, so that the first to exceed the cap is named
             elif self.room_after(self.forced[:count])[unit.layer] < 0:
-                why = (
-                    f"takes layer {unit.layer} above its cap of {self.cap:.4g} of the layer's cost"
-                )
+                why = f"takes layer {unit.layer} above its cap of {self.cap:.4g} of its cost"
             else:
                 continue
             raise InputError(f"include names {unit}, which {why}. Remove it or loosen the guards.")
@@ -283,50 +245,48 @@ class Rules:
     def __str__(self) -> str:
         """The guards and exclusions in force, in words."""
         guards, excluded = self.guards, int(self.excluded.sum())
+        protected = (
+            f"a protected {end} layer" if count == 1 else f"{count} protected {end} layers"
+            for end, count in (("first", guards.protect_first), ("last", guards.protect_last))
+            if count
+        )
         parts = [
             f"a layer cap of {self.cap:.4g}" if self.cap < 1 else "",
-            *(
-                f"a protected {end} layer" if count == 1 else f"{count} protected {end} layers"
-                for end, count in (("first", guards.protect_first), ("last", guards.protect_last))
-                if count
-            ),
-            f"kinds {', '.join(guards.kinds)}" if len(set(guards.kinds)) == 1 else "",
+            *protected,
+            f"kinds {', '.join(guards.kinds)}" if set(guards.kinds) != set(KINDS) else "",
             f"{excluded} unit{'' if excluded == 1 else 's'} excluded" if excluded else "",
             guards.machine,
         ]
         return "; ".join(part for part in parts if part) or "no guards"
 
 
-def _largest_sum(costs: np.ndarray, room: float) -> tuple[float, bool]:
-    """Largest sum of a subset of `costs` that is at most `room`, and whether it is exact."""
-    if costs.sum() <= room:
-        return costs.sum().item(), True
-    # every sum of whole costs is a multiple of their common divisor, so sums are counted in steps
-    # of it. Costs of a model are multiples of a width: a layer of Llama-3.1-8B has 416 steps
-    whole = costs.dtype == np.int64
-    step = int(np.gcd.reduce(costs)) if whole else 0
-    if not whole or room // step > 1 << 24:  # above this the bits below would take over 2 MB
-        few = len(costs) <= 40  # each half then has at most 2^20 sums, 8 MB
-        return (_largest_of_halves(costs, room) if few else room), few
-    room = int(room)
-    # one big integer holds every reachable sum: bit k is set if some subset sums to k steps
-    sums, within = 1, (1 << room // step + 1) - 1
-    for cost in costs.tolist():
-        # shifting adds this cost to every sum so far; the mask drops sums beyond the room
-        sums |= sums << cost // step & within
-    return (sums.bit_length() - 1) * step, True  # the highest set bit is the largest sum
+class PartialPlan:
+    """A plan in the making: the units removed so far, and the room their layers have left.
 
+    Attributes:
+        order: the removed units.
+        spent: their cost, C_S, in the budget's costs.
+        room: [layers] the cost that each layer may still lose under its cap.
+    """
 
-def _largest_of_halves(costs: np.ndarray, room: float) -> float:
-    """Largest subset sum within `room`, by meeting in the middle (Horowitz and Sahni 1974)."""
-    # listing the sums of all subsets takes 2^n; of two halves, 2 x 2^(n/2)
-    halves = []
-    for half in (costs[::2], costs[1::2]):
-        sums = np.zeros(1, dtype=costs.dtype)
-        for cost in half:
-            sums = np.concatenate([sums, sums + cost])
-        halves.append(np.sort(sums[sums <= room]))
-    one, other = halves
-    # each sum of one half is paired with the largest sum of the other that still fits; the empty
-    # sum 0 is in both halves, so there always is one
-    return (one + other[np.searchsorted(other, room - one, "right") - 1]).max().item()
+    def __init__(self, rules: Rules) -> None:
+        self.rules, self.budget = rules, rules.budget
+        self.costs: list[float] = rules.budget.costs.tolist()
+        self.layers: list[int] = rules.units.layers.tolist()
+        self.order: list[int] = []
+        self.spent: float = 0
+        self.room = rules.room_after(())
+
+    def fits(self, u: int) -> bool:
+        """Whether a unit is admissible and fits under its layer's cap."""
+        return bool(self.rules.admissible[u]) and self.costs[u] <= self.room[self.layers[u]]
+
+    def remove(self, u: int) -> None:
+        """Take a unit out, whether or not it fits."""
+        self.order.append(u)
+        self.spent += self.costs[u]
+        self.room[self.layers[u]] -= self.costs[u]
+
+    def enough(self) -> bool:
+        """Whether the budget is met; a budget of NaN is, and fails the last check of the plan."""
+        return not self.spent < self.budget.needed

@@ -166,7 +166,7 @@ class _Sweep:
         self.widest = 0.0  # the longest interval of one order in the last segment
         self.events = np.full(greedy.size, np.inf)
         self.patience = np.zeros(greedy.size)
-        self.base = greedy.half / greedy.costs
+        self.base = greedy.half / greedy.divisors
         self._solve(0)
 
     def next_event(self) -> float:
@@ -212,7 +212,7 @@ class _Sweep:
     def _outcome(self, start: float, stop: float) -> tuple[Selection | None, float | None]:
         """The plan of the current order, or None and the ratio at which greedy stalls."""
         if self.greedy.stalled:
-            return None, self.greedy.realized_ratio
+            return None, self.greedy.pruned_cost / self.greedy.budget.costs.sum().item()
         # recorded at the middle of its interval, where rounding cannot give another order
         return self.greedy.selection((start + stop) / 2), None
 
@@ -245,7 +245,7 @@ class _Sweep:
         assert greedy.history is not None
         # the same operations in the same order as in the loop of greedy, so the same rounding
         half = np.where(greedy.until > step, greedy.half, np.inf)
-        return int(((greedy.history[step] * self.now + half) / greedy.costs).argmin())
+        return int(((greedy.history[step] * self.now + half) / greedy.divisors).argmin())
 
     def _crossings(self, start: int, stop: int) -> np.ndarray:
         """Lambda [stop - start, M] at which each unit overtakes the winner of each step, or inf."""
@@ -256,7 +256,7 @@ class _Sweep:
         # and only one that is still admissible at that step
         steps = np.arange(start, stop)
         winners = np.array(greedy.order[start:stop])
-        slope = greedy.history[start:stop] / greedy.costs
+        slope = greedy.history[start:stop] / greedy.divisors
         faster = slope[steps - start, winners][:, None] - slope
         ahead = self.base - self.base[winners][:, None]
         rival = (faster > 0) & (greedy.until > steps[:, None])

@@ -1,12 +1,14 @@
-"""Validation of a plan in JSON: its fields, and the values each may hold.
+"""A plan in JSON: its fields, the values each may hold, and how they must agree.
 
 Plan files are passed between people, so every field is checked before it is used.
-`Selection.from_json` checks fields against each other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..base.errors import FileFormatError
 from ..base.schema import (
@@ -29,13 +31,17 @@ from ..base.schema import (
     told,
 )
 from ..models.families import KINDS
+from .targets import ratio_budget
+
+if TYPE_CHECKING:
+    from .selection import Selection
 
 FORMAT, VERSION = "cocurve-selection", 1
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
 _FIELDS: Schema = {
-    "pruned": Field("a list of unit indices", list_of(is_count)),
     "units": OBJECT,
+    "pruned": Field("a list of unit indices", list_of(is_count)),
     "requested_ratio": SHARE,
     "ordered": FLAG,
     "node_terms": _TERMS,
@@ -64,14 +70,30 @@ _GUARDS: Schema = optional(
 )
 
 
+def to_plain(plan: Selection) -> dict[str, Any]:
+    """Return the fields of a plan for JSON, the rare ones only where they are set."""
+    terms = (plan.node_terms, plan.edge_terms)
+    node, edge = (None if numbers is None else numbers.tolist() for numbers in terms)
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    content |= {name: getattr(plan, name) for name in _FIELDS}
+    content |= {
+        "units": plan.units.to_plain(),
+        "pruned": list(plan.pruned),
+        "node_terms": node,
+        "edge_terms": edge,
+        "guards": plan.guards.to_plain(),
+        "gains": {str(index): gain for index, gain in plan.gains.items()},
+        "target": plan.target and plan.target.to_plain(),
+        "stages": list(plan.stages),
+    }
+    rare: dict[str, Any] = {"target": None, "uniform": False, "surrogate": "H", "stages": []}
+    return {k: v for k, v in content.items() if k not in rare or v != rare[k]}
+
+
 def read_fields(text: str) -> dict[str, Any]:
     """Parse a plan in JSON and return its fields, checked one by one, without format and version.
 
     The fields of its units are checked by `UnitSet.from_plain`.
-
-    Raises:
-        FileFormatError: not JSON, not an object, another format or version, or a field that is
-            missing, unknown, or has a value of the wrong type or range (the field is named).
     """
     try:
         content = parse_json(text)
@@ -85,11 +107,53 @@ def read_fields(text: str) -> dict[str, Any]:
     except FileFormatError as error:
         raise no_plan(str(error)) from None
     for name in ("node_terms", "edge_terms"):
-        if content[name] is not None and len(content[name]) != len(content["pruned"]):
-            raise no_plan(
-                f"{name} has {len(content[name])} numbers for {len(content['pruned'])} pruned units"
-            )
+        numbers, units = content[name], len(content["pruned"])
+        if numbers is not None and len(numbers) != units:
+            raise no_plan(f"{name} has {len(numbers)} numbers for {units} pruned units")
     return content
+
+
+def require_consistent(plan: Selection) -> None:
+    """Raise FileFormatError if two fields of a plan contradict each other; names both."""
+    units, target = plan.units, plan.target
+    terms = np.zeros(0) if plan.node_terms is None else plan.node_terms
+    last = max((unit.layer for unit in units), default=0)
+    budget = ratio_budget(units, plan.requested_ratio) if target is None else target.budget(units)
+    lowest = terms.min(initial=0.0)
+    fault = None
+    if units.model_layers is not None and units.model_layers <= last:
+        fault = f"units.model_layers is {units.model_layers}, but units lie in layer {last}"
+    elif units.total_parameters is not None and units.total_parameters < units.total_cost:
+        fault = (
+            f"units.total_parameters is {units.total_parameters:,}, below the "
+            f"{units.total_cost:,} that its units hold"
+        )
+    elif plan.surrogate == "H" and lowest < -1e-9 * np.abs(terms).max(initial=0.0):
+        fault = f"node_terms has {lowest:.3g}, but 1/2 H_uu is never negative"
+    elif plan.forced > len(plan):
+        fault = f"forced is {plan.forced}, but {len(plan)} units are pruned"
+    elif not budget.reached(plan.pruned):
+        removed = budget.costs[list(plan.pruned)].sum().item()
+        asked = (
+            f"requested_ratio is {plan.requested_ratio}"
+            if target is None
+            else f"its target is {target}"
+        )
+        fault = f"{asked}, but its units come to {budget.shown(removed)}"
+    elif plan.uniform and not _is_uniform(plan):
+        fault = "uniform is true, but its layers lose different counts"
+    if fault is not None:
+        raise FileFormatError(fault)
+
+
+def _is_uniform(plan: Selection) -> bool:
+    """Whether every layer loses the same counts of each kind and width."""
+    layers: dict[int, Counter[tuple[str, int]]] = {}
+    for unit in (plan.units[index] for index in plan.pruned):
+        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
+    # by width too: FFN groups of a layer may differ by one channel
+    first, *others = layers.values() or [Counter()]
+    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 
 
 def no_plan(fact: str) -> FileFormatError:

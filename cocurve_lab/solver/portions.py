@@ -1,15 +1,15 @@
 """Portions: how many units a block may lose, so that what is left runs fast where it runs.
 
 Tensor parallelism gives each device the same number of KV heads and FFN channels. Matrix kernels
-want widths in multiples of 64 or 128. And a block that is gone altogether costs no time at all.
-Under such a guard a block may lose some numbers of units and no others: its stops. Units then leave
-in portions, from one stop to the next.
+want widths in multiples of 64 or 128. A block that is gone altogether costs no time at all. Under
+such a guard a block may lose only some numbers of units: its stops. Units then leave in portions,
+from one stop to the next.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
@@ -28,8 +28,7 @@ class Group:
     """Units that share their stops: those of a block, or of a layer that goes as a whole.
 
     Attributes:
-        layer: the layer.
-        ids: indices of the units.
+        layer, ids: the layer, and the indices of the units.
         stops: the numbers of units that it may lose, ascending, from 0 to all of them.
         costs: what it saves at each stop, in the budget's costs.
     """
@@ -41,10 +40,9 @@ class Group:
 
 
 class Portions:
-    """The groups of a UnitSet.
+    """The groups of a UnitSet, and `of` [M], the number of each unit's group.
 
     Args:
-        units: the UnitSet.
         tensor_parallel, align, depth: as in `Guards`.
         costs: [M], of the budget.
 
@@ -67,32 +65,30 @@ class Portions:
             "ffn": math.lcm(align, tensor_parallel),
         }
         self.groups: list[Group] = []
-        self.of = np.empty(len(units), dtype=np.int64)  # [M] number of each unit's group
+        self.of = np.empty(len(units), dtype=np.int64)
         for layer in range(units.num_layers):
             here = np.flatnonzero(units.layers == layer)
-            kinds: list[Kind] = [k for k in multiples if (units.kinds[here] == k).any()]
-            blocks = [here[units.kinds[here] == kind] for kind in kinds]
-            found = [
-                self._stops(ids, kind, multiples[kind], whole=depth is not None)
-                for ids, kind in zip(blocks, kinds, strict=True)
-            ]
-            if depth == "layer" and len(here):
-                blocks, found = [here], [(0, len(here))]
-            for ids, stops in zip(blocks, found, strict=True):
+            found = []
+            for kind, multiple in multiples.items():
+                if len(ids := here[units.kinds[here] == kind]):
+                    found.append((ids, self._stops(ids, kind, multiple, whole=depth is not None)))
+            if depth == "layer" and found:
+                found = [(here, (0, len(here)))]
+            for ids, stops in found:
                 self.of[ids] = len(self.groups)
                 self.groups.append(Group(layer, ids, stops, self._costs(ids, stops)))
 
-    def counts(self, chosen: Sequence[int]) -> list[int]:
-        """How many of the chosen units each group holds."""
+    def counts(self, chosen: Iterable[int]) -> list[int]:
+        """Return how many of the chosen units each group holds."""
         return np.bincount(self.of[list(chosen)], minlength=len(self.groups)).tolist()
 
-    def kept(self, pruned: Sequence[int]) -> bool:
-        """Whether every group is at one of its stops."""
-        counts = self.counts(pruned)
-        return all(n in group.stops for n, group in zip(counts, self.groups, strict=True))
+    def unfinished(self, chosen: Iterable[int]) -> list[int]:
+        """Return the numbers of the groups that the chosen units leave between two stops."""
+        pairs = zip(self.counts(chosen), self.groups, strict=True)
+        return [number for number, (n, group) in enumerate(pairs) if n not in group.stops]
 
     def most(self, forced: Sequence[int], free: np.ndarray, room: Sequence[float]) -> float:
-        """The most that can go, in the budget's costs; exact.
+        """Return the most that can go, in the budget's costs; exact.
 
         Args:
             forced: units that must go.
@@ -112,16 +108,9 @@ class Portions:
                     options.append([cost for stop, cost in pairs if least <= stop <= up_to])
             sums = [cost for cost in map(sum, product(*options)) if cost <= room[layer]]
             if not sums:
-                raise InputError(
-                    f"include names units of layer {layer}, whose portions cannot be completed "
-                    "under the guards. Include all units of a portion, or loosen the guards."
-                )
+                raise incomplete(f"of layer {layer}")
             total += max(sums)
         return total
-
-    def of_layer(self, layer: int) -> Iterator[Group]:
-        """The groups of a layer."""
-        return (group for group in self.groups if group.layer == layer)
 
     def _stops(self, ids: np.ndarray, kind: Kind, multiple: int, *, whole: bool) -> tuple[int, ...]:
         """The numbers of units that a block may lose so that a multiple is left, or nothing."""
@@ -144,8 +133,8 @@ class Portions:
         if len(set(widths)) > 1:
             raise InputError(
                 f"FFN units of layer {layer} have {min(widths)} to {max(widths)} channels, so no "
-                f"number of them makes multiples of {multiple}. Enumerate the units with another "
-                "ffn_groups, which divides the width."
+                f"number of them makes multiples of {multiple}. Choose ffn_groups that divide the "
+                "width."
             )
         step = multiple // math.gcd(multiple, widths[0])
         return tuple(range(0, len(ids) + 1, step))
@@ -159,3 +148,11 @@ class Portions:
             )
         # of two stops the second is everything, so costs may differ there
         return tuple(mine.sum().item() if n == len(ids) else n * mine[0].item() for n in stops)
+
+
+def incomplete(where: str) -> InputError:
+    """Make the error for included units whose portion cannot be completed."""
+    return InputError(
+        f"include names units {where} whose portions cannot be completed under the guards. Include "
+        "all units of a portion, or loosen the guards."
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from ..curvature.release import has_matrix, read_mask
 from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
 from .guards import Guards
-from .plan_json import FORMAT, VERSION, no_plan, read_fields
+from .plan_json import no_plan, read_fields, require_consistent, to_plain
 from .targets import Target, ratio_budget
 
 
@@ -74,16 +73,11 @@ class Selection(Folded):
         """Read a mask of the authors' release: `registry.json` and `rXX/masks/prune_solution.json`.
 
         A mask has no removal order and does not state its guards. The plan has a predicted risk if
-        the folder also holds `matrices/H.npy`.
-
-        Args:
-            folder: the folder of one model.
-            ratio: the published ratio; 0.2 reads r20.
+        the folder also holds `matrices/H.npy`. A `ratio` of 0.2 reads r20.
 
         Raises:
             FileNotFoundError: no mask for this ratio; the message lists the ratios there are.
-            FileFormatError: a Git LFS pointer, another layout, or two numbers that contradict each
-                other (both are named).
+            FileFormatError: a Git LFS pointer, another layout, or two numbers that contradict.
         """
         units, pruned, facts = read_mask(folder, ratio)
         curvature = Curvature.from_release(folder) if has_matrix(folder) else None
@@ -100,7 +94,6 @@ class Selection(Folded):
         """Make a plan from any set of units: random, from a baseline, or chosen by hand.
 
         Args:
-            units: the UnitSet.
             pruned: units, names or indices.
             curvature: H [M, M]; if given, the plan has a predicted risk.
             **fields: further fields of Selection (`requested_ratio` defaults to the realized one).
@@ -139,11 +132,7 @@ class Selection(Folded):
 
     @property
     def realized_target(self) -> float | None:
-        """The realized value in the unit of `target`; None where a ratio was asked for.
-
-        It counts the parameters, bytes, or bytes per token that are left. For a ratio of custom
-        costs it is the share removed.
-        """
+        """What is left in the unit of `target`, or the share gone; None for a plain ratio."""
         return None if self.target is None else self.target.realized(self.units, self.pruned)
 
     # Risk ---------------------------------------------------------------------------------------
@@ -191,18 +180,12 @@ class Selection(Folded):
         return tuple(np.flatnonzero(~self.indicator).tolist())
 
     def layer_budget(self) -> dict[str, np.ndarray]:
-        """Share of each layer's cost removed, per kind: arrays [layers] under "attention", "ffn".
-
-        Layers without units of a kind are NaN.
-        """
-        budget: dict[str, np.ndarray] = {}
+        """Return the share of each layer's cost removed, by kind [layers]; NaN without units."""
+        units, budget = self.units, dict[str, np.ndarray]()
         for kind in KINDS:
-            mine = self.units.kinds == kind
             total, gone = (
-                np.bincount(
-                    self.units.layers[mask], self.units.costs[mask], minlength=self.units.num_layers
-                )
-                for mask in (mine, mine & self.indicator)
+                np.bincount(units.layers[mask], units.costs[mask], minlength=units.num_layers)
+                for mask in (units.kinds == kind, (units.kinds == kind) & self.indicator)
             )
             budget[kind] = np.divide(gone, total, out=np.full(len(total), np.nan), where=total > 0)
         return budget
@@ -211,29 +194,24 @@ class Selection(Folded):
         """Return the plan of a smaller ratio without solving: greedy under fixed guards is nested.
 
         Raises:
-            InputError: the plan has no removal order, has a cap that depends on the ratio
-                (layer_cap_factor), has gains (they belong to its own pruned set), is uniform, or
-                has a target in other costs; or `ratio` is larger than the solved one.
+            InputError: `ratio` exceeds the solved one, or the plan has no removal order, a cap that
+                depends on the ratio, gains (they belong to its own pruned set), equal counts in
+                every layer, or a target in other costs.
         """
         self.require_by_ratio("its prefixes")
-        if not self.ordered:
-            raise InputError("this plan has no removal order, so it has no prefixes. Solve again.")
-        if self.guards.layer_cap_factor is not None:
-            raise InputError(
-                f"the cap is {self.guards.layer_cap_factor} x ratio, so a plan of another ratio is "
-                "not a prefix of this one. Solve again at that ratio."
-            )
-        if self.gains:
-            raise InputError(
-                f"this plan has {len(self.gains)} gains, solved for its own pruned set. Take the "
-                "prefix of the plan without gains and solve them again."
-            )
         budget = ratio_budget(self.units, ratio)
-        if budget.share > self.requested_ratio:
-            raise InputError(
-                f"ratio {ratio} is above the {self.requested_ratio} that was solved. Solve at that "
-                "ratio."
-            )
+        if not self.ordered:
+            why = "it has no removal order"
+        elif self.guards.layer_cap_factor is not None:
+            why = f"its cap is {self.guards.layer_cap_factor} x ratio"
+        elif self.gains:
+            why = f"it has {len(self.gains)} gains, solved for its own pruned set"
+        elif budget.share > self.requested_ratio:
+            why = f"ratio {ratio} is above the {self.requested_ratio} that was solved"
+        else:
+            why = ""
+        if why:
+            raise InputError(f"this plan has no such prefix: {why}. Solve again at that ratio.")
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
         # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0
         length = int(np.searchsorted(running, budget.needed))
@@ -249,10 +227,7 @@ class Selection(Folded):
         )
 
     def with_gains(self, gains: Mapping[int, float]) -> Selection:
-        """Return the same plan with output gains on kept FFN units (eq. comp).
-
-        Args:
-            gains: unit index -> gain; it replaces any gains the plan has.
+        """Return the same plan with other output gains on kept FFN units, by index (eq. comp).
 
         Raises:
             InputError: a gain is on a pruned unit or an attention unit, or is not finite.
@@ -282,30 +257,7 @@ class Selection(Folded):
 
     def to_json(self) -> str:
         """Write the plan as JSON text; `from_json` reads it back."""
-        content = {
-            "format": FORMAT,
-            "version": VERSION,
-            "units": self.units.to_plain(),
-            "pruned": list(self.pruned),
-            "requested_ratio": self.requested_ratio,
-            "ordered": self.ordered,
-            "node_terms": None if self.node_terms is None else self.node_terms.tolist(),
-            "edge_terms": None if self.edge_terms is None else self.edge_terms.tolist(),
-            "interaction_strength": self.interaction_strength,
-            "guards": self.guards.to_plain(),
-            "gains": {str(index): gain for index, gain in self.gains.items()},
-            "curvature_fingerprint": self.curvature_fingerprint,
-            "forced": self.forced,
-        }
-        if self.target is not None:
-            content["target"] = self.target.to_plain()
-        if self.uniform:
-            content["uniform"] = True
-        if self.surrogate != "H":
-            content["surrogate"] = self.surrogate
-        if self.stages:
-            content["stages"] = list(self.stages)
-        return json.dumps(content)
+        return json.dumps(to_plain(self))
 
     @classmethod
     def from_json(cls, text: str) -> Selection:
@@ -324,12 +276,11 @@ class Selection(Folded):
                 content["target"] = Target(**content["target"])
             content["stages"] = tuple(content.get("stages", ()))
             for name in ("node_terms", "edge_terms"):
-                content[name] = (
-                    None if content[name] is None else np.array(content[name], np.float64)
-                )
+                if content[name] is not None:
+                    content[name] = np.array(content[name], np.float64)
             gains = {units.index(int(index)): gain for index, gain in content.pop("gains").items()}
             plan = cls(**content).with_gains(gains)
-            _require_consistent(plan)
+            require_consistent(plan)
         except (LookupError, TypeError, ValueError, FileFormatError) as error:
             raise no_plan(str(error).rstrip(".")) from None
         return plan
@@ -340,19 +291,14 @@ class Selection(Folded):
 
     @property
     def by_ratio(self) -> bool:
-        """Whether ratio, guards and lambda alone made the plan: no other target, nothing uniform.
-
-        Guards of the machine do not count as guards here, because units then go in portions.
-        """
+        """Whether ratio, guards and lambda alone made the plan, in steps of single units."""
         by_share = self.target is None or self.target.in_parameters
         return by_share and not self.uniform and not self.guards.machine
 
     def require_by_ratio(self, what: str, *, machine: bool = False) -> None:
-        """Raise InputError if the plan keeps to more than a ratio.
+        """Raise InputError, naming the result wanted, if the plan keeps to more than a ratio.
 
-        Args:
-            what: the result wanted of the plan, which would not, such as "a refined plan".
-            machine: whether it would keep guards of the machine.
+        `machine` says whether that result would keep guards of the machine.
         """
         plan = replace(self, guards=Guards()) if machine else self
         if not plan.by_ratio:
@@ -364,14 +310,7 @@ class Selection(Folded):
         return len(self.pruned)
 
     def __repr__(self) -> str:
-        risk = (
-            ""
-            if self.predicted_risk is None
-            else f", predicted risk {self.predicted_risk:.4g} nats"
-        )
-        if self.predicted_risk is not None and self.predicted_risk < 0:
-            risk += " (below 0: not a price)"
-        strength = self.interaction_strength
+        risk, strength = self.predicted_risk, self.interaction_strength
         made = "" if strength is None else f" at lambda {strength:g}"
         made += ", the same counts in every layer" if self.uniform else ""
         made += "" if self.surrogate == "H" else f" on the {self.surrogate}"
@@ -380,67 +319,18 @@ class Selection(Folded):
         asked = f"{self.requested_ratio:.2%} asked"
         if self.target is not None and self.realized_target is not None:
             asked = f"{self.target} asked, {self.target.shown(self.realized_target)} realized"
+        priced = "" if risk is None else f", predicted risk {risk:.4g} nats"
+        priced += " (below 0: not a price)" if risk is not None and risk < 0 else ""
         return (
             f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
-            f"of removable cost ({self.pruned_cost:,} parameters; "
-            f"{asked}){risk}"
+            f"of removable cost ({self.pruned_cost:,} parameters; {asked}){priced}"
         )
-
-
-def _require_consistent(plan: Selection) -> None:
-    """Raise FileFormatError if two fields of a plan contradict each other; names both."""
-    units, target = plan.units, plan.target
-    last = max((unit.layer for unit in units), default=0)
-    if units.model_layers is not None and units.model_layers <= last:
-        raise FileFormatError(
-            f"units.model_layers is {units.model_layers}, but units lie in layer {last}"
-        )
-    if units.total_parameters is not None and units.total_parameters < units.total_cost:
-        raise FileFormatError(
-            f"units.total_parameters is {units.total_parameters:,}, below the "
-            f"{units.total_cost:,} that its units hold"
-        )
-    terms = plan.node_terms
-    gram = plan.surrogate == "H"
-    if gram and terms is not None and len(terms) and terms.min() < -1e-9 * np.abs(terms).max():
-        raise FileFormatError(f"node_terms has {terms.min():.3g}, but 1/2 H_uu is never negative")
-    if target is None and not ratio_budget(units, plan.requested_ratio).reached(plan.pruned):
-        raise FileFormatError(
-            f"requested_ratio is {plan.requested_ratio}, but its units come to "
-            f"{plan.realized_ratio:.4%}"
-        )
-    if plan.forced > len(plan):
-        raise FileFormatError(f"forced is {plan.forced}, but {len(plan)} units are pruned")
-    if target is not None:
-        budget = target.budget(units)
-        removed = budget.costs[list(plan.pruned)].sum().item()
-        if not budget.reached(plan.pruned):
-            raise FileFormatError(
-                f"its target is {target}, but it comes to {budget.shown(removed)}"
-            )
-    if plan.uniform and not _is_uniform(plan):
-        raise FileFormatError("uniform is true, but its layers lose different counts")
-
-
-def _is_uniform(plan: Selection) -> bool:
-    """Whether every layer loses the same counts of each kind and width."""
-    layers: dict[int, Counter[tuple[str, int]]] = {}
-    for unit in (plan.units[index] for index in plan.pruned):
-        layers.setdefault(unit.layer, Counter())[unit.kind, unit.stop - unit.start] += 1
-    # by width too: FFN groups of a layer may differ by one channel
-    first, *others = layers.values() or [Counter()]
-    return len(layers) in (0, plan.units.num_layers) and all(other == first for other in others)
 
 
 def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return the node and edge terms [k] of a removal order, nats per token (eq. marginal).
 
-    Args:
-        matrix: H [M, M].
-        pruned: k unit indices, in removal order.
-
-    Returns:
-        1/2 H_uu of each unit, and for each unit the sum of H_uv over the units v before it.
+    That is 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
     """
     block = matrix[np.ix_(pruned, pruned)]
     return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)

@@ -8,12 +8,11 @@ from dataclasses import replace
 from ..base.arguments import require_type
 from ..base.errors import InputError
 from ..curvature.matrix import Curvature
+from .coarse import solve_in_portions, solve_uniform
 from .greedy import Greedy
 from .guards import FREE, Guards, UnitsLike
-from .in_portions import solve_in_portions
 from .selection import Selection
 from .targets import Target, require_strength
-from .uniform import solve_uniform
 
 
 def solve_greedy(
@@ -38,19 +37,18 @@ def solve_greedy(
     Args:
         curvature: H [M, M], nats per token.
         ratio: share of removable cost to remove, [0, 1); 0 is the empty plan. Or a `Target`: at
-            most so many parameters, bytes, or bytes of KV cache left; the plan then reports its
-            realized value.
+            most so many parameters, bytes, or bytes of KV cache left.
         interaction_strength: lambda >= 0; 0 is the diagonal (OBD) selector, 1 the full edge model.
         guards: where units may go. A unit that would push its layer above the cap is inadmissible.
-            Under guards of the machine, units go in portions (see in_portions.py), and the ratio
-            may be exceeded by up to a portion.
+            Under guards of the machine units go in portions (coarse.py), and the ratio may be
+            exceeded by up to a portion.
         include: units pruned first, in this order, whatever they cost and even beyond the ratio.
         exclude: units never pruned.
         costs: [M] numbers that stand for parameters throughout (ratio, score, layer caps): short
             for `Target(ratio=ratio, costs=costs)`.
         uniform: remove the same number of KV groups and of FFN groups in each layer, so that the
-            pruned model is one of its stock class (see uniform.py). The ratio may be exceeded by
-            up to a unit per layer.
+            pruned model is one of its stock class (coarse.py). The ratio may be exceeded by up to a
+            unit per layer.
 
     Returns:
         A Selection in removal order whose node and edge terms [k] come from the loop, so its
@@ -60,11 +58,24 @@ def solve_greedy(
         InputError: the ratio or lambda is out of range, a unit is unknown, or an included unit
             breaks a guard.
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
-            some plan does but greedy runs out of admissible units at this lambda (where
-            `reachable_ratio` is only a bound, some plan may). Its ratios are shares of what the
-            target counts.
+            some plan does but greedy runs out of admissible units at this lambda. Its ratios are
+            shares of what the target counts.
         NumericalError: the plan misses what was asked by more than rounding explains; the last
             check of every solve.
+
+    Example:
+        Units 0 and 1 write the same, so removing both costs four times as much as one:
+
+        >>> import numpy as np
+        >>> from cocurve_lab import Curvature, Unit, UnitSet, solve_greedy
+        >>> units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 10) for i in range(4)))
+        >>> H = np.diag([1.0, 1.1, 1.5, 9.0])
+        >>> H[0, 1] = H[1, 0] = 1.0
+        >>> solve_greedy(Curvature(H, units), 0.5, interaction_strength=0.0).pruned
+        (0, 1)
+        >>> plan = solve_greedy(Curvature(H, units), 0.5)
+        >>> plan.pruned, plan.predicted_risk
+        ((0, 2), 1.25)
     """
     require_type(curvature, Curvature, "curvature")
     strength = require_strength(interaction_strength)
@@ -76,8 +87,8 @@ def solve_greedy(
     greedy = Greedy(curvature, goal, guards, include, exclude, portions=True)
     if uniform:
         return solve_uniform(greedy, strength)
-    if guards.machine:
-        return solve_in_portions(greedy, strength)
+    if greedy.rules.portions is not None:
+        return solve_in_portions(greedy, greedy.rules.portions, strength)
     greedy.run(strength)
     if greedy.stalled:
         raise greedy.infeasible()
@@ -87,20 +98,11 @@ def solve_greedy(
 def longest(
     curvature: Curvature, guards: Guards, upto: float, interaction_strength: float = 1.0
 ) -> Selection:
-    """The longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
+    """Return the longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
 
     Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
-    result is the plan of its own ratio (`Selection.prefix`). Unlike `solve_greedy`, this does not
-    raise InfeasibleError: where it stalls, `requested_ratio` is what it came to.
-
-    Args:
-        curvature: H [M, M].
-        guards: where units may go; a `layer_cap_factor` counts from `upto`.
-        upto: share of removable cost at which to stop, [0, 1).
-        interaction_strength: lambda, at least 0.
-
-    Raises:
-        InputError: ratio or lambda out of range.
+    result is the plan of its own ratio (`Selection.prefix`). A stall raises no InfeasibleError:
+    `requested_ratio` is then what the plan came to. A `layer_cap_factor` counts from `upto`.
     """
     strength = require_strength(interaction_strength)
     greedy = Greedy(curvature, upto, guards)

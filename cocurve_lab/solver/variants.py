@@ -192,40 +192,15 @@ def plain_greedy(
 ) -> Selection:
     """Solve by greedy on the marginal itself, not per parameter: Alg. 2 without dividing by c_u.
 
-    This is `solve_greedy` for the ablation of cost normalization. Everything else is the same:
-    signed marginals, ties to the lowest index, guards, stopping rule. With equal costs the two
-    agree.
-
-    Args:
-        curvature: H [M, M], nats per token.
-        ratio: share of removable cost to remove, [0, 1).
-        interaction_strength: lambda >= 0.
-        guards: where units may be pruned.
-
-    Returns:
-        A Selection in removal order with node and edge terms [k], nats per token.
-
-    Raises:
-        InputError: the ratio or lambda is out of range.
-        InfeasibleError: no plan reaches the ratio, or this greedy runs out of admissible units.
+    This is `solve_greedy` for the ablation of cost normalization; its arguments and errors are the
+    same. With equal costs the two agree.
     """
-    interaction_strength = require_strength(interaction_strength)
-    greedy = Greedy(curvature, ratio, guards)  # its rules, target and record; not its loop
-    greedy.strength = interaction_strength
-    units, room = curvature.units, np.array(greedy.rules.room)
-    half = np.where(greedy.rules.admissible, greedy.half, np.inf)  # +inf: never the argmin
-    g = np.zeros(len(units))
-    while greedy.pruned_cost < greedy.target:
-        u = int((half + interaction_strength * g).argmin())
-        if half[u] == np.inf:
-            raise greedy.infeasible()
-        greedy.order.append(u)
-        greedy.edges.append(float(g[u]))
-        g += curvature.matrix[u]
-        room[units.layers[u]] -= units.costs[u]
-        half[u] = np.inf
-        half[units.costs > room[units.layers]] = np.inf
-    return greedy.selection(interaction_strength)
+    strength = require_strength(interaction_strength)
+    greedy = Greedy(curvature, ratio, guards, per_cost=False)
+    greedy.run(strength)
+    if greedy.stalled:
+        raise greedy.infeasible()
+    return greedy.selection(strength)
 
 
 # The table of ablations ---------------------------------------------------------------------------

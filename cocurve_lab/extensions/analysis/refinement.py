@@ -146,7 +146,7 @@ class _Search:
     def _require_feasible(self, selection: Selection, rules: Rules) -> None:
         strangers = np.flatnonzero(self.pruned & ~rules.admissible)
         full = np.flatnonzero(self.room < 0)
-        if self.portions is not None and not self.portions.kept(selection.pruned):
+        if self.portions is not None and self.portions.unfinished(selection.pruned):
             why = f"breaks {selection.guards.machine}"
         elif len(strangers):
             why = f"prunes {selection.units[int(strangers[0])]}, which is not admissible"

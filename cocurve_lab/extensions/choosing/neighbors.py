@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
+from ...solver.greedy import fill
 from ...solver.guards import Rules, UnitsLike
 from ...solver.selection import Selection
 from ...solver.targets import ratio_budget, require_strength
@@ -130,14 +131,18 @@ class Neighbors:
                 assert unit is not None  # forced units alone fit, or Rules would have raised
                 chosen.remove(unit)
         added = set[int]()
-        while not budget.reached(chosen):
+
+        def proposed() -> int | None:
             fits = self.rules.admissible & (costs <= self._room(chosen)[self.layers])
             free = set(np.flatnonzero(fits).tolist()) - chosen - gone
-            unit = self._entering(chosen, free, rng, guided)
-            if unit is None:
-                return None
+            return self._entering(chosen, free, rng, guided)
+
+        def take(unit: int) -> None:
             chosen.add(unit)
             added.add(unit)
+
+        if not fill(iter(proposed, None), take, lambda: budget.reached(chosen)):
+            return None
         # what was just added goes last: without it the draw would change nothing
         for group in (chosen - self.forced - added, added):
             while True:

@@ -30,7 +30,7 @@ import numpy as np
 
 from ...curvature.matrix import Curvature
 from ...models.units import Unit
-from ...solver.greedy import Former, Greedy
+from ...solver.greedy import FormerRun, Greedy
 from ...solver.guards import FREE, Guards, UnitsLike
 from ...solver.path import LambdaPath, path_of
 from ...solver.selection import Selection, risk_terms
@@ -290,7 +290,7 @@ class _AdditiveGreedy(Greedy):
         self.state.add(unit)
         return np.subtract(self.state.marginals(), self.half, out=out)
 
-    def _rewind(self, start: int) -> Former:
+    def _rewind(self, start: int) -> FormerRun:
         former = super()._rewind(start)
         self.state = copy(self.start)
         for unit in self.order:

@@ -1,9 +1,14 @@
-"""Uniform plans: every layer loses the same number of units, so the model keeps its stock class.
+"""Algorithm 2 in coarse steps: portions of a block, or the same counts in every layer.
 
-A stock configuration has one number of heads, of key/value heads and of FFN channels for all
-layers. Each layer must therefore lose the same number of units of each shape, but not the same
-units. The search runs over these counts. Greedy fills each choice of counts that just reaches the
-budget (with one unit per layer less it would not), and the plan of lowest objective wins.
+Guards of the machine (portions.py) let units leave in portions only. Each step removes the portion
+of lowest signed marginal per parameter, whose units are chosen as Algorithm 2 would: the cheapest
+first, given those that went before.
+
+A uniform plan keeps the model's stock class: a stock configuration has one number of heads, of
+key/value heads and of FFN channels for all layers. Each layer must therefore lose the same number
+of units of each shape, but not the same units. The search runs over these counts. Greedy fills each
+choice of counts that just reaches the budget (with one unit per layer less it would not), and the
+plan of lowest objective wins.
 """
 
 from __future__ import annotations
@@ -12,27 +17,99 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from ..base.errors import InputError
 from ..models.families import KINDS, Kind
-from .greedy import Greedy
+from .greedy import Greedy, fill
+from .portions import Portions, incomplete
 from .selection import Selection
 
 Shape = tuple[Kind, int]  # kind and number of columns of a unit
 Counts = tuple[int, ...]  # units of each shape that every layer loses
 
 
+# Portions -----------------------------------------------------------------------------------------
+
+
+def solve_in_portions(greedy: Greedy, portions: Portions, strength: float) -> Selection:
+    """Solve under guards of the machine; `solve_greedy` calls this on a solve that has not run.
+
+    The plan overshoots by less than one portion.
+
+    Raises:
+        InputError: included units whose portion cannot be completed.
+        InfeasibleError: no plan reaches the budget, or this greedy stalls below it.
+    """
+
+    def steps() -> Iterator[list[int]]:
+        while True:
+            counts = portions.counts(greedy.order)
+            # included units may leave groups between two stops: these are completed first
+            numbers = portions.unfinished(greedy.order) or range(len(counts))
+            offers = [_offer(greedy, portions, n, counts[n], strength) for n in numbers]
+            found = [offer for offer in offers if offer is not None]
+            if not found:
+                return
+            yield min(found, key=lambda offer: offer.score).units  # the first of equal ones
+
+    def remove(units: list[int]) -> None:
+        for u in units:
+            greedy.remove(u)
+
+    def enough() -> bool:
+        return greedy.enough() and not portions.unfinished(greedy.order)
+
+    greedy.restart()
+    if fill(steps(), remove, enough):
+        return greedy.selection(strength)
+    greedy.rules.reachable()  # raises if the included units make the target unreachable
+    if portions.unfinished(greedy.order):
+        raise incomplete("of a block")
+    greedy.strength, greedy.stalled = strength, True
+    raise greedy.infeasible()
+
+
+class _Offer(NamedTuple):
+    """The next portion of a group: its marginal per cost, and its units in order."""
+
+    score: float
+    units: list[int]
+
+
+def _offer(
+    greedy: Greedy, portions: Portions, number: int, count: int, strength: float
+) -> _Offer | None:
+    """The next portion of a group that lost `count` units; None if none is left or fits."""
+    group = portions.groups[number]
+    size = next((n for n in group.stops if n > count), 0) - count
+    ids = group.ids[np.isfinite(greedy.open[group.ids])]
+    if not 0 < size <= len(ids):
+        return None
+    half, g, divisors = greedy.open[ids].copy(), greedy.g[ids].copy(), greedy.divisors[ids]
+    chosen: list[int] = []
+    marginal = 0.0
+    for _ in range(size):
+        i = int(((half + strength * g) / divisors).argmin())
+        marginal += float(half[i] + strength * g[i])
+        half[i] = np.inf
+        g += greedy.curvature.matrix[ids[i], ids]
+        chosen.append(int(ids[i]))
+    if sum(greedy.costs[u] for u in chosen) > greedy.room[group.layer]:
+        return None
+    return _Offer(marginal / float(greedy.divisors[chosen].sum()), chosen)
+
+
+# Uniform plans ------------------------------------------------------------------------------------
+
+
 def solve_uniform(greedy: Greedy, strength: float) -> Selection:
-    """Solve for the best uniform plan; `solve_greedy(..., uniform=True)` calls this.
+    """Solve for the best uniform plan; `solve_greedy` calls this on a solve that has not run.
 
     Every layer keeps at least one unit of each kind, because no stock class has layers without.
     Layer caps, kinds, include and exclude apply as in any solve.
-
-    Args:
-        greedy: a solve that has not run: its curvature, budget and rules.
-        strength: lambda >= 0.
 
     Raises:
         InputError: guards protect layers, layers differ in their units, or custom costs differ
@@ -40,8 +117,11 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
         InfeasibleError: no uniform plan reaches the budget.
     """
     slices = _Slices(greedy)
-    choices = list(slices.minimal())
-    if not choices:
+    plans = []
+    for counts in slices.minimal():
+        slices.run(counts, strength)
+        plans.append(replace(greedy.selection(strength), uniform=True))
+    if not plans:
         most = max((slices.removed(counts) for counts in slices.allowed()), default=0)
         beyond, ask = greedy.budget.bounds(most)
         raise greedy.rules.out_of_reach(
@@ -49,10 +129,6 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
             "omit uniform.",
             most,
         )
-    plans = []
-    for counts in choices:
-        greedy.order, greedy.edges = slices.fill(counts, strength)
-        plans.append(replace(greedy.selection(strength), uniform=True))
     return plans[np.array([plan.objective for plan in plans]).argmin()]  # the first of equal ones
 
 
@@ -106,9 +182,8 @@ class _Slices:
         # larger counts would remove more than was asked for
         needed, low = self.greedy.target, self.forced.max(axis=0)
         for counts in self.allowed():
-            removed = self.removed(counts)
             lower = (self._lowered(counts, place, least) for place, least in enumerate(low))
-            if removed >= needed and not any(
+            if self.removed(counts) >= needed and not any(
                 fewer is not None and self.removed(fewer) >= needed for fewer in lower
             ):
                 yield counts
@@ -118,26 +193,26 @@ class _Slices:
         per_layer = sum(n * cost for n, cost in zip(counts, self.cost, strict=True))
         return float(per_layer * self.layers)
 
-    def fill(self, counts: Counts, strength: float) -> tuple[list[int], list[float]]:
-        """Run Alg. 2 with a quota per layer and shape: the order, and g_u at each removal."""
-        greedy, units = self.greedy, self.greedy.curvature.units
+    def run(self, counts: Counts, strength: float) -> None:
+        """Run Algorithm 2 with a quota per layer and shape."""
+        greedy, layers = self.greedy, self.greedy.curvature.units.layers
         left = np.tile(counts, (self.layers, 1))
-        half = np.where(greedy.rules.admissible, greedy.half, np.inf)  # +inf: never the argmin
-        half[left[units.layers, self.of] == 0] = np.inf
-        g, order, edges = np.zeros(len(units)), [], []
-        for step in range(int(left.sum())):
-            forced = step < len(greedy.rules.forced)
-            scores = (strength * g + half) / greedy.costs
-            u = greedy.rules.forced[step] if forced else int(scores.argmin())
-            layer, shape = units.layers[u], self.of[u]
-            order.append(u)
-            edges.append(float(g[u]))
-            g += greedy.curvature.matrix[u]
-            half[u] = np.inf
-            left[layer, shape] -= 1
-            if left[layer, shape] == 0:  # the quota of this layer and shape is filled
-                half[(units.layers == layer) & (self.of == shape)] = np.inf
-        return order, edges
+
+        def close(u: int) -> None:
+            """Count a removed unit, and close its layer and shape once their quota is filled."""
+            left[layers[u], self.of[u]] -= 1
+            if left[layers[u], self.of[u]] == 0:
+                greedy.open[(layers == layers[u]) & (self.of == self.of[u])] = np.inf
+
+        def take(u: int) -> None:
+            greedy.remove(u)
+            close(u)
+
+        greedy.restart()
+        greedy.open[left[layers, self.of] == 0] = np.inf
+        for u in greedy.order:
+            close(u)
+        fill(greedy.cheapest(strength), take, lambda: not left.any())
 
     def _leaves_each_kind(self, counts: Counts) -> bool:
         return all(
@@ -157,13 +232,11 @@ class _Slices:
     def _in_portions(self, counts: Counts) -> bool:
         """Whether the guards of the machine allow these counts; all layers are alike."""
         portions = self.greedy.rules.portions
-        if portions is None:
-            return True
-        for group in portions.of_layer(0):
-            shapes = set(self.of[group.ids].tolist())
-            if sum(counts[shape] for shape in shapes) not in group.stops:
-                return False
-        return True
+        groups = [] if portions is None else [g for g in portions.groups if g.layer == 0]
+        return all(
+            sum(counts[shape] for shape in set(self.of[group.ids].tolist())) in group.stops
+            for group in groups
+        )
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
         """Count the chosen units of each layer and shape [layers, shapes]."""
@@ -172,10 +245,11 @@ class _Slices:
         return counts
 
     def _require_alike(self, shape_of: list[Shape]) -> None:
+        """Raise InputError unless all layers have the same shapes, each of one cost."""
         units, costs = self.greedy.curvature.units, self.greedy.budget.costs
-        layers = units.layers.tolist()
-        found = [Counter(s for s, at in zip(shape_of, layers, strict=True) if at == layer)
-                 for layer in range(self.layers)]  # fmt: skip
+        found = [Counter[Shape]() for _ in range(self.layers)]
+        for shape, layer in zip(shape_of, units.layers.tolist(), strict=True):
+            found[layer][shape] += 1
         odd = next((layer for layer in range(self.layers) if found[layer] != found[0]), None)
         if odd is not None:
             raise InputError(
