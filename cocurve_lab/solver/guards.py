@@ -43,6 +43,12 @@ class Guards:
             channels left are multiples of it, or none are left.
         align: FFN channels left are a multiple of it, such as 64 or 128, or none are left.
         depth: "block" removes attention and FFN blocks only as a whole, "layer" only whole layers.
+
+    Example:
+        >>> from cocurve_lab import Guards
+        >>> guards = Guards(layer_cap_factor=2, protect_first=1)
+        >>> print(guards, guards.cap_at(0.2))
+        cap 2x protect 1/0 0.4
     """
 
     layer_cap: float | None = None

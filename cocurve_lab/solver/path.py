@@ -126,6 +126,17 @@ def lambda_path(
         InputError: as for `solve_greedy`, or the maximum is out of range.
         InfeasibleError: no plan reaches the ratio under the guards at any lambda. If only greedy
             stalls, the segment states that instead.
+
+    Example:
+        >>> import numpy as np
+        >>> from cocurve_lab import Curvature, Unit, UnitSet, lambda_path
+        >>> units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 10) for i in range(4)))
+        >>> H = np.diag([1.0, 1.1, 1.5, 9.0])
+        >>> H[0, 1] = H[1, 0] = 1.0
+        >>> for part in lambda_path(Curvature(H, units), 0.5):
+        ...     print(f"{part.start:.1f} to {part.stop:.1f}: {part.selection.pruned}")
+        0.0 to 0.2: (0, 1)
+        0.2 to 1.0: (0, 2)
     """
     greedy = Greedy(curvature, ratio, guards, include, exclude, keep_history=True)
     return path_of(greedy, maximum, progress)

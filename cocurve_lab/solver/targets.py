@@ -59,9 +59,12 @@ class Target:
             unit saves; with `kv_cache`, the bytes per token it frees (default: `kv_cache_costs`). A
             unit of cost 0 is never chosen.
 
-    Raises:
-        InputError: not exactly one goal, a dtype that is missing or unused, costs that do not fit
-            the goal, or a quantity that cannot be read.
+    Example:
+        >>> from cocurve_lab import Target
+        >>> print(Target(parameters="6B"))
+        at most 6B parameters
+        >>> print(Target(size="12 GiB", dtype="bf16"))
+        at most 12 GiB of weights in bfloat16
     """
 
     parameters: str | float | None = None
@@ -82,13 +85,6 @@ class Target:
             object.__setattr__(self, "costs", _as_costs(self.costs))
         if self.dtype is not None:
             object.__setattr__(self, "dtype", dtype_name(self.dtype))
-        self._require_fitting_parts()
-        if self.ratio is None:
-            _ = self.limit  # reads the quantity now, not at the first solve
-        else:
-            object.__setattr__(self, "ratio", require_ratio(self.ratio))
-
-    def _require_fitting_parts(self) -> None:
         in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
         if in_bytes and self.dtype is None:
             raise InputError(
@@ -97,13 +93,14 @@ class Target:
             )
         if self.dtype is not None and not in_bytes:
             raise InputError(
-                f"dtype is {self.dtype}, but it is only used with size= or kv_cache= (without "
-                f"costs=), and this target is {self.goal}=. Remove dtype."
+                f"dtype is {self.dtype}, but {self.goal}= does not count bytes. Remove dtype."
             )
         if self.costs is not None and self.goal not in ("ratio", "kv_cache"):
-            raise InputError(
-                f"costs do not go with {self.goal}. Use them with ratio or kv_cache, or omit them."
-            )
+            raise InputError(f"costs do not go with {self.goal}. Use ratio or kv_cache.")
+        if self.ratio is None:
+            _ = self.limit  # reads the quantity now, not at the first solve
+        else:
+            object.__setattr__(self, "ratio", require_ratio(self.ratio))
 
     @property
     def goal(self) -> str:
@@ -126,11 +123,11 @@ class Target:
 
         Raises:
             InputError: the size of the model or its head dimension is unknown, or the number of
-                costs is not the number of units; the message says which.
+                costs is not the number of units.
         """
         costs = self._costs(units)
         if self.ratio is not None:
-            needed = needed_cost(self.ratio, costs.sum().item())
+            needed = _needed(self.ratio, costs.sum().item())
             return Budget(costs, needed, self.ratio, self)
         whole = self._whole(units, costs)
         allowed = self.limit.amount
@@ -140,12 +137,7 @@ class Target:
         return Budget(costs, needed, needed / costs.sum().item(), self, whole)
 
     def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
-        """Return what a plan leaves (parameters, bytes, bytes per token) or the share it removes.
-
-        Args:
-            units: the UnitSet.
-            pruned: indices of the removed units.
-        """
+        """Return what a plan leaves, in parameters or bytes, or the share that it removes."""
         budget = self.budget(units)
         return budget.value(budget.costs[list(pruned)].sum().item())
 
@@ -179,14 +171,13 @@ class Target:
         return costs.astype(np.int64) if exact else costs
 
     def _whole(self, units: UnitSet, costs: np.ndarray) -> float:
-        """The amount in the model before anything is removed: parameters, or bytes per token."""
+        """The amount before anything is removed: parameters, or bytes per token."""
         if self.goal == "kv_cache":
             return float(costs.sum()) if costs.dtype == np.float64 else int(costs.sum())
         if units.total_parameters is None:
             raise InputError(
-                f"the target ({self}) counts the whole model, whose size this UnitSet does not "
-                "know (a release without its model). Give a ratio, or units from "
-                "enumerate_units(model)."
+                f"the target ({self}) counts the whole model, whose size these units do not know. "
+                "Give a ratio, or units from enumerate_units(model)."
             )
         return units.total_parameters
 
@@ -241,9 +232,8 @@ class Budget:
         if not self.reached(pruned):
             removed = self.costs[list(pruned)].sum().item()
             raise NumericalError(
-                f"a plan was asked for {self.share:.6%} of the costs and comes to "
-                f"{removed:g} of {self.costs.sum():g}, which is less, so it is not returned. Give "
-                "costs of like size, or a ratio that is not next to 0."
+                f"a plan was asked for {self.share:.6%} of the costs and comes to {removed:g} of "
+                f"{self.costs.sum():g}, so it is not returned. Give costs of like size."
             )
 
     def bounds(self, removed: float) -> tuple[str, str]:
@@ -258,59 +248,45 @@ class Budget:
 
 
 def require_ratio(ratio: float) -> float:
-    """Return a ratio of any number type as a Python float.
-
-    Raises:
-        InputError: not a number in [0, 1).
-    """
+    """Return a ratio of any number type as a Python float; raise InputError outside of [0, 1)."""
     if isinstance(ratio, Target):
         raise InputError(
-            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio. For a "
-            "target in parameters or bytes, use requested_ratio of the plan that solve_greedy "
-            "returns for it."
+            f"ratio is a Target ({ratio}), which only solve_greedy takes. Give a ratio, such as "
+            "requested_ratio of the plan that solve_greedy returns for the target."
         )
     share = as_float(ratio, "ratio")
     if not 0 <= share < 1:
         raise InputError(
-            f"ratio is {shown(ratio)}; the share of removable parameters to remove lies in [0, 1). "
-            "Give one in that range."
+            f"ratio is {shown(ratio)}; the share of removable parameters to remove must be in "
+            "[0, 1). Give one in that range."
         )
     return share
 
 
 def require_strength(interaction_strength: float) -> float:
-    """Return a lambda of any number type as a Python float.
-
-    Raises:
-        InputError: not a finite number, or below 0.
-    """
+    """Return a lambda of any number type as a Python float; raise InputError unless it is >= 0."""
     strength = as_float(interaction_strength, "interaction_strength")
     if not 0 <= strength < math.inf:
         raise InputError(
             f"interaction_strength is {shown(interaction_strength)}; lambda is finite and at least "
-            "0 (0 ignores the edges, 1 takes them in full)."
+            "0. Give 0 to ignore the edges, 1 to take them in full."
         )
     return strength
 
 
-def needed_cost(ratio: float, total: float) -> float:
-    """Return the cost that a plan of this ratio must reach, of costs that sum to `total`."""
+def target_cost(units: UnitSet, ratio: float) -> float:
+    """Return the cost that a plan of this ratio must reach, in parameters."""
+    return _needed(float(ratio), units.total_cost)
+
+
+def _needed(ratio: float, total: float) -> float:
     # a hair below ratio x total: in floating point 0.3 x total may land above a cost that is
     # exactly reachable, and would then demand one unit too many
-    return as_float(ratio, "ratio") * total * (1 - 1e-12)
-
-
-def target_cost(units: UnitSet, ratio: float) -> float:
-    """Return the cost that a plan of this ratio must reach, in parameters; see `needed_cost`."""
-    return needed_cost(ratio, units.total_cost)
+    return ratio * total * (1 - 1e-12)
 
 
 def ratio_budget(units: UnitSet, ratio: float) -> Budget:
-    """Return the budget of a plain ratio of removable parameters.
-
-    Raises:
-        InputError: as `require_ratio`.
-    """
+    """Return the budget of a plain ratio of removable parameters; checks the ratio."""
     ratio = require_ratio(ratio)
     return Budget(units.costs, target_cost(units, ratio), ratio)
 
@@ -325,7 +301,6 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
     share it. A layer with a sliding window does so only up to its window.
 
     Args:
-        units: the UnitSet.
         dtype: the number format of the cache, as for `Target`.
         model: the model of these units. Without it, head_dim is derived from unit costs and column
             counts, which is not possible for every family.
@@ -343,25 +318,15 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
             "there are no attention units, so there is no KV cache to reduce. Give units of both "
             "kinds, or another target."
         )
-    cached = _derived(units) if model is None else _of_model(units, model)
-    return np.array([2 * item * numbers for numbers in cached], np.int64)
-
-
-def _of_model(units: UnitSet, model: PreTrainedModel) -> list[int]:
-    """Key width of each unit: its columns divided by the query heads per KV head; 0 for FFN."""
-    require_units(model, units)
-    architecture = describe(model)
-    return [
-        0 if u.kind == "ffn" else (u.stop - u.start) // architecture.queries_per_group(u.layer)
-        for u in units
-    ]
-
-
-def _derived(units: UnitSet) -> list[int]:
-    """Key width of each unit, from costs and column counts alone; 0 for FFN."""
-    ffn = next((unit for unit in units if unit.kind == "ffn"), None)
-    sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
-    return [0 if unit.kind == "ffn" else _head_dim(unit, sizes) for unit in units]
+    if model is None:
+        ffn = next((unit for unit in units if unit.kind == "ffn"), None)
+        sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
+        widths = [0 if unit.kind == "ffn" else _head_dim(unit, sizes) for unit in units]
+    else:
+        require_units(model, units)
+        queries = describe(model).queries_per_group
+        widths = [0 if u.kind == "ffn" else (u.stop - u.start) // queries(u.layer) for u in units]
+    return np.array([2 * item * width for width in widths], np.int64)
 
 
 def _hidden_sizes(channel: int) -> list[int]:
@@ -398,8 +363,7 @@ def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
     for place, cost in enumerate(floats):
         if not 0 <= cost < math.inf:
             raise InputError(
-                f"costs[{place}] is {shown(given[place])}; a cost is finite and at least 0. Change "
-                "it."
+                f"costs[{place}] is {shown(given[place])}. Give a finite cost of at least 0."
             )
         if cost and not _SMALLEST_COST <= cost <= _LARGEST_COST:
             raise InputError(
@@ -425,10 +389,9 @@ _NUMBER = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d{1,2})?)\s*([a
 
 
 class Quantity(NamedTuple):
-    """An amount and the unit in which it was written.
+    """An amount, parameters or bytes, and the unit in which it was written.
 
     Attributes:
-        amount: parameters or bytes, a whole number.
         factor: how many of them the unit stands for, such as 10^9.
         suffix: the unit as it was written, with its space; empty for a bare number.
         whole: the unit of factor 1: " B" for bytes, empty for counts.
@@ -448,29 +411,17 @@ class Quantity(NamedTuple):
 
 
 def read_count(value: Any, what: str) -> Quantity:
-    """Read a number of things: 6e9, "6B", "350M", "6,738,415,616".
-
-    Raises:
-        InputError: not a positive number with a unit of k, M, B or T; names `what`.
-    """
+    """Read a number of things, 6e9, "6B", "350M", "6,738,415,616"; an InputError names `what`."""
     return _read(value, what, _COUNTS, 'k, M, B or T, as in "6B"', "")
 
 
 def read_bytes(value: Any, what: str) -> Quantity:
-    """Read a number of bytes: 1024, "12 GB" (10^9), "12 GiB" (2^30).
-
-    Raises:
-        InputError: not a positive number with a unit; "12 G" is ambiguous and is refused.
-    """
+    """Read a number of bytes, 1024, "12 GB" (10^9), "12 GiB" (2^30); "12 G" is ambiguous."""
     return _read(value, what, _BYTES, "B, kB, MB, GB (10^9) or KiB, MiB, GiB (2^30)", " ")
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the key of ITEM_BYTES for a name, a short name (bf16) or a torch dtype.
-
-    Raises:
-        InputError: another dtype.
-    """
+    """Return the key of ITEM_BYTES for a name, a short name (bf16) or a torch dtype."""
     # quantized formats are refused: they carry scales, so the bits per weight would mislead
     name = str(dtype).removeprefix("torch.")
     name = _SHORT.get(name, "float8" if name.startswith("float8") else name)

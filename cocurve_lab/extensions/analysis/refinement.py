@@ -57,6 +57,17 @@ def refine(
         InputError: the plan has no interaction strength, misses its ratio, overshoots by a unit or
             more, or breaks its guards; an excluded unit is in it; or max_rounds is negative.
         MismatchError: the curvature is of other units.
+
+    Example:
+        >>> import numpy as np
+        >>> from cocurve_lab import Curvature, Unit, UnitSet, refine, solve_greedy
+        >>> units = UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, 10) for i in range(4)))
+        >>> H = np.diag([1.0, 1.2, 1.2, 9.0])
+        >>> H[1, 2] = H[2, 1] = -1.0  # removed together, units 1 and 2 cost little
+        >>> plan = solve_greedy(Curvature(H, units), 0.5)
+        >>> better = refine(plan, Curvature(H, units))
+        >>> plan.pruned, better.pruned, round(better.objective, 3)
+        ((0, 1), (1, 2), 0.2)
     """
     require_type(selection, Selection, "the plan")
     require_type(curvature, Curvature, "the curvature")
