@@ -130,36 +130,6 @@ def test_settings_are_written_beside_the_rows(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["settings"] == {"seed": 7}
 
 
-# Tables that an earlier version kept --------------------------------------------------------------
-
-# what four studies kept under their old column names, and the names of today
-KEPT = {
-    "fidelity": ("standard_error ratio predicted_error", "measured_error measured_over_predicted"),
-    "causal": ("ratio difference standard_error", "requested_ratio difference difference_error"),
-    "redundancy": ("ratio kl_half_se edge_benefit_se", "requested_ratio kl_half_error"),
-    "stability": ("ratio risk_error risk_error_se", "requested_ratio risk_error risk_error_error"),
-}
-
-
-@pytest.mark.parametrize("study", KEPT)
-def test_a_kept_table_is_read_under_the_names_of_today(tmp_path: Path, study: str) -> None:
-    old, new = (names.split() for names in KEPT[study])
-    cached_table(tmp_path, study, {"seed": 0}, Counted([dict.fromkeys(old, 1.5)]))
-    (row,) = cached_table(tmp_path, study, {"seed": 0}, Counted([]))
-    assert len(row) == len(old)
-    assert list(row)[: len(new)] == new  # and in the same order
-    assert set(row.values()) == {1.5}
-    again = dict.fromkeys(row, 2.5)  # what is kept today has no old names, and stays as it is
-    cached_table(tmp_path, study, {"seed": 1}, Counted([again]))
-    assert cached_table(tmp_path, study, {"seed": 1}, Counted([])) == [again]
-
-
-def test_other_tables_keep_columns_that_only_look_old(tmp_path: Path) -> None:
-    rows: Table = [{"ratio": 1.2, "false_se": 1}]
-    cached_table(tmp_path, "speed", {}, Counted(rows))
-    assert cached_table(tmp_path, "speed", {}, Counted([])) == rows
-
-
 # Tables for reading -------------------------------------------------------------------------------
 
 

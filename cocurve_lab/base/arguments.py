@@ -1,4 +1,4 @@
-"""The one way in for arguments: whatever type a number comes in, it leaves as Python int or float.
+"""Normalize arguments: numbers of any type become Python int or float; errors name the argument.
 
 numpy keeps the type of what it is given: one half-precision ratio makes sums stop at 65,504, and
 int64 wraps at 2^63 without a word. Python ints have no end, and Python floats are float64.
@@ -22,11 +22,7 @@ EXACT = 2**53  # below this every whole number, and every sum of them, is exact 
 
 
 def as_float(value: Any, name: str) -> float:
-    """Return a number of any type as a Python float; beyond float64 it is infinite.
-
-    Raises:
-        InputError: text, a complex number, an array, or no number at all; names `name`.
-    """
+    """Return a number of any type as a Python float; beyond float64 it is infinite."""
     # float() would read text, and would drop an imaginary part or a dimension
     if not isinstance(value, (str, bytes, np.complexfloating)) and not getattr(value, "ndim", 0):
         try:
@@ -41,11 +37,7 @@ def as_float(value: Any, name: str) -> float:
 
 
 def as_int(value: Any, name: str, least: int = 0) -> int:
-    """Return a whole number from `least` up to 2^53 of any integer type as a Python int.
-
-    Raises:
-        InputError: not an integer, or not in that range; names `name`.
-    """
+    """Return a whole number from `least` up to 2^53 of any integer type as a Python int."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -67,11 +59,7 @@ def as_int(value: Any, name: str, least: int = 0) -> int:
 
 
 def as_list(values: Iterable[T], name: str) -> list[T]:
-    """Return a list of the values of any iterable.
-
-    Raises:
-        InputError: not iterable; names `name`.
-    """
+    """Return a list of the values of any iterable."""
     try:
         return list(values)
     except TypeError:
@@ -81,11 +69,7 @@ def as_list(values: Iterable[T], name: str) -> list[T]:
 
 
 def as_path(value: Any, name: str) -> Path:
-    """Return a path, with `~` for the user's folder expanded.
-
-    Raises:
-        InputError: neither text nor a path; names `name`.
-    """
+    """Return a path, with `~` for the user's folder expanded."""
     if not isinstance(value, (str, os.PathLike)):
         raise InputError(
             f"{name} is {shown(value)}, not a path. Give the name of a file or folder."

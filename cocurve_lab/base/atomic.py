@@ -1,8 +1,7 @@
-"""Files and folders replaced as a whole: after a crash there is the old one or the new one.
+"""Atomic replacement of files and folders: after a crash, either the old or the new version exists.
 
-What is being written has a name of its own, `.cocurve-1a2b3c4d.partial`, beside what it replaces,
-and its writer holds a lock on it. The lock ends with the process, however that ends. So the next
-write in the same folder can tell what processes that are gone left behind, and removes it.
+Data is written to a locked sibling, `.cocurve-1a2b3c4d.partial`. The lock ends with the process,
+however that ends, so the next write in the same folder recognizes and removes what was left behind.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 def write_atomically(
     path: str | os.PathLike[str], payload: bytes, *, keep_previous: bool = False
 ) -> None:
-    """Write `payload` to `path`; a crash leaves the old file or the new one, never half of one.
-
-    Raises: as `replacing`.
-    """
+    """Write `payload` to `path`; a crash leaves the old file or the new one, never half of one."""
     with replacing(path, keep_previous=keep_previous) as temporary:
         temporary.write_bytes(payload)
 
@@ -54,10 +50,6 @@ def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> I
 
     A crash leaves the old file or the new one, never half of one. An exception in the block leaves
     the old file untouched. With `keep_previous`, the old file stays as `<path>.previous`.
-
-    Raises:
-        OSError: the disk is full or the folder is not writable. The old file is untouched, and the
-            temporary one is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +60,12 @@ def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> I
         # flushed before the rename: otherwise a power cut could leave the new name on empty data
         _sync_file(temporary)
         if keep_previous and path.exists():
-            _keep_as_previous(path)
+            # a second name for the current file, so that `path` exists at every moment
+            previous(path).unlink(missing_ok=True)
+            try:
+                os.link(path, previous(path))
+            except OSError:  # some network file systems have no hard links
+                os.replace(path, previous(path))
         temporary.replace(path)
         _sync_folder(path.parent)
     except BaseException:  # Ctrl-C too
@@ -77,15 +74,6 @@ def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> I
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _keep_as_previous(path: Path) -> None:
-    """Give the current file a second name, so that `path` exists at every moment."""
-    previous(path).unlink(missing_ok=True)
-    try:
-        os.link(path, previous(path))
-    except OSError:  # some network file systems have no hard links
-        os.replace(path, previous(path))
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -100,15 +88,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def room_for(size: int, place: Path) -> Iterator[None]:
-    """Check that a disk has room for what the block writes, and say so if it fills up after all.
-
-    Args:
-        size: bytes that the block will write.
-        place: a folder on the disk.
-
-    Raises:
-        InputError: there is too little space. What the block raised because of that is its cause.
-    """
+    """Raise InputError if the disk of `place` lacks room for `size` bytes, or fills up."""
     advice = "Free some space, or choose a place on another disk."
     free = shutil.disk_usage(place).free
     if free < size:
@@ -138,11 +118,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     On Linux the two are exchanged in one step. Elsewhere, and on file systems that cannot, there is
     a moment between two renames without a folder; a process killed in it leaves the old one beside,
     and the next write or load puts it back. The caller makes sure that the contents of `folder` may
-    be deleted. Links are not followed.
-
-    Raises:
-        OSError: the folder cannot be written. After this, as after an exception in the block, the
-            old folder is untouched, and the temporary one is removed.
+    be deleted. Links are not followed. After an exception the old folder is untouched.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     clean(folder.parent)

@@ -42,15 +42,13 @@ def require_fields(
 ) -> dict[str, Any]:
     """Check an object read from a file, field by field, and return it.
 
+    A FileFormatError has the fact alone as its message: `reading` adds the file and the remedy.
+
     Args:
         content: what was read.
         schema: its fields.
         inside: the name of the object in the file, for the error; "" for the file itself.
         others: whether fields that the schema lacks may be there, unchecked.
-
-    Raises:
-        FileFormatError: not an object, or a field is missing, unknown, or has another value. The
-            message is the fact alone, without the file and without a full stop.
     """
     if not isinstance(content, dict):
         raise FileFormatError(f"{inside or 'its content'} is {shown(content)}, not an object")
@@ -73,11 +71,7 @@ def optional(schema: Schema) -> dict[str, Field]:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON of a file.
-
-    Raises:
-        FileFormatError: it is not JSON, or nested too deeply; the message is the fact alone.
-    """
+    """Parse JSON of a file; the message of its FileFormatError is the fact alone."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:  # deep nesting exhausts the stack
@@ -93,12 +87,7 @@ def told(value: Any) -> str:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Turn the error of any part of a file into one FileFormatError that names the file.
-
-    Args:
-        path: the file.
-        remedy: what to do, as a sentence.
-    """
+    """Turn the error of any part of a file into one FileFormatError: file, fact and remedy."""
     try:
         yield
     except (FileFormatError, InputError, LookupError, TypeError, ValueError) as error:

@@ -29,15 +29,7 @@ def extension(seam: str) -> Callable[..., Any] | None:
 
 
 def require_extension(seam: str, what: str) -> Callable[..., Any]:
-    """Return what an extension offers for a seam.
-
-    Args:
-        seam: its name.
-        what: the feature that was asked for, for the message.
-
-    Raises:
-        InputError: no extension offers it.
-    """
+    """Return what an extension offers for a seam; InputError names `what` was asked for."""
     found = extension(seam)
     if found is None:
         raise InputError(f"{what} needs cocurve_lab.extensions, which is absent. Install it all.")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import math
 import os
 import pickle
@@ -31,11 +30,9 @@ import numpy as np
 
 from .errors import FileFormatError, MismatchError
 
-log = logging.getLogger(__name__)
 _ARRAY = "__array__"  # marks the dict that stands for an array
 _DTYPES = {"float64", "float32", "float16", "int64", "int32", "uint8", "bool"}
-_SEALED = "sealed"  # the entry that says that a file must end with a seal
-_SEAL = re.compile(rb"\nsha256 (?P<digest>[0-9a-f]{64}) length (?P<length>\d{16})\n")
+_SEAL = re.compile(rb"\nsha256 [0-9a-f]{64} length \d{16}\n")
 _SEAL_BYTES = len(b"\nsha256  length \n") + 64 + 16
 
 
@@ -64,13 +61,7 @@ def fingerprint(*parts: Any) -> str:
 
 
 def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str) -> None:
-    """Raise MismatchError, naming every field that differs, unless `found` has all of `expected`.
-
-    Args:
-        found: settings of a file.
-        expected: settings it must have; others do not matter.
-        what: the file, as the message names it.
-    """
+    """Raise MismatchError, naming what differs, unless the settings of a file have `expected`."""
     wrong = [key for key, value in expected.items() if found.get(key) != value]
     if wrong:
         details = "; ".join(f"{key} is {found.get(key)!r}, not {expected[key]!r}" for key in wrong)
@@ -82,30 +73,30 @@ def require_settings(found: dict[str, Any], expected: dict[str, Any], what: str)
 # Seals --------------------------------------------------------------------------------------------
 
 
-def _seal(body: bytes) -> bytes:
-    """The seal of a file's contents; it is at their end, and as long for every file."""
+def seal_of(body: bytes) -> bytes:
+    """Return the seal of a file's contents; it is at their end, and as long for every file."""
     return b"\nsha256 %s length %016d\n" % (hashlib.sha256(body).hexdigest().encode(), len(body))
 
 
-def _open_sealed(path: Path, parse: Callable[[bytes], Any]) -> Any:
-    """Read a file, check its seal, and parse it; say so if it is of a version without seals.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: the contents do not match the seal, or `parse` fails.
-    """
+def _read(
+    source: str | os.PathLike[str], parse: Callable[[bytes], Any], format_name: str, version: int
+) -> dict[str, Any]:
+    """Read a file, check its seal, parse it, and check its format and version."""
+    path = Path(source)
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileFormatError(f"{path} is not a regular file. Check the path.")
     payload = path.read_bytes()
-    seal = _SEAL.fullmatch(payload[-_SEAL_BYTES:])
-    body = payload[:-_SEAL_BYTES] if seal else payload
-    if seal and (
-        int(seal["length"]) != len(body)
-        or seal["digest"].decode() != hashlib.sha256(body).hexdigest()
-    ):
+    body, end = payload[:-_SEAL_BYTES], payload[-_SEAL_BYTES:]
+    remedy = f"Use a copy, or {path.name}.previous if it exists; otherwise build again."
+    if not _SEAL.fullmatch(end):
+        raise FileFormatError(
+            f"{path} does not end with a checksum: it is truncated, or not a file of cocurve-lab. "
+            f"Check the path. {remedy}"
+        )
+    if seal_of(body) != end:
         raise FileFormatError(
             f"{path} does not match its checksum: it was damaged or changed after it was written. "
-            f"Use a copy, or {path.name}.previous if it exists; otherwise build again."
+            + remedy
         )
     try:
         value = parse(body)
@@ -113,26 +104,8 @@ def _open_sealed(path: Path, parse: Callable[[bytes], Any]) -> Any:
         raise FileFormatError(f"{path}: {error}") from None
     except Exception as error:  # a broken pickle or archive can raise nearly anything
         raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): it is truncated, or not a "
-            "file of cocurve-lab. Check the path; if it is right, build again, or use "
-            f"{path.name}.previous if it exists."
+            f"{path} cannot be read ({type(error).__name__}: {error}). Check the path. {remedy}"
         ) from None
-    if not seal:
-        if isinstance(value, dict) and value.get(_SEALED):
-            raise FileFormatError(
-                f"{path} has lost its checksum: it is truncated, or was changed after it was "
-                f"written. Use a copy, or {path.name}.previous if it exists."
-            )
-        log.warning(
-            "%s carries no checksum, because an earlier version wrote it; damage would not be "
-            "noticed. Load it and save it again to add one.",
-            path,
-        )
-    return value
-
-
-def _require_format(value: Any, path: Path, format_name: str, version: int) -> dict[str, Any]:
-    """Return the dict without the entry about the seal, or raise FileFormatError."""
     found = value.get("format") if isinstance(value, dict) else type(value).__name__
     if found != format_name:
         raise FileFormatError(f"{path} holds {found!r}, not {format_name!r}. Check the path.")
@@ -141,7 +114,7 @@ def _require_format(value: Any, path: Path, format_name: str, version: int) -> d
             f"{path} has {format_name} version {value.get('version')!r}; this code reads version "
             f"{version}. Build again, or read it with the release that wrote it."
         )
-    return {name: item for name, item in value.items() if name != _SEALED}
+    return dict(value)
 
 
 # Pickles of plain containers ----------------------------------------------------------------------
@@ -164,8 +137,8 @@ def dump_plain(value: dict[str, Any]) -> bytes:
     Raises:
         TypeError: it holds another kind of value, or an array of another dtype than `_DTYPES`.
     """
-    body = pickle.dumps(_encode(value | {_SEALED: True}), protocol=4)
-    return body + _seal(body)
+    body = pickle.dumps(_encode(value), protocol=4)
+    return body + seal_of(body)
 
 
 def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
@@ -176,8 +149,7 @@ def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) 
         FileFormatError: the file does not match its checksum, is truncated, holds more than plain
             values, or has another format or version.
     """
-    value = _open_sealed(Path(path), _unpickle)
-    return _require_format(value, Path(path), format_name, version)
+    return _read(path, _unpickle, format_name, version)
 
 
 def _unpickle(body: bytes) -> Any:
@@ -294,27 +266,22 @@ def dump_npz(value: dict[str, Any]) -> bytes:
         name: item for name, item in value.items() if isinstance(item, np.ndarray)
     }
     header = {name: item for name, item in value.items() if name not in arrays}
-    arrays["header"] = np.frombuffer(json.dumps(header | {_SEALED: True}).encode(), np.uint8)
+    arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     with zipfile.ZipFile(buffer, "a") as archive:
         archive.comment = bytes(_SEAL_BYTES)  # the last bytes of a zip file are its comment
     body = buffer.getvalue()[:-_SEAL_BYTES]
-    return body + _seal(body)
+    return body + seal_of(body)
 
 
 def load_npz(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
-    """Read what `dump_npz` wrote, and check its format and version; run no code of the file.
-
-    Raises: as `load_plain`.
-    """
-    value = _open_sealed(Path(path), _unpack)
-    return _require_format(value, Path(path), format_name, version)
+    """Read what `dump_npz` wrote, as `load_plain`; run no code of the file."""
+    return _read(path, _unpack, format_name, version)
 
 
 def _unpack(body: bytes) -> dict[str, Any]:
-    # what was cut off again: without it the archive would end too early
-    whole = body + bytes(_SEAL_BYTES) if body[-2:] == _SEAL_BYTES.to_bytes(2, "little") else body
+    whole = body + bytes(_SEAL_BYTES)  # without its comment the archive would end too early
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > len(whole) or any(

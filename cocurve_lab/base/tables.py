@@ -44,31 +44,6 @@ Table = list[Row]  # one flat dict per observation; `shown` makes it readable
 Columns = Mapping[str, str]  # column -> its heading; "" stands for the column's own name
 Folder = str | os.PathLike[str] | None  # where results are kept; None keeps nothing
 
-# Columns that had another name in tables kept by earlier versions, by study. In these studies a
-# standard error also ended in "_se".
-_RENAMED: dict[str, dict[str, str]] = {
-    "single_units": {
-        "ratio": "measured_over_predicted",
-        "ratio_error": "measured_over_predicted_error",
-    },
-    "fidelity": {"standard_error": "measured_error", "ratio": "measured_over_predicted"},
-    "strength": {"standard_error": "kl_error"},
-    "guards": {"standard_error": "kl_error"},
-    "gains": {"standard_error": "kl_error"},
-    "infinitesimal": {"ratio": "requested_ratio"},
-    "redundancy": {"ratio": "requested_ratio"},
-    "iterative": {"ratio": "requested_ratio"},
-    "bridge_thresholds": {"ratio": "requested_ratio"},
-    "causal": {"ratio": "requested_ratio", "standard_error": "difference_error"},
-    "edges": {"standard_error": "measured_error"},
-    "budgets": {"error": "share_error"},
-    "propositions": {"ratio": "requested_ratio", "standard_error": "value_error"},
-    "coverage": {},
-    "stability": {"ratio": "requested_ratio"},
-    "sensitivity": {},
-}
-
-
 WIDTH = 100  # characters of a line of text; a cell's output in JupyterLab has 105 at 1280 pixels
 
 
@@ -124,12 +99,7 @@ def cached_table(
         compute: makes the table; its rows are flat dicts of numbers, strings, bools and None.
 
     Returns:
-        The rows. NaN and infinities survive; numpy numbers become Python's. Columns of a table
-        that an earlier version kept have today's names.
-
-    Raises:
-        InputError: a name or a cell that cannot be kept.
-        FileFormatError: the file is there but is not a table of these settings.
+        The rows. NaN and infinities survive; numpy numbers become Python's.
     """
     if not re.fullmatch(r"\w+", name):
         raise InputError(f"the study is named {name!r}. Use letters, digits and underscores.")
@@ -137,7 +107,7 @@ def cached_table(
         return plain_table(compute())
     path, mark = _place(folder, name, settings)
     if path.exists():
-        return [_renamed(name, row) for row in _read(path, mark)]
+        return _read(path, mark)
     table = plain_table(compute())
     header = {"format": FORMAT, "version": VERSION, "fingerprint": mark, "settings": dict(settings)}
     try:
@@ -163,11 +133,7 @@ def _place(
 
 
 def plain_table(rows: Table) -> Table:
-    """Convert numpy numbers to Python's.
-
-    Raises:
-        InputError: a cell is not a number, a string, a bool or None.
-    """
+    """Convert numpy numbers to Python's; InputError for a cell that is not plain."""
     return [{str(name): _plain(name, value) for name, value in row.items()} for row in rows]
 
 
@@ -197,14 +163,6 @@ def _read(path: Path, mark: str) -> Table:
         if found != (FORMAT, VERSION, mark):
             raise FileFormatError("it is of another study or format")
     return list(content["rows"])
-
-
-def _renamed(study: str, row: Row) -> Row:
-    """A kept row under today's column names, in the same order."""
-    if study not in _RENAMED:
-        return row
-    names = _RENAMED[study]
-    return {names.get(old, re.sub("_se$", "_error", old)): value for old, value in row.items()}
 
 
 def pick(table: Table, **wanted: Any) -> Table:
@@ -255,12 +213,6 @@ def shown(
         table: of a study; it keeps all digits.
         columns: column -> its heading ("" for its own name), or the columns alone; None for all.
         digits: significant digits of a number without an error.
-
-    Returns:
-        One row per row, with the headings as keys.
-
-    Raises:
-        KeyError: a column that the table lacks.
     """
     rows = list(table)
     if columns is None:
