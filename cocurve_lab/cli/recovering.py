@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ Train a pruned model until it answers as the dense one does: low-rank updates of
 by KL on calibration text (LoRA; needs pip install 'cocurve-lab[recover]'). They are added to the
 weights, so the new folder has the size of the old one. Held-out rows choose the epoch. Both models
 must fit in memory. A folder that `prune --refit` wrote is a better start than one without a refit.
-The state is kept beside the new folder until it is written; the same command goes on from there."""
+The state after each epoch is kept beside the new folder until it is
+written; the same command goes on from there."""
 EXAMPLE = """\
   cocurve recover smaller --against demo --out trained
   cocurve recover smaller --against MODEL --calibration c4.jsonl --dtype bfloat16 --out trained"""
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             f"interrupted; the state is in {state}. To go on:\n  {options.again}"
         ) from None
     save_pruned(trained, options.out, tokenizer=tokenizer)
-    state.unlink(missing_ok=True)  # a full disk may have kept it from being written
+    shutil.rmtree(state, ignore_errors=True)
     now, before = trained.cocurve_manifest, pruned.cocurve_manifest
     taken = "no epoch lowered the held-out KL, and the weights are those of the start"
     if now["weights_fingerprint"] != before["weights_fingerprint"]:

@@ -593,7 +593,7 @@ def test_recover_trains_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("peft")
-    from cocurve_lab.extensions.repairing import recovery
+    from transformers import Trainer
 
     model, _ = cl.load_model("demo", device="cpu")
     units = cl.enumerate_units(model)
@@ -603,22 +603,17 @@ def test_recover_trains_and_goes_on(
     command = ["recover", str(tmp_path / "smaller"), "--against", "demo", "--out", str(out)]
     command += ["--sequences", "16", "--length", "64", "--held-out", "3", "--epochs", "2"]
     command += ["--device", "cpu"]
-    real = recovery._backward
-    count: list[int] = []
 
-    def stopped(*args: Any) -> float:
-        if len(count) == 2:
-            raise KeyboardInterrupt
-        count.append(1)
-        return real(*args)
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(recovery, "_backward", stopped)
-    assert main(command) == INTERRUPTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", stop)
+        assert main(command) == INTERRUPTED
     said = capsys.readouterr().err
     assert f"the state is in {out}.state" in said
     assert "cocurve recover" in said
     assert not out.exists()
-    monkeypatch.setattr(recovery, "_backward", real)
     assert main(command) == DONE
     assert "trained on 16 rows; the weights are those of epoch" in capsys.readouterr().out
     assert not Path(f"{out}.state").exists()
@@ -626,27 +621,6 @@ def test_recover_trains_and_goes_on(
     assert trained.cocurve_manifest["recovery"]["sequences"] == 16
     assert main(command) == FAILED
     assert "is not overwritten" in capsys.readouterr().err
-
-
-def test_recover_without_room_for_its_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("peft")
-    from cocurve_lab.extensions.repairing import recovery
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    model, _ = cl.load_model("demo", device="cpu")
-    units = cl.enumerate_units(model)
-    plan = cl.Selection.from_pruned(units, ["L2.ffn[0]"])
-    cl.save_pruned(cl.prune(model, plan), tmp_path / "smaller")
-    monkeypatch.setattr(recovery, "write_atomically", full)
-    command = ["recover", str(tmp_path / "smaller"), "--against", "demo", "--device", "cpu"]
-    command += ["--sequences", "2", "--length", "32", "--held-out", "2", "--epochs", "1"]
-    assert main([*command, "--out", str(tmp_path / "trained")]) == DONE
-    assert "The training goes on" in caplog.text
-    assert (tmp_path / "trained" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(

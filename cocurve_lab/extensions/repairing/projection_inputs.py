@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,16 @@ def run_rows(
         for ids in calibration.input_ids.split(step):
             architecture.decoder(input_ids=ids.to(device), use_cache=False)
             bar.update(len(ids))
+
+
+def text_record(calibration: CalibrationSet) -> dict[str, Any]:
+    """Describe the text of a refit or a training for the manifest."""
+    return {
+        "calibration": calibration.source,
+        "calibration_fingerprint": calibration.fingerprint,
+        "sequences": len(calibration),
+        "positions": calibration.input_ids.numel(),
+    }
 
 
 def rows_together(calibration: CalibrationSet) -> int:

@@ -58,7 +58,7 @@ from ..big_models.on_disk import Cuts, Refit, layer_present, prune_to_folder, wr
 from ..choosing.gains import choose_gains
 from ..choosing.racing import TIE, ChoiceOptions
 from .least_squares_refit import Pair, Target
-from .projection_inputs import Block
+from .projection_inputs import Block, text_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -343,8 +343,5 @@ def repair_record(
         "target": target,
         "kinds": list(options.kinds),
         "ridge": float(options.ridge),
-        "calibration": calibration.source,
-        "calibration_fingerprint": calibration.fingerprint,
-        "sequences": len(calibration),
-        "positions": calibration.input_ids.numel(),
+        **text_record(calibration),
     }
