@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 with suppress(ModuleNotFoundError):  # the core also works without the folder
-    from . import extensions as _extensions  # noqa: F401, fills the seams of the core
+    import_module(f"{__name__}.extensions")  # fills the seams
 
 __version__ = "0.1.0"
 

@@ -52,10 +52,6 @@ class CalibrationSet:
         positions: [N, P] int64 in [0, T - 2]; "all" is accepted, and stored as a tensor.
         source: where the text came from.
         seed: the seed that positions and document order were drawn with; None for explicit rows.
-
-    Raises:
-        InputError: a wrong shape or dtype, no row, a negative token id, or a position that is out
-            of range or repeated.
     """
 
     input_ids: Tensor
@@ -161,10 +157,6 @@ class CalibrationSet:
         Args:
             path: the file, in UTF-8.
             tokenizer, **options: as for `from_texts`.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            InputError: a line of the `.jsonl` has no text, or there is too little text.
         """
         return cls.from_texts(
             read_documents(path), tokenizer, **{"source": Path(path).name} | options
@@ -188,10 +180,6 @@ class CalibrationSet:
             name: its configuration, if it has several.
             split, field_name: the split, and the field that holds the text.
             tokenizer, **options: as for `from_texts`.
-
-        Raises:
-            InputError: `datasets` is not installed, the dataset cannot be read, or there is too
-                little text.
         """
         stream = stream_hub(dataset, name=name, split=split, field_name=field_name)
         return cls.from_texts(
@@ -340,17 +328,13 @@ def default_rows(
     text_file: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> CalibrationSet:
-    """Choose the calibration rows of `default_calibration` alone, with nothing held out.
-
-    Args and raises: as `default_calibration`.
-    """
+    """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
     if _has_own_text(model_id, text_file):
         return _own_rows("calibration", tokenizer, num_sequences, options)
     return _next_rows(*_default_text(text_file, options), tokenizer, num_sequences, options)
 
 
 def _has_own_text(model_id: str, text_file: str | os.PathLike[str] | None) -> bool:
-    """Whether the texts of the embedded model are to be used."""
     return text_file is None and is_demo(model_id)
 
 
@@ -383,7 +367,6 @@ def _next_rows(
     count: int,
     options: dict[str, Any],
 ) -> CalibrationSet:
-    """Rows made of the next documents of a stream."""
     named = {"source": source} | options | {"num_sequences": count}
     return CalibrationSet.from_texts(stream, tokenizer, **named)
 
@@ -392,16 +375,7 @@ def _next_rows(
 
 
 def draw_positions(rows: int, length: int, per_row: int | Literal["all"], seed: int) -> Tensor:
-    """Draw positions [N, P] int64 uniformly without replacement from [0, T - 2], ascending.
-
-    Args:
-        rows, length: N and T.
-        per_row: P, or "all" for every position.
-        seed: of the draw.
-
-    Raises:
-        InputError: P is not between 1 and T - 1.
-    """
+    """Draw positions [N, P] int64 uniformly without replacement from [0, T - 2], ascending."""
     if per_row == "all":
         return torch.arange(length - 1).repeat(rows, 1)
     per_row = as_int(per_row, "positions_per_sequence")
@@ -420,7 +394,6 @@ class _TooLittle(InputError):
 
 
 def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
-    """T: the given length, else the tokenizer's context up to `LONGEST_ROW`."""
     if seq_len is None:
         return int(min(LONGEST_ROW, tokenizer.model_max_length))
     seq_len = as_int(seq_len, "seq_len")
@@ -478,12 +451,7 @@ def _pack(
 
 
 def require_tokenizable(text: Any) -> str:
-    """Return a text that a tokenizer can take.
-
-    Raises:
-        InputError: it is no string, holds half of a surrogate pair, or is longer than
-            `LONGEST_TEXT`.
-    """
+    """Return a text that a tokenizer can take; InputError for any other value."""
     if not isinstance(text, str):
         raise InputError(f"a document is {type(text).__name__} {text!r:.40}. Give strings.")
     if len(text) > LONGEST_TEXT:
@@ -503,7 +471,6 @@ def require_tokenizable(text: Any) -> str:
 
 
 def _as_tensor(values: Any, name: str) -> Tensor:
-    """A tensor of whatever torch can make one of."""
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -514,12 +481,7 @@ def _as_tensor(values: Any, name: str) -> Tensor:
 
 
 def read_documents(path: str | os.PathLike[str]) -> list[str]:
-    """Read the documents of a file: the "text" fields of a `.jsonl`, else text between blank lines.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: it is not UTF-8, or a line of a `.jsonl` has no "text" that is a string.
-    """
+    """Read documents: the "text" fields of a `.jsonl`, else text between blank lines."""
     path = Path(path)
     try:
         content = path.read_text(encoding="utf-8-sig")  # a byte-order mark is not part of the text
@@ -546,11 +508,7 @@ def read_documents(path: str | os.PathLike[str]) -> list[str]:
 
 
 def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -> Iterator[str]:
-    """Yield the texts of a hub dataset, streamed. `datasets` is imported only here.
-
-    Raises:
-        InputError: `datasets` is not installed, or the dataset cannot be read.
-    """
+    """Yield the texts of a hub dataset, streamed. `datasets` is imported only here."""
     try:
         from datasets import load_dataset
     except ImportError:

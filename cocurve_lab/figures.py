@@ -16,17 +16,19 @@ import numpy as np
 from .base.errors import CocurveError
 from .curvature.graph import Bridges, bridge_units
 from .curvature.matrix import Curvature
-from .models.families import KINDS
+from .models.families import KINDS, UNIT_KINDS
 from .solver.selection import Selection
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
+# Okabe-Ito without its yellow and black, each of which vanishes on
+# one of the two themes, and a gray. Lengths without a common divisor give the most pairs.
+PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
 # one color has one meaning in figures and instruments: kind of a unit, bridge, sign of an edge
-COLORS = {
-    "attention": "#0072B2",
-    "ffn": "#E69F00",
+COLORS: dict[str, str] = dict[str, str](zip(KINDS, PALETTE, strict=False)) | {
     "bridge": "#D55E00",
     "positive": "#8E5BB5",
     "negative": "#009E73",
@@ -37,11 +39,7 @@ SIGNED = ((0.0, COLORS["negative"]), (0.5, "#F7F7F7"), (1.0, COLORS["positive"])
 # a share that grows, from light to dark: the middle of viridis, which both themes can show
 ORDERED = ("#A5DB36", "#4AC16D", "#1FA187", "#277F8E", "#365C8D", "#46327E")
 DEEP = tuple((place / 2, color) for place, color in enumerate(ORDERED[3:]))  # below white numbers
-LABELS = {"attention": "attention", "ffn": "FFN"}
-# for series that are not units: Okabe-Ito without its yellow and black, each of which vanishes on
-# one of the two themes, and a gray. Lengths without a common divisor give the most pairs.
-PALETTE = ("#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9", "#CC79A7", "#808080")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+LABELS: dict[str, str] = {kind: declared.label for kind, declared in UNIT_KINDS.items()}
 DASHES = ("solid", "dash", "dot", "dashdot")
 GUIDE = {"color": "#808080", "width": 1, "dash": "dot"}  # a line to compare with, not a series
 
@@ -56,10 +54,9 @@ def plot_correlation(curvature: Curvature) -> Figure:
     (kind, layer) blocks, as in the paper's figure. On a preview of H the title says so.
     """
     go = graph_objects()
-    order = np.argsort(
-        curvature.units.kinds == "ffn", kind="stable"
-    )  # attention first, layers kept
-    units = [curvature.units.units[i] for i in order]
+    # kind by kind, layers in order
+    units = sorted(curvature.units, key=lambda unit: KINDS.index(unit.kind))
+    order = curvature.units.indices(units)
     names = [unit.name for unit in units]
     blocks = [(KINDS.index(unit.kind), unit.layer) for unit in units]
     values = curvature.correlation()[np.ix_(order, order)]
@@ -68,7 +65,7 @@ def plot_correlation(curvature: Curvature) -> Figure:
     if not signed:
         values, blocks = _average_blocks(np.abs(values), blocks)
         names = [f"L{layer} {LABELS[KINDS[kind]]}" for kind, layer in blocks]
-    boundary = sum(kind == 0 for kind, _ in blocks)
+    boundaries = [sum(kind <= last for kind, _ in blocks) for last in range(len(KINDS) - 1)]
     limit = float(np.nanquantile(np.abs(values), 0.995)) if np.isfinite(values).any() else 1.0
     figure = go.Figure(
         go.Heatmap(
@@ -83,8 +80,9 @@ def plot_correlation(curvature: Curvature) -> Figure:
         )
     )
     line = {"color": "#808080", "width": 1.5, "dash": "dot"}
-    figure.add_hline(y=boundary - 0.5, line=line)
-    figure.add_vline(x=boundary - 0.5, line=line)
+    for boundary in boundaries:
+        figure.add_hline(y=boundary - 0.5, line=line)
+        figure.add_vline(x=boundary - 0.5, line=line)
     means = curvature.block_means()
     text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
     ticks = _layer_ticks(blocks)
@@ -114,7 +112,7 @@ def plot_saliency(curvature: Curvature, bridges: Bridges | None = None) -> Figur
     connectivity = np.maximum(
         curvature.connectivity, 1e-6 * curvature.connectivity.max(initial=1e-300)
     )
-    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
+    for kind, symbol in zip(KINDS, SYMBOLS, strict=False):
         mine = np.flatnonzero(units.kinds == kind)
         figure.add_scatter(
             x=saliency[mine],
@@ -163,7 +161,7 @@ def plot_budget(selection: Selection) -> Figure:
             name=LABELS[kind],
             marker={
                 "color": COLORS[kind],
-                "pattern": {"shape": "" if kind == "attention" else "/"},
+                "pattern": {"shape": ("", "/", "x")[KINDS.index(kind)]},
             },
             hovertemplate=f"layer %{{x}}, {LABELS[kind]}: %{{y:.0%}} removed<extra></extra>",
         )
@@ -212,15 +210,7 @@ def look(number: int) -> dict[str, str]:
 def finish(
     figure: Any, title: str, width: int | None = None, height: int = 440, note: str = ""
 ) -> Figure:
-    """Give a figure the common look: transparent, readable in both themes, no cloud button.
-
-    Args:
-        figure: a plotly figure, changed in place.
-        title: one line.
-        width, height: of the whole figure, pixels; a width of None fills what there is.
-        note: what must be read with it, such as `preview_note`; wrapped below the title, for which
-            the figure grows.
-    """
+    """Give a figure the common look: transparent, readable in both themes, no cloud button."""
     figure.update_layout(
         title={"text": title, "font": {"size": 15}},
         width=width,

@@ -208,7 +208,6 @@ def describe(model: Any) -> Architecture:
 
 
 def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
-    """Raise ArchitectureError unless a block has its projections, each of a supported kind."""
     try:
         for name in architecture.projection_names(layer, kind):
             require_supported(architecture.projection(layer, kind, name), name, layer)
@@ -221,7 +220,6 @@ def _require_linear(architecture: Architecture, layer: int, kind: Kind) -> None:
 
 
 def _find(module: Any, path: str) -> Any:
-    """The submodule at a dotted path, or None; "" is the module itself."""
     for name in path.split(".") if path else ():
         module = getattr(module, name, None)
     return module
@@ -231,11 +229,7 @@ def _find(module: Any, path: str) -> Any:
 
 
 def weight_of(projection: Any) -> Tensor:
-    """Weight [out, in] of a projection, as a view: writing into it changes the layer.
-
-    Raises:
-        ArchitectureError: the weight is packed, so it has no rows and columns to read or cut.
-    """
+    """Return the weight [out, in] of a projection, as a view: writing into it changes the layer."""
     if is_packed(projection):
         raise ArchitectureError(
             f"a {type(projection).__name__} holds packed {projection.weight.dtype} weights: they "

@@ -200,12 +200,7 @@ FAMILIES = (
 
 
 def find_family(model: Any) -> Family:
-    """Look up the family of a Hugging Face causal language model.
-
-    Raises:
-        ArchitectureError: no family covers its `model_type`, it is a mixture of experts, or it has
-            a vision or audio tower.
-    """
+    """Return the family of a Hugging Face causal language model; ArchitectureError if none fits."""
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     for family in FAMILIES:

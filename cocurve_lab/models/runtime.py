@@ -165,10 +165,7 @@ def require_known_head(model: PreTrainedModel, ids: Tensor) -> None:
 
 
 def require_one_device(model: PreTrainedModel) -> None:
-    """Raise InputError unless all weights are on one device, and none on the meta device.
-
-    Measuring with masks needs no such thing. Cutting, gradients and methods that read weights do.
-    """
+    """Raise InputError unless all weights are on one device, and none on the meta device."""
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1 or "meta" in devices:
         raise InputError(

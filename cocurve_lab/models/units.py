@@ -71,9 +71,6 @@ class UnitSet(Sequence[Unit]):
             known, and then no share of all parameters can be stated.
         model_layers: decoder layers of the model; None if unknown. After pruning, the last layers
             may have no unit.
-
-    Raises:
-        InputError: the units cannot be those of a model, or are out of order.
     """
 
     units: tuple[Unit, ...]
@@ -205,12 +202,7 @@ class UnitSet(Sequence[Unit]):
 
     @classmethod
     def from_plain(cls, value: Any) -> UnitSet:
-        """Make a set from what `to_plain` returned, and a file may have changed.
-
-        Raises:
-            FileFormatError: a field has a value of the wrong type or range (the field is named).
-            InputError: the units cannot be those of a model.
-        """
+        """Make a set from what `to_plain` returned, and a file may have changed."""
         require_fields(value, _FIELDS, inside="units")
         units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
         return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
@@ -278,10 +270,6 @@ def enumerate_units(model: PreTrainedModel, ffn_groups: int = 16) -> UnitSet:
 
     Returns:
         The M units; for Llama-3.1-8B with 16 groups, M = 768.
-
-    Raises:
-        ArchitectureError: the family is not supported.
-        InputError: `ffn_groups` is not between 1 and the widest FFN, or no unit is left.
     """
     architecture = describe(model)
     widest = max(architecture.width(layer, "ffn") for layer in range(len(architecture.layers)))

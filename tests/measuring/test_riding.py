@@ -139,7 +139,7 @@ def test_what_does_not_fit_together_is_halved(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(LayerwisePasses, "run", never)
-    with pytest.raises(cl.InputError, match="memory runs out on sequence 0 with one plan"):
+    with pytest.raises(cl.InputError):
         cl.measure_plans(own, plans, TEXT, progress=False)
 
 

@@ -138,9 +138,6 @@ def ray_executor(
             0 the workers use the CPU.
         **settings: `start_seconds`, the time to wait for the first worker, in seconds (600);
             `init`, further arguments of `ray.init`.
-
-    Raises:
-        InputError: Ray is not installed, or a number is below 1.
     """
     _import_ray()
     place = None if source is None else os.fspath(source)
@@ -165,7 +162,7 @@ class Turns:
     """Order of the sequences: the next one to hand out, and results that wait for earlier ones.
 
     Workers finish in any order, but sums must be added in the order of the sequences, or their last
-    bits would change from run to run. This class knows nothing of Ray.
+    bits would change from run to run.
 
     Attributes:
         left: numbers whose results were not taken yet, in order.
@@ -185,11 +182,7 @@ class Turns:
         return self._waiting.popleft()
 
     def lost(self, number: int) -> None:
-        """Put back the sequence of a worker that died; it goes out again before all others.
-
-        Raises:
-            WorkerError: workers have died on this sequence before, so it is the cause.
-        """
+        """Put back the sequence of a worker that died; it goes out again before all others."""
         self._losses[number] += 1
         if self._losses[number] >= _MOST_LOSSES:
             raise WorkerError(
@@ -203,17 +196,12 @@ class Turns:
         self._early[measured.number] = measured
 
     def take(self) -> Iterator[Measured]:
-        """Yield the results whose turn has come."""
         while self.left and self.left[0] in self._early:
             yield self._early.pop(self.left.popleft())
 
 
 class RayCrew:
-    """Ray actors with a model each, from the first that is ready until the build ends.
-
-    Raises:
-        WorkerError: no worker is ready in time, or all have died.
-    """
+    """Ray actors with a model each, from the first that is ready until the build ends."""
 
     def __init__(self, ray: Any, executor: RayExecutor, model: PreTrainedModel, job: Job) -> None:
         self.ray, self.executor = ray, executor
@@ -345,14 +333,12 @@ class RemoteWorker:
 
     # not in __init__: an error there would arrive as a dead actor, whatever its type
     def start(self, parcel: Any, job: Job, place: str, sharing: int) -> tuple[int, int, str]:
-        """Unpack or load the model; return the batch and block that fit, and the device's name."""
         torch.set_num_threads(job.num_threads)
         self.model = unpack(parcel, place)
         self.job, self.worker = job, Worker(self.model, job, sharing)
         return self.worker.units_per_batch, self.worker.block, self.worker.device
 
     def measure(self, number: int, units_per_batch: int) -> Measured:
-        """Run Algorithm 1 on one sequence, with the batch size of the crew."""
         self.worker.units_per_batch = units_per_batch
         with measuring(self.model, self.job.num_threads):
             return self.worker.measure_one(number, lambda _: None)
@@ -373,11 +359,7 @@ class _Source:
 
 
 def parcel(model: PreTrainedModel, source: str | None) -> Any:
-    """Pack a model for sending: a reference to its source, or the model itself in main memory.
-
-    Raises:
-        InputError: it is spread over devices, which workers are not; or streamed without a source.
-    """
+    """Pack a model for sending: a reference to its source, or the model itself in main memory."""
     streamed = source_of(model) is not None
     if streamed and source is None:
         raise InputError(
@@ -403,12 +385,7 @@ def parcel(model: PreTrainedModel, source: str | None) -> Any:
 
 
 def unpack(parcel: Any, place: str) -> PreTrainedModel:
-    """Unpack a model onto a device.
-
-    Raises:
-        InputError: its source does not exist on this machine.
-        MismatchError: the source holds another model.
-    """
+    """Unpack a model onto a device."""
     if not isinstance(parcel, _Source):
         return parcel.to(place)
     options: dict[str, Any] = {"attn_implementation": parcel.attention} if parcel.attention else {}

@@ -15,7 +15,7 @@ from ...calibration import CalibrationSet, draw_positions
 from ...estimator.batches import Room, choose_batch, choose_block, memory_needed, sweeps
 from ...estimator.replay import TRACE_BYTES, trace_bytes
 from ...models.architectures import Architecture, describe, widths
-from ...models.families import KINDS, Kind
+from ...models.families import KINDS, UNIT_KINDS, Kind
 from ...models.layers import bytes_of
 from ...models.units import UnitSet
 from .streaming import Stream
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 class Gpu(NamedTuple):
-    """A GPU as its data sheet gives it.
-
-    Attributes:
-        name: of the card.
-        memory: bytes.
-        peak: bfloat16 operations per second, dense.
-    """
+    """A GPU as its data sheet gives it: bytes of memory, dense bfloat16 operations per second."""
 
     name: str
     memory: float
@@ -89,13 +83,7 @@ def build_on_paper(
     top_r: int,
     memory: float,
 ) -> PaperBuild:
-    """Decide how a build would run on a GPU with `memory` bytes, and what it takes.
-
-    Args:
-        model: its shapes and dtype; may be on the meta device.
-        units, calibration, top_r: as for `estimate_curvature`.
-        memory: bytes of the GPU.
-    """
+    """Decide how a build would run on a GPU with `memory` bytes, and what it takes."""
     architecture = describe(model)
     inputs = (architecture, units, calibration, top_r)
     stream = Stream.of_shapes(architecture)
@@ -139,12 +127,7 @@ def row_operations(
 ) -> float:
     """Multiplications and additions of matrix products for one row: teacher, ablations, Gram.
 
-    Args:
-        architecture: the model, whose FFNs are modules of their own.
-        units: all of them are ablated.
-        calibration: its rows of T tokens, P of them scored.
-        top_r: r, size of the support, which is smaller than the vocabulary.
-        causal: whether attention skips what its mask hides, as fused kernels do.
+    `causal`: whether attention skips what its mask hides, as fused kernels do.
     """
     length, scored = calibration.seq_len, calibration.positions_per_sequence
     count, hidden = len(architecture.layers), architecture.model.config.hidden_size
@@ -159,20 +142,18 @@ def row_operations(
     for unit in units:
         rows = scored if unit.layer == last else length
         total += above[unit.layer] + head + 2 * rows * hidden * (unit.stop - unit.start)
-        if unit.kind == "attention":  # the FFN of its layer has a new input
-            total += 2 * rows * _weights(architecture, unit.layer, "ffn")
+        for kind in UNIT_KINDS[unit.kind].feeds:  # these have a new input
+            total += 2 * rows * _weights(architecture, unit.layer, kind)
     return total + 2.0 * len(units) ** 2 * scored * top_r
 
 
 def _layer(architecture: Architecture, layer: int, length: int, in_ffn: int, causal: bool) -> float:
-    """Operations of a layer on `length` tokens, of which `in_ffn` reach the FFN."""
     scores = 4 * length**2 * architecture.width(layer, "attention")
     own, ffn = (_weights(architecture, layer, kind) for kind in KINDS)
     return 2 * length * own + 2 * in_ffn * ffn + (scores / 2 if causal else scores)
 
 
 def _weights(architecture: Architecture, layer: int, kind: Kind) -> int:
-    """Numbers in the projections of a block."""
     names = architecture.projection_names(layer, kind)
     found = (widths(architecture.projection(layer, kind, name)) for name in names)
     return sum(outputs * inputs for outputs, inputs in found)

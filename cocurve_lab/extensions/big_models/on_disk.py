@@ -59,13 +59,12 @@ Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by it
 
 
 class Refit(NamedTuple):
-    """A refit of a model whose weights are never all in memory (repair.py makes one).
+    """A refit of a model whose weights are never all in memory.
 
     Attributes:
         weights: the names of the weights that it changes.
         run: is called with the pruned model on the meta device, what stays of each weight, and a
-            folder to which it gives the changed weights (`write_refitted`). It returns the
-            manifest's record of the refit.
+            folder for the changed weights (`write_refitted`); returns the manifest's record.
     """
 
     weights: Sequence[str]
@@ -87,12 +86,6 @@ def open_model(
 
     Returns:
         The model. `reader_of` tells how to read its weights.
-
-    Raises:
-        ArchitectureError: the family is not supported.
-        PickledError: the weights are not safetensors.
-        FileFormatError: the weights are not those of the configuration, or damaged.
-        InputError: the model is gated, missing, misspelt, unreachable or already pruned.
     """
     from transformers import GenerationConfig
 
@@ -124,25 +117,15 @@ def prune_to_folder(
 ) -> Path:
     """Write the pruned model into a folder, as `save_pruned(prune(model, selection), folder)` does.
 
-    The model itself is not changed. Use `prune(model, selection, out=folder)`, which checks that
-    the plan is the model's.
+    Use `prune(model, selection, out=folder)`, which checks that the plan is the model's.
 
     Args:
-        model: in memory, or with its weights on disk (`models.weights.open_model`).
+        model: in memory, streamed, or from `open_model`; it is not changed.
         selection: a plan of this model.
         folder, tokenizer, evaluation, overwrite: as for `save_pruned`.
         progress: whether to show how many weights are written, and how.
         refit: changes some of the weights before they are written; None leaves all as cut.
-        check: called with what was written before it becomes the folder; it raises if that must
-            not be.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: as `save_pruned`, or the disk has too little space. Nothing was written.
-        FileFormatError: the model's own files are damaged.
-        OSError: the folder cannot be written.
+        check: is called with what was written before it becomes the folder, and may raise.
     """
     folder = as_path(folder, "folder")
     cuts = tensor_cuts(describe(model), selection)
@@ -179,14 +162,7 @@ def prune_to_folder(
 def layer_present(
     model: PreTrainedModel, pruned: PreTrainedModel, cuts: Cuts, layer: int
 ) -> Iterator[None]:
-    """Bring what stays of a layer's weights into the pruned model inside the block.
-
-    Args:
-        model: the dense model; its layer is held meanwhile, wherever its weights come from.
-        pruned: the pruned model on the meta device.
-        cuts: what stays of each weight. What is cut is a copy; other weights are the dense ones.
-        layer: which layer.
-    """
+    """Bring what stays of a layer's weights into the pruned model inside the block."""
     dense, small = describe(model), describe(pruned).layers[layer]
     absent = dict(small.named_parameters())
     prefix = f"{dense.stack}.{layer}."
@@ -203,13 +179,11 @@ def layer_present(
 
 
 def _put(module: nn.Module, name: str, weight: Tensor) -> None:
-    """Set a parameter by its name in a module."""
     path, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(path), attribute, nn.Parameter(weight, requires_grad=False))
 
 
 def refitted_file(folder: Path, name: str) -> Path:
-    """Where a changed weight lies until it is written with the others."""
     return folder / f"{name}.safetensors"
 
 
@@ -219,13 +193,7 @@ def write_refitted(folder: Path, name: str, weight: Tensor) -> None:
 
 
 class _Weights:
-    """The weights of a model as they are read and cut, each once, with their fingerprints.
-
-    Args:
-        model: the dense model.
-        cuts: what stays of each weight; the others stay whole.
-        refitted: files of the weights that were changed after the cut.
-    """
+    """The weights of a model as they are read and cut, each once, with their fingerprints."""
 
     def __init__(
         self, model: PreTrainedModel, cuts: Cuts, refitted: Mapping[str, Path] | None = None
@@ -249,12 +217,9 @@ class _Weights:
         return kept
 
     def marks(self, pruned: PreTrainedModel) -> tuple[list[list[str]], list[list[str]]]:
-        """The `identity.weight_marks` of the dense and the pruned model, when all is written.
+        """Return the `weight_marks` of the dense and the pruned model, when all is written.
 
         Weights that are gone, or tied to another, are read now.
-
-        Raises:
-            FileFormatError: two weights that should be one differ.
         """
         for name in self._model.state_dict():
             if name not in self._before:
@@ -283,15 +248,7 @@ def _write_weights(
     read: Callable[[str], Tensor],
     bar: Any,
 ) -> None:
-    """Write weights as safetensors, split into files and indexed as transformers does.
-
-    Args:
-        pruned: the model that they are of.
-        kept: their shapes and dtypes, on the meta device.
-        folder: where the files go.
-        read: gives a weight by its name.
-        bar: counts them.
-    """
+    """Write weights as safetensors, split into files and indexed as transformers does."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
     own = {saved_name(pruned, name): name for name in kept}
@@ -316,13 +273,7 @@ def _write_weights(
 def _write_safetensors(
     path: Path, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]
 ) -> None:
-    """Write one file. The library writes tensors that are all in memory; here each is read in turn.
-
-    Args:
-        path: the file.
-        shapes: names, shapes and dtypes of its tensors, on the meta device.
-        read: gives a tensor by its name.
-    """
+    """Write one file. The library needs all tensors in memory; here each is read in turn."""
     # the library's order: wider dtypes first, so that every tensor is aligned
     names = sorted(shapes, key=lambda name: (-shapes[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -346,7 +297,6 @@ def _write_safetensors(
 
 
 def saved_name(model: Any, name: str) -> str:
-    """The name under which transformers saves a weight."""
     for saved, prefix in describe(model).family.saved_prefixes:
         if name.startswith(prefix):
             return saved + name.removeprefix(prefix)

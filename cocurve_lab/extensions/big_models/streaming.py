@@ -1,9 +1,9 @@
-"""Layers whose weights lie elsewhere, and are there only while the layer runs.
+"""Weight streaming: a layer's weights are loaded when it runs and released afterwards.
 
 They are in the model's files (`load_model(..., stream=True)`) or where accelerate offloaded them:
-on disk, or in the CPU's memory beside a GPU. transformers and accelerate decide the place, and
-safetensors reads. accelerate brings the weights of each module anew for every call, though. Here a
-whole layer comes at once, stays while it is held, and the next one is fetched meanwhile.
+on disk, or in the CPU's memory beside a GPU. accelerate loads the weights of each module anew for
+every call. Here a whole layer is loaded at once, stays while it is held, and the next one is
+fetched meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies o
 
 
 class _Place(NamedTuple):
-    """Where one weight of a layer goes, and how it is read."""
-
     module: nn.Module
     attribute: str
     read: Read
@@ -45,14 +43,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Layer:
-    """A layer whose weights lie elsewhere.
-
-    Attributes:
-        device: where it runs.
-        places: its weights.
-        bytes: their size.
-        absent: what stands in the modules meanwhile: parameters on the meta device.
-    """
+    """The device of a layer, its weights, their bytes, and the meta parameters in their places."""
 
     device: torch.device
     places: list[_Place]
@@ -81,11 +72,7 @@ class Stream:
 
     @classmethod
     def of_shapes(cls, architecture: Architecture) -> Stream:
-        """The stream that a model of these shapes would have. It counts bytes, and reads nothing.
-
-        Args:
-            architecture: the model, which may be on the meta device; its dtype counts.
-        """
+        """Return the stream of a model of these shapes. It counts bytes, and reads nothing."""
         meta = torch.device("meta")
         layers = enumerate(architecture.layers)
         return cls({at: _Layer(meta, [], bytes_of(m.parameters()), []) for at, m in layers}, {})
@@ -116,11 +103,7 @@ class Stream:
                 self.release(layer)
 
     def bring(self, layer: int) -> None:
-        """Put the weights of a layer into its modules, and begin to fetch the next one.
-
-        Raises:
-            InputError: they cannot be read.
-        """
+        """Put the weights of a layer into its modules, and begin to fetch the next one."""
         if layer in self._present:
             return
         for other in list(self._present):  # left behind by an interrupt
@@ -146,7 +129,6 @@ class Stream:
         self._present.discard(layer)
 
     def _fetch(self, layer: int) -> list[nn.Parameter]:
-        """Read the weights of a layer and copy them to its device."""
         stored = self.layers[layer]
         try:
             if stored.device.type == "cuda":
@@ -159,7 +141,6 @@ class Stream:
         return [nn.Parameter(weight, requires_grad=False) for weight in weights]
 
     def _copied(self, stored: _Layer) -> list[Tensor]:
-        """The weights of a layer on its GPU, copied beside what the GPU computes."""
         device = stored.device
         side = self._side.setdefault(device, torch.cuda.Stream(device))
         with torch.cuda.device(device), torch.cuda.stream(side):
@@ -169,12 +150,7 @@ class Stream:
         return weights
 
     def read(self, name: str) -> Tensor:
-        """Read one weight by its name in the model, to the CPU.
-
-        Raises:
-            KeyError: it does not lie elsewhere.
-            InputError: it cannot be read.
-        """
+        """Read one weight by its name in the model, to the CPU."""
         reader = self._readers[name]
         try:
             return reader().cpu()
@@ -183,7 +159,6 @@ class Stream:
 
 
 def _unreadable(what: str, error: Exception) -> InputError:
-    """The error for weights that were there when the model was loaded."""
     return InputError(
         f"{what} cannot be read ({type(error).__name__}: {one_line(error)}). Check that the "
         "model's files are where and what they were when it was loaded, and load it again."
@@ -198,9 +173,6 @@ def stream_of(model: PreTrainedModel) -> Stream | None:
 
     Hooks of accelerate inside an offloaded layer are replaced by one on the layer. Embedding, final
     norm and head are brought to their device for good if they were offloaded too.
-
-    Raises:
-        InputError: a weight is nowhere, or buffers are offloaded.
     """
     if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
         _register(model, _taken_over(describe(model)))
@@ -210,18 +182,15 @@ def stream_of(model: PreTrainedModel) -> Stream | None:
 def leave_in_files(
     model: PreTrainedModel, read: Callable[[str], Tensor], device: torch.device
 ) -> list[str]:
-    """Let the layers of a model on the meta device come when they run.
+    """Let the layers of a model on the meta device be loaded when they run.
 
     Args:
-        model: the model. What stands around its layers is left to the caller.
+        model: the model. The caller loads what is not in its layers.
         read: gives a weight by its name, on the CPU.
         device: where the layers run.
 
     Returns:
-        The names of the weights that come.
-
-    Raises:
-        InputError: accelerate is not installed.
+        The names of the weights that stay in the files.
     """
     require_accelerate("stream=True")
     architecture = describe(model)
@@ -283,7 +252,6 @@ def _layers_on_disk(architecture: Architecture, device: torch.device) -> dict[st
 
 
 def _offloading(module: nn.Module) -> list[Any]:
-    """The hooks of accelerate on a module that bring its weights for each call."""
     hook = getattr(module, "_hf_hook", None)
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
 
@@ -334,7 +302,6 @@ def _taken_over(architecture: Architecture) -> Stream:
 
 
 def _register(model: PreTrainedModel, stream: Stream) -> None:
-    """Let a model be known as a streamed one."""
     _STREAMS[model] = stream
     vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
     for name in ("to", "cuda", "xpu"):  # accelerate's own, which refuse without the next step
@@ -357,7 +324,6 @@ def _save_pretrained(model: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
 
 
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-    """What `to`, `half`, `cuda` and the like call: refused before the first weight is changed."""
     if module in _FIXED:
         raise InputError(
             "the layers of this model come from where they were loaded, as they are there, so it "
@@ -367,7 +333,6 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
 
 
 def _layer(device: torch.device, places: list[_Place]) -> _Layer:
-    """A layer whose weights are on the meta device now, and go to these places."""
     absent = [getattr(place.module, place.attribute) for place in places]
     return _Layer(device, places, bytes_of(absent), absent)
 
@@ -392,7 +357,6 @@ def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.dev
 
 
 def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, str]]:
-    """The weights of a module: name in it, the module that holds it, and its attribute there."""
     for key, _ in module.named_parameters(recurse=deep):
         path, _, attribute = key.rpartition(".")
         yield key, module.get_submodule(path), attribute
@@ -412,11 +376,6 @@ def _shaped(read: Read, absent: Tensor) -> Read:
 
 
 def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:
-    """How a weight is read from where accelerate left it.
-
-    Raises:
-        InputError: no file holds it.
-    """
     from safetensors import safe_open
 
     expected = getattr(owner, name.rpartition(".")[2])

@@ -1,0 +1,34 @@
+"""Seams: what an extension offers is found when asked for, and its absence is named."""
+
+from __future__ import annotations
+
+import pytest
+
+import cocurve_lab as cl
+from cocurve_lab.base import seams
+from cocurve_lab.models import layers
+from helpers.tiny_models import tiny_model
+
+
+def test_an_offer_is_imported_when_it_is_asked_for() -> None:
+    seams.offer("a test", "math:hypot")
+    assert seams.require_extension("a test", "this")(3, 4) == 5
+    seams.offer("a test", "no_such_package:f")
+    with pytest.raises(ModuleNotFoundError):
+        seams.extension("a test")
+
+
+def test_without_an_extension_there_is_none_and_a_feature_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seams, "_HOMES", {})
+    assert seams.extension("layer weights") is None
+    with pytest.raises(cl.InputError, match="prune"):
+        seams.require_extension("prune to folder", "prune(out=)")
+    with pytest.raises(cl.InputError, match="stream"):
+        cl.load_model("demo", device="cpu", stream=True)
+    model = tiny_model()
+    assert layers.source_of(model) is None
+    with layers.held(cl.describe(model), 0):
+        assert cl.enumerate_units(model)
+    assert layers.bytes_of(model.parameters()) == 4 * model.num_parameters()
