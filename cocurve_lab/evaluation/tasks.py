@@ -166,7 +166,7 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
         return work
     unknown = [name for name in options.tasks if name not in work]
     if unknown:
-        raise InputError(f"there is no task {unknown[0]!r}; there are {', '.join(work)}.")
+        raise InputError(f"there is no task {unknown[0]!r}. Choose one of {', '.join(work)}.")
     return {name: made for name, made in work.items() if name in options.tasks}
 
 

@@ -204,7 +204,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         if not 0 <= change.new < len(self._questions):
             self.choice = None
             count = len(self._questions)
-            raise cl.InputError(f"choice is {change.new}; the menu has {count} entries, from 0 on.")
+            raise cl.InputError(f"choice is {change.new}. Choose one from 0 to {count - 1}.")
         self.prompt = self._questions[change.new].prompt
 
     @observe(*SETTINGS)

@@ -364,7 +364,7 @@ def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
         return Guards(layer_cap=cap, protect_first=first, protect_last=last)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"cap {cap!r} with protection {protection!r} makes no guards ({error}) Give caps as "
+            f"cap {cap!r} with protection {protection!r} makes no guards ({error}). Give caps as "
             'shares in (0, 1], None, or multiples of the ratio such as "1.5x", and protections as '
             "pairs."
         ) from None

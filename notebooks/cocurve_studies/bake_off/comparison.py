@@ -107,7 +107,8 @@ class Comparison:
         """
         own = self._kl_rows(leader, search)
         if not own:
-            raise InputError(f"this table has no cells of {leader!r}.")
+            known = ", ".join(dict.fromkeys(row["method"] for row in self.rows))
+            raise InputError(f"this table has no cells of {leader!r}. Choose one of {known}.")
         rows: Table = []
         for ratio in dict.fromkeys(ratio for ratio, _ in own):
             for rival in rivals:

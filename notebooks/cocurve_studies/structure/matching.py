@@ -102,7 +102,9 @@ class Matching:
     def closest(self, count: int) -> Matching:
         """The `count` closest pairs only; the other bridges become unmatched."""
         if not 1 <= count <= len(self):
-            raise InputError(f"count is {count}; this matching has {len(self)} pairs to take from.")
+            raise InputError(
+                f"count is {count}. Give 1 to {len(self)}, the pairs of this matching."
+            )
         dropped = dict.fromkeys(self.bridges[count:], f"not among the {count} closest pairs")
         return replace(
             self,

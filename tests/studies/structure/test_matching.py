@@ -181,7 +181,7 @@ def test_the_closest_pairs_of_a_matching() -> None:
     assert one.unmatched == {2: "not among the 1 closest pairs"}
     assert one.distances.shape == (1,)
     for count in (0, 3):
-        with pytest.raises(InputError, match="2 pairs to take from"):
+        with pytest.raises(InputError):
             matching.closest(count)
 
 
