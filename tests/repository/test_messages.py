@@ -12,9 +12,13 @@ from cocurve_lab.base import errors
 ROOT = Path(__file__).resolve().parents[2]
 ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
 FOLDERS = ("cocurve_lab", "widgets/cocurve_widgets", "notebooks/cocurve_studies")
-IMPERATIVES = set(
-    ["add", "allow", "ask", "attach", "build", "call", "check", "choose", "clear", "clone", "close", "compare", "compute", "convert", "copy", "correct", "count", "cut", "delete", "do", "download", "enumerate", "evaluate", "export", "extract", "finish", "free", "get", "give", "go", "include", "install", "join", "keep", "leave", "load", "loosen", "lower", "make", "match", "measure", "merge", "move", "name", "omit", "pass", "prune", "put", "quantize", "raise", "remove", "repair", "return", "run", "save", "scale", "search", "separate", "set", "shorten", "solve", "split", "start", "take", "train", "try", "unpin", "update", "use", "wait", "widen", "write"]
-)
+IMPERATIVES = """
+add allow ask attach build call check choose clear clone close compare compute convert copy
+correct count cut delete do download enumerate evaluate export extract finish free get give go
+include install join keep leave load loosen lower make match measure merge move name omit pass
+prune put quantize raise remove repair return run save scale search separate set shorten solve
+split start take train try unpin update use wait widen write
+"""
 # `with reading(path, remedy):` adds the file and the next step to what these files raise
 COMPLETED = ("base/schema", "curvature/", "solver/", "pruner/manifest", "evaluation/report")
 COMPLETED = (*COMPLETED, "estimator/build", "base/tables", "surrogates/shifts", "base/storage")
@@ -46,7 +50,9 @@ def has_next_step(text: str) -> bool:
         return True
     clauses = re.split(r"(?<=[.:;?!,}])\s+|\b(?:or|and|then|otherwise)\b", text)[1:]
     words = (re.findall(r"[\w{}]+", clause.lower()) for clause in clauses)
-    return any(word and (word[0] in IMPERATIVES or word[0].startswith("{")) for word in words)
+    return any(
+        word and (word[0] in IMPERATIVES.split() or word[0].startswith("{")) for word in words
+    )
 
 
 def test_every_message_states_fact_and_next_step() -> None:
