@@ -63,10 +63,20 @@ def test_all_positions() -> None:
         assert "15 scored per row (all)" in repr(rows)
 
 
-@pytest.mark.parametrize("wanted", [0, 16])
-def test_impossible_numbers_of_positions(wanted: int) -> None:
-    with pytest.raises(cl.InputError, match=f"positions_per_sequence is {wanted}.* 15 positions"):
-        pack(positions_per_sequence=wanted)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_sequences": 0},
+        {"seq_len": 1},
+        *({"positions_per_sequence": wanted} for wanted in (0, 16)),
+        *({"eos": eos} for eos in ("two words", "", 10**6, -1)),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(cl.InputError, match=f"^{name} is "):
+        pack(**options)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +90,6 @@ def test_empty_text_is_refused(texts: Any) -> None:
 def test_empty_documents_are_skipped_wherever_they_are() -> None:
     padded = [""] * 700 + TEXTS
     assert torch.equal(pack(iter(padded)).input_ids, pack(iter(TEXTS)).input_ids)
-
-
-def test_a_single_string_is_one_document() -> None:
-    rows = pack(" ".join(TEXTS), seq_len=8)
-    assert 0 not in rows.input_ids
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_sequences": 0}, "num_sequences is 0"),
-        ({"seq_len": 1}, "seq_len is 1"),
-    ],
-)
-def test_bad_sizes_are_refused(options: dict[str, int], message: str) -> None:
-    with pytest.raises(cl.InputError, match=message):
-        pack(**options)
 
 
 def test_only_joined_documents_need_an_end_token() -> None:
@@ -118,12 +111,6 @@ def test_the_end_token_can_be_chosen(eos: str | int) -> None:
         assert found.input_ids.flatten().tolist() == expected
 
 
-@pytest.mark.parametrize("eos", ["two words", "", 10**6, -1])
-def test_an_end_token_that_does_not_exist_is_refused(eos: str | int) -> None:
-    with pytest.raises(cl.InputError, match=f"eos is {eos!r}, which is not a token"):
-        cl.CalibrationSet.from_texts(TEXTS, word_tokenizer(), 2, 8, 5, eos=eos)
-
-
 def test_row_length_defaults_to_the_tokenizers_context_up_to_2048() -> None:
     long = ["w1 w2 w3"] * 600
 
@@ -136,25 +123,28 @@ def test_row_length_defaults_to_the_tokenizers_context_up_to_2048() -> None:
     assert rows(131_072).seq_len == rows(10**30).seq_len == 2048
 
 
+IDS = torch.zeros(2, 4, dtype=torch.long)
+
+
 @pytest.mark.parametrize(
-    ("ids", "positions", "message"),
+    ("ids", "positions"),
     [
-        (torch.zeros(4, dtype=torch.long), "all", "Give integer ids"),
-        (torch.zeros(0, 4, dtype=torch.long), "all", "Give integer ids"),
-        (torch.zeros(2, 1, dtype=torch.long), "all", "at least one row of two tokens"),
-        (torch.zeros(2, 4), "all", "torch.float32"),
-        (torch.full((2, 4), -1), "all", "token ids are not negative"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0], [3]]), r"\[0, 2\]"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0], [-1]]), "from -1 to 0"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0]]), r"Give \[2, P\]"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 0), r"Give \[2, P\]"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0, 0], [0, 1]]), "row 0 .*twice"),
-        (torch.zeros(2, 4, dtype=torch.long), torch.tensor([[0.5], [1.0]]), "whole numbers"),
-        (torch.zeros(2, 4, dtype=torch.long), "some", "positions is 'some'"),
+        (torch.zeros(4, dtype=torch.long), "all"),
+        (torch.zeros(0, 4, dtype=torch.long), "all"),
+        (torch.zeros(2, 1, dtype=torch.long), "all"),
+        (torch.zeros(2, 4), "all"),
+        (torch.full((2, 4), -1), "all"),
+        (IDS, torch.tensor([[0], [3]])),
+        (IDS, torch.tensor([[0], [-1]])),
+        (IDS, torch.tensor([[0]])),
+        (IDS, torch.zeros(2, 0)),
+        (IDS, torch.tensor([[0, 0], [0, 1]])),
+        (IDS, torch.tensor([[0.5], [1.0]])),
+        (IDS, "some"),
     ],
 )
-def test_bad_explicit_rows_are_refused(ids: torch.Tensor, positions: Any, message: str) -> None:
-    with pytest.raises(cl.InputError, match=message):
+def test_bad_explicit_rows_are_refused(ids: torch.Tensor, positions: Any) -> None:
+    with pytest.raises(cl.InputError):
         cl.CalibrationSet(input_ids=ids, positions=positions)
 
 

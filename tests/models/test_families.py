@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -526,21 +525,6 @@ def test_a_model_that_is_spread_or_offloaded_is_measured_but_not_cut(tmp_path: P
     for remove in (cl.prune, cut):
         with pytest.raises(cl.InputError, match=message):
             remove(spread, cl.Selection.from_pruned(units, [0]))
-
-
-def test_the_table_script_prints_every_family(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    import families_table
-
-    monkeypatch.setattr(families_table, "EVERY_FAMILY", [("gpt2", "mha")])
-    families_table.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert lines[2].split()[1::2][:2] == ["gpt2", "mha"]
-    assert "equal" in lines[2]
-    sys.modules.pop("families_table")
 
 
 def test_logits_that_are_not_the_heads_are_refused() -> None:

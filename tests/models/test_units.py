@@ -14,7 +14,6 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
     MistralConfig,
-    MixtralConfig,
 )
 
 import cocurve_lab as cl
@@ -182,23 +181,11 @@ def test_unknown_architecture_names_what_was_found_and_what_is_supported() -> No
         cl.describe(nn.Linear(2, 2))
 
 
-def test_mixture_of_experts_is_refused() -> None:
-    config = MixtralConfig(
-        hidden_size=16,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=9,
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+def test_a_layer_without_its_projections_is_refused() -> None:
+    model = tiny_model()
+    model.model.layers[1].mlp = nn.ModuleList([model.model.layers[1].mlp])
     with pytest.raises(cl.ArchitectureError):
         cl.enumerate_units(model)
-    disguised = tiny_model()
-    disguised.model.layers[1].mlp = nn.ModuleList([disguised.model.layers[1].mlp])
-    with pytest.raises(cl.ArchitectureError):
-        cl.enumerate_units(disguised)
 
 
 def test_a_decoder_without_its_head_is_refused() -> None:
@@ -212,15 +199,6 @@ def test_quantized_weights_are_refused(name: str) -> None:
     model = tiny_model()
     projection = getattr(model.model.layers[1].self_attn, name)
     projection.weight = nn.Parameter(projection.weight.to(torch.int8), requires_grad=False)
-    with pytest.raises(cl.ArchitectureError):
-        cl.enumerate_units(model)
-
-
-def test_packed_weights_are_refused() -> None:
-    model = tiny_model()
-    projection = model.model.layers[0].mlp.down_proj
-    packed = torch.zeros(HIDDEN, FFN // 2)  # two 4-bit numbers in one
-    projection.weight = nn.Parameter(packed, requires_grad=False)
     with pytest.raises(cl.ArchitectureError):
         cl.enumerate_units(model)
 
