@@ -33,7 +33,6 @@ def solve_gains(
     common to all kept groups of a layer, so only differences between gains of a layer act there.
 
     Args:
-        curvature: H [M, M], nats per token.
         selection: the plan; gains it already has are ignored.
         ridge: gamma >= 0, in units of the mean diagonal of H_KK. At 0 the solution of least norm is
             taken, which has no part in directions where H_KK vanishes.
@@ -50,15 +49,9 @@ def solve_gains(
     """
     ridge, clip = as_float(ridge, "ridge"), as_float(clip, "clip")
     if not 0 <= ridge < np.inf:
-        raise InputError(
-            f"ridge is {ridge}, but it is finite and at least 0. Give one such as 0.2 (the paper "
-            "uses 0.05 to 1)."
-        )
+        raise InputError(f"ridge is {ridge}. Give a finite number of at least 0, such as 0.2.")
     if not clip > 0:
-        raise InputError(
-            f"clip is {clip}, but tau is above 0. Give 1 or 2, as the paper does, or inf for no "
-            "clipping."
-        )
+        raise InputError(f"clip is {clip}. Give 1 or 2, as the paper does, or inf for no clipping.")
     curvature.require_gram("the gains of eq. (comp)")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     kept = np.flatnonzero((selection.units.kinds == "ffn") & ~selection.indicator)
@@ -75,9 +68,6 @@ def compensated_risk(curvature: Curvature, selection: Selection) -> float:
     d_u is the share of unit u's contribution that is removed: 1 for a pruned unit, 1 - gain =
     -alpha for a unit with a gain, 0 otherwise. Without gains this equals
     `selection.predicted_risk`, which never includes them.
-
-    Raises:
-        MismatchError: the curvature is of other units.
     """
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     gone = selection.indicator.astype(np.float64)

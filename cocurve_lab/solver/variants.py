@@ -78,46 +78,39 @@ def edge_variant(
         "sign": sign,
         "keep_diagonal": bool(keep_diagonal),
     }
-    before = curvature.provenance.get("edge_variants", [])
-    origin = curvature.provenance.get("variant_of", curvature.fingerprint)
-    provenance = {"edge_variants": [*before, settings], "variant_of": origin}
-    return Curvature(matrix, curvature.units, curvature.provenance | provenance)
+    return _variant(curvature, matrix, settings)
 
 
 def measured_diagonal(curvature: Curvature) -> Curvature:
     """Replace the diagonal of H by the measured costs 2 R(u) and keep its correlations.
 
     1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. But removing a unit is
-    not a small step. Where the teacher is sure of its token the quadratic falls short, by a lot for
-    some units and by little for others. The build measures R(u) anyway, on the tokens that
-    `Curvature.risk_support` names (its top-r support, or the full vocabulary if it was asked). Here
+    not a small step: where the teacher is sure of its token the quadratic falls short, by a lot for
+    some units. The build measures R(u) anyway, on the tokens of `Curvature.risk_support`. Here
 
         H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u).
 
-    This scales rows and columns of H, so H' is a Gram matrix too. It is not in the paper.
-
-    Args:
-        curvature: H [M, M] of a build by ablations, with its `single_unit_risk` [M].
-
-    Returns:
-        A variant to solve on with `solve_variant`, which predicts risks with H itself.
+    This scales rows and columns of H, so H' is a Gram matrix too. Solve on it with `solve_variant`,
+    which predicts risks with H itself. It is not in the paper.
 
     Raises:
         InputError: H has no measured risks.
     """
     risk = curvature.single_unit_risk
     if risk is None:
-        raise InputError(
-            "this H has no measured risks of single units (a preview, a published matrix or a "
-            "variant). Build it by ablations."
-        )
+        raise InputError("this H has no measured risks of single units. Build it by ablations.")
     # a measured KL of almost 0 may be below it by rounding
     root = np.sqrt(2 * np.clip(risk, 0.0, None))
     matrix = curvature.correlation() * np.outer(root, root)
     np.fill_diagonal(matrix, root**2)
+    return _variant(curvature, matrix, {"diagonal": "measured"})
+
+
+def _variant(curvature: Curvature, matrix: np.ndarray, settings: dict[str, Any]) -> Curvature:
+    """A matrix made from H, whose provenance lists what was done to it."""
     before = curvature.provenance.get("edge_variants", [])
     origin = curvature.provenance.get("variant_of", curvature.fingerprint)
-    provenance = {"edge_variants": [*before, {"diagonal": "measured"}], "variant_of": origin}
+    provenance = {"edge_variants": [*before, settings], "variant_of": origin}
     return Curvature(matrix, curvature.units, curvature.provenance | provenance)
 
 
@@ -160,17 +153,13 @@ def solve_variant(
 ) -> Selection:
     """Solve on a variant and predict with the full H: the plan of one ablation row.
 
+    Returns the greedy plan on `variant`, with its order, guards and lambda. Node and edge terms [k]
+    (hence predicted risk, marginals and objective, nats per token) and the fingerprint are those of
+    the full H, so the marginals are not the ones that greedy compared.
+
     Args:
         curvature: the full signed H [M, M], nats per token.
         variant: the matrix to solve on, over the same units; from `edge_variant`, or any other.
-        ratio: share of removable cost to remove, [0, 1).
-        interaction_strength: lambda >= 0, applied to the edges of the variant.
-        guards: where units may be pruned.
-
-    Returns:
-        The greedy plan on `variant`, with its order, guards and lambda. Node and edge terms [k]
-        (hence predicted risk, marginals and objective, nats per token) and the fingerprint are
-        those of the full H, so the marginals are not the ones that greedy compared.
 
     Raises:
         MismatchError: the two are over different units.
@@ -237,12 +226,7 @@ def structure_table(
     FFN-only) and the greedy rule (per cost, plain). The first row of each axis is the same plan,
     that of the method; `measure_plans` measures equal plans once.
 
-    Args:
-        curvature: the full signed H [M, M], nats per token.
-        ratio: share of removable cost to remove, [0, 1).
-        interaction_strength: lambda >= 0, for all rows.
-        guards: for all rows. The kinds axis restricts `guards.kinds`; it is omitted if they name
-            only one kind.
+    The kinds axis restricts `guards.kinds`; it is omitted if they name only one kind.
 
     Returns:
         One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
@@ -250,7 +234,6 @@ def structure_table(
         "note" gives the reason; otherwise "note" is empty.
 
     Raises:
-        InputError: ratio or lambda out of range.
         InfeasibleError: the method itself reaches no plan, so there is nothing to compare.
     """
     settings = (ratio, interaction_strength)

@@ -11,8 +11,7 @@ from scipy.optimize import linprog
 from ...base.errors import InputError, NumericalError
 from ...curvature.matrix import Curvature
 from ...solver.greedy import Greedy
-from ...solver.guards import FREE, Guards, Rules, reachable_ratio
-from ...solver.targets import target_cost
+from ...solver.guards import FREE, Guards, Rules
 
 _ROUNDING = 1e-4  # eigenvalues of the correlation matrix above minus this count as rounding
 _STEPS = 300  # the most linear programs that are solved
@@ -41,12 +40,6 @@ def risk_lower_bound(
     The bound is close to the optimum where units are weakly coupled. It is little above 0 where H
     has low rank, because some combination of units then costs nothing. It is not in the paper.
 
-    Args:
-        curvature: H [M, M], positive semidefinite up to rounding.
-        ratio: share of removable cost to remove, [0, 1).
-        guards: where units may be pruned.
-        interaction_strength: lambda in [0, 1].
-
     Raises:
         InputError: lambda outside [0, 1], or ratio outside [0, 1).
         NumericalError: H is not positive semidefinite, so there is no convex f of this kind.
@@ -54,13 +47,11 @@ def risk_lower_bound(
     """
     if not 0 <= interaction_strength <= 1:
         raise InputError(
-            f"interaction_strength is {interaction_strength}; the bound holds for lambda in "
-            "[0, 1], because lambda H + (1 - lambda) diag H need not be positive semidefinite "
-            "outside. Give one in that range."
+            f"interaction_strength is {interaction_strength}. Give one in [0, 1]; outside, "
+            "lambda H + (1 - lambda) diag H need not be positive semidefinite."
         )
-    units = curvature.units
-    rules = Rules(units, guards, ratio)
-    if reachable_ratio(units, guards, ratio) * units.total_cost < target_cost(units, ratio):
+    rules = Rules(curvature.units, guards, ratio)
+    if rules.reachable()[0] < rules.budget.needed:
         raise Greedy(curvature, ratio, guards).infeasible()
     _require_semidefinite(curvature.matrix)
     may = np.flatnonzero(rules.admissible)
@@ -69,7 +60,7 @@ def risk_lower_bound(
     matrix = interaction_strength * curvature.matrix[np.ix_(may, may)]
     np.fill_diagonal(matrix, curvature.saliency[may])
     linear, floor = _linear_part(matrix)
-    bound = _tangent_bound(matrix - np.diag(linear), linear, _Polytope.of(rules, ratio, may))
+    bound = _tangent_bound(matrix - np.diag(linear), linear, _Polytope.of(rules, may))
     # the bound must hold in exact arithmetic, so subtract the most that rounding may have added
     rounding = len(may) * np.finfo(float).eps * float(np.abs(matrix).sum() + np.abs(linear).sum())
     return max(bound - rounding, floor)
@@ -80,9 +71,8 @@ def _require_semidefinite(matrix: np.ndarray) -> None:
     lowest = _lowest_eigenvalue(matrix / np.outer(scale, scale))
     if lowest < -_ROUNDING:
         raise NumericalError(
-            f"H is not positive semidefinite: its correlations have an eigenvalue of {lowest:.3g}, "
-            "so the surrogate is not convex and has no such bound. Use the H of a build (a Gram "
-            "matrix), not an edge variant of it."
+            f"H is not positive semidefinite: its correlations have an eigenvalue of {lowest:.3g}. "
+            "Use the H of a build (a Gram matrix), not an edge variant of it."
         )
 
 
@@ -132,13 +122,13 @@ class _Polytope:
     limits: np.ndarray
 
     @classmethod
-    def of(cls, rules: Rules, ratio: float, may: np.ndarray) -> _Polytope:
+    def of(cls, rules: Rules, may: np.ndarray) -> _Polytope:
         costs, layers = rules.units.costs[may], rules.units.layers[may]
         # costs of real plans are multiples of a step: rounding the budget up to one, and caps down,
         # cuts off relaxed plans only
         step = int(np.gcd.reduce(costs))
         rows = [-costs]
-        limits = [-step * np.ceil(target_cost(rules.units, ratio) / step)]
+        limits = [-step * np.ceil(rules.budget.needed / step)]
         for layer, room in enumerate(rules.room):
             mine = np.where(layers == layer, costs, 0)
             if mine.sum() > room:

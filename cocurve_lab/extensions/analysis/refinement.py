@@ -16,7 +16,7 @@ from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
 from ...solver.selection import Selection, risk_terms
-from ...solver.targets import require_strength, target_cost
+from ...solver.targets import require_strength
 
 log = logging.getLogger(__name__)
 _WIN = 1e-12  # of the trace of H: an exchange that lowers R_lambda by less is rounding
@@ -40,13 +40,11 @@ def refine(
     (portions.py) are swapped, one for one, so that all counts stay.
 
     Args:
-        selection: a plan with an interaction strength. Its `forced` units stay. Its gains are
+        selection: a plan with an interaction strength. Its `forced` units stay; its gains are
             dropped, because they were solved for its own pruned set.
-        curvature: H [M, M] that defines the objective, nats per token.
         exclude: units that may not enter. Repeat those given to `solve_greedy`: a Selection does
             not record them.
-        max_rounds: the most exchanges to make. At this limit the plan so far is returned, with a
-            warning in the log.
+        max_rounds: the most exchanges to make; at this limit the log warns.
 
     Returns:
         A Selection with the same requested ratio, guards and lambda, whose objective is never above
@@ -74,12 +72,12 @@ def refine(
     strength = selection.interaction_strength
     if strength is None:
         raise InputError(
-            f"{selection!r} has no interaction_strength, so there is no objective to improve. Set "
-            "one with dataclasses.replace(selection, interaction_strength=...)."
+            f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
+            "dataclasses.replace(selection, interaction_strength=...)."
         )
     strength = require_strength(strength)
     if max_rounds < 0:
-        raise InputError(f"max_rounds is {max_rounds}, but it counts exchanges. Give 0 or more.")
+        raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
     selection.require_by_ratio("a refined plan", machine=True)
     search = _Search(selection, curvature, strength, exclude)
@@ -132,9 +130,11 @@ class _Search:
     def __init__(
         self, selection: Selection, curvature: Curvature, strength: float, exclude: UnitsLike
     ) -> None:
-        units, ratio = selection.units, selection.requested_ratio
+        units = selection.units
         forced = list(selection.pruned[: selection.forced])
-        rules = Rules(units, selection.guards, ratio, forced, exclude, portions=True)
+        rules = Rules(
+            units, selection.guards, selection.requested_ratio, forced, exclude, portions=True
+        )
         self.portions = rules.portions
         self.costs, self.layers = units.costs, units.layers
         self.pruned = selection.indicator.copy()
@@ -146,7 +146,7 @@ class _Search:
         self.free[forced] = False
         self.spent = selection.pruned_cost
         self.room = np.array(rules.room_after(selection.pruned), dtype=np.int64)
-        self.target = target_cost(units, ratio)
+        self.target = rules.budget.needed
         largest = int(self.costs[rules.admissible].max(initial=0))
         # forced units may exceed the target by any amount, and the plan must still be admitted
         self.ceiling = max(self.target + largest, int(self.costs[forced].sum()) + 1)
@@ -238,12 +238,9 @@ class _Search:
     def _triple(
         self, pivot: int, leaving: bool, partners: np.ndarray, lowest: np.ndarray
     ) -> _Exchange:
-        """The best exchange of `pivot` for two partners from the other side.
+        """The best exchange of `pivot`, which may be leaving, for two partners of the other side.
 
-        Args:
-            pivot: the unit that changes sides alone; `leaving` tells whether it leaves.
-            partners: the units on the other side.
-            lowest: [partners] the minimum over partners k of E_jk.
+        `lowest` [partners] is the minimum over partners k of E_jk.
         """
         sign = -1 if leaving else 1
         alone = sign * self.marginal[pivot]
@@ -275,10 +272,7 @@ class _Search:
 def _lowest(change: np.ndarray, allowed: np.ndarray, *units: np.ndarray) -> _Exchange:
     """The allowed exchange of lowest change, the first among equals.
 
-    Args:
-        change: change of R_lambda for each combination of units, nats per token.
-        allowed: bool of the same shape.
-        *units: for each unit of an exchange, its indices along the axes of `change`.
+    `change` and `allowed` have an entry for each combination; `units` are the indices on each axis.
     """
     if not allowed.any():
         return _Exchange(np.inf)

@@ -35,11 +35,9 @@ class Stability(Folded):
 
     Attributes:
         selection: the plan of the whole H.
-        frequency: [M] share of the feasible draws whose plan prunes the unit; NaN if no draw was
-            feasible.
+        frequency: [M] share of the feasible draws whose plan prunes the unit; NaN without any.
         overlaps: [feasible draws] Jaccard overlap of each draw's plan with `selection`, [0, 1].
-        draws: number of bootstrap draws.
-        infeasible: number of draws on which greedy stalled; no other field counts them.
+        draws, infeasible: bootstrap draws, and those on which greedy stalled.
         groups: G, the number of groups with at least one scored position.
     """
 
@@ -91,23 +89,14 @@ def selection_stability(
     This is a bootstrap over groups (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
     Each draw takes G of the G groups with replacement, forms H = weighted sum of Grams / weighted
     positions, and solves again. With G groups the variance over draws is too small by a factor of
-    about (G - 1) / G. It takes about 3 s for 200 draws at M = 768 on one core, and 64 MB (at least
-    one matrix) beside the groups.
-
-    Args:
-        curvature: H [M, M] with its groups.
-        ratio, interaction_strength, guards: as for `solve_greedy`.
-        draws: number of bootstrap draws, at least 1.
-        seed: seed of the draws.
+    about (G - 1) / G. It takes about 3 s for 200 draws at M = 768 on one core.
 
     Raises:
         InputError: H has no groups or is not their mean, or an argument is out of range.
         InfeasibleError: the whole H has no plan. Draws without a plan are only counted.
     """
     if draws < 1:
-        raise InputError(
-            f"draws is {draws}. Give at least 1 (200 draws resolve 3 percentage points)."
-        )
+        raise InputError(f"draws is {draws}. Give at least 1, better 200.")
     groups = Groups.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength, guards)
     even = np.full(len(groups), 1 / len(groups))
@@ -152,16 +141,15 @@ class Convergence(Folded):
     The errors and the overlap are NaN where they are unknown (a single group).
 
     Attributes:
-        converged: True if there are enough groups and the three errors are within the tolerance.
+        converged: there are enough groups, and the three errors are within the tolerance.
         risk: predicted risk of the plan of the whole H, nats per token.
         risk_error: relative standard error of `risk`, with the plan taken as given.
         saliency_error: median over units of the relative standard error of H_uu.
         optimism: the share by which `risk` is likely too low, because the plan was chosen on the
             same H that predicts its risk.
-        overlap: Jaccard overlap of the plans of the even and the odd groups. It is not part of the
-            criterion: units of equal worth swap places however much text there is.
-        groups: G, the number of groups with at least one scored position.
-        tolerance: the largest error allowed.
+        overlap: Jaccard overlap of the plans of the even and the odd groups. It is no criterion:
+            units of equal worth swap places however much text there is.
+        groups, tolerance: G, and the largest error allowed.
         reason: one sentence with the numbers.
     """
 
@@ -199,20 +187,13 @@ def is_converged(
     own H. On a trained model of 120 units (64 sequences x 255 positions, ratio 0.3, lambda 1) that
     risk was known to 8 %, while the plans of the halves cost 34 % more on the other half.
 
-    It takes milliseconds, so it can be asked during a build.
-
-    Args:
-        curvature: H [M, M] with its groups; `Build.so_far()` during a build.
-        ratio, interaction_strength: as for `solve_greedy`; the plan is solved without guards.
-        tolerance: the largest relative error allowed, above 0.
+    It takes milliseconds, so a build can ask it (`Build.so_far()`). The plan is without guards.
 
     Raises:
         InputError: H has no groups or is not their mean, or an argument is out of range.
     """
     if not tolerance > 0:
-        raise InputError(
-            f"tolerance is {tolerance}, but a relative error is above 0. Give one such as 0.1."
-        )
+        raise InputError(f"tolerance is {tolerance}. Give a number above 0, such as 0.1.")
     groups = Groups.of(curvature)
     plan = solve_greedy(curvature, ratio, interaction_strength).indicator
     risk = _risk(curvature.matrix, plan)
@@ -302,20 +283,11 @@ class StopWhenConverged:
 
     It asks `is_converged` after each sequence. After `patience` positive answers in a row it writes
     the reason into the build's events and raises KeyboardInterrupt, just as a user stops a build.
-    The build then returns the H over the sequences done, with provenance["complete"] False and the
-    reason in provenance["events"]. It keeps its checkpoint, if it has one, so running it again
-    continues (and the patience starts again). It needs groups >= 16, the default.
-
-    Args:
-        ratio, interaction_strength, tolerance: as for `is_converged`.
-        patience: positive answers in a row, at least 1.
+    The build then returns the H over the sequences done, and keeps its checkpoint, so running it
+    again continues (and the patience starts again). It needs groups >= 16, the default.
 
     Attributes:
         history: (sequences done, Convergence) after each sequence.
-
-    Raises:
-        InputError: an argument is out of range; or, after the first sequence, the build keeps fewer
-            than 16 groups though it has enough sequences for them.
     """
 
     def __init__(
@@ -329,8 +301,8 @@ class StopWhenConverged:
         interaction_strength = require_strength(interaction_strength)
         if not tolerance > 0 or patience < 1:
             raise InputError(
-                f"tolerance is {tolerance} and patience {patience}, but tolerance is above 0 and "
-                "patience at least 1. Give such values."
+                f"tolerance is {tolerance} and patience {patience}. Give a tolerance above 0 and a "
+                "patience of at least 1."
             )
         self.criterion = (ratio, interaction_strength, tolerance)
         self.patience = patience
