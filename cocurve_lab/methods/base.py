@@ -157,7 +157,6 @@ class Method(ABC):
 
         Raises:
             MismatchError: the evidence is another method's, or of other units.
-            InputError: the ratio is out of range.
             InfeasibleError: no plan of this method reaches the ratio under the guards.
         """
 

@@ -5,7 +5,9 @@ Zhong et al. 2024, "BlockPruner: Fine-grained Pruning for Large Language Models"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from ..models.units import UnitSet
 from ..solver.selection import Selection
 from .base import Arrays, Scored, Subject
 from .filling import blocks, global_order
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,6 @@ class BlockPruner(Scored):
 
     Attributes:
         rows: rows to read, at least 1.
-
-    Raises:
-        InputError: rows below 1.
     """
 
     rows: int = 2
@@ -53,22 +55,42 @@ class BlockPruner(Scored):
         units, ids = subject.units, subject.calibration.input_ids[: self.rows]
         require_measurable(subject.model, ids)
         rows = CalibrationSet(ids, source=f"the first {len(ids)} rows")
-        left, scores = list(blocks(units).values()), np.zeros(len(units))
-        gone: list[int] = []
-        reached: list[float] = []
-        steps = range(len(left))
-        for step in Bar(steps, desc=self.title, unit="block", disable=not subject.progress):
-            plans = [Selection.from_pruned(units, [*gone, *block.tolist()]) for block in left]
-            nll = measure_plans(subject.model, plans, rows, progress=False).nll
-            assert nll is not None
-            means = nll.mean(axis=1)
-            best = int(means.argmin())
-            block = left.pop(best)
-            scores[block] = step
-            gone += block.tolist()
-            reached.append(float(means[best]))
-        return {"scores": scores, "nll": np.array(reached, dtype=np.float64)}
+        parts = list(blocks(units).values())
+        order, nll = least_missed(subject.model, units, parts, rows, subject.progress, self.title)
+        scores = np.zeros(len(units))
+        for step, place in enumerate(order):
+            scores[parts[place]] = step
+        return {"scores": scores, "nll": np.array(nll, dtype=np.float64)}
 
     def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
         """Rank all units together; those of a block tie."""
         return global_order(units, scores)
+
+
+def least_missed(
+    model: PreTrainedModel,
+    units: UnitSet,
+    parts: Sequence[np.ndarray],
+    rows: CalibrationSet,
+    progress: bool,
+    title: str,
+) -> tuple[list[int], list[float]]:
+    """Remove parts of a model one by one, each time the one without which the nll is lowest.
+
+    Returns the places of the parts in order, and the mean nll of the rows after each removal, in
+    nats per token.
+    """
+    left, order, reached = list(range(len(parts))), list[int](), list[float]()
+    for _ in Bar(range(len(parts)), desc=title, unit="block", disable=not progress):
+        gone = [parts[place] for place in order]
+        plans = [
+            Selection.from_pruned(units, np.concatenate([*gone, parts[place]]).tolist())
+            for place in left
+        ]
+        nll = measure_plans(model, plans, rows, progress=False).nll
+        assert nll is not None
+        means = nll.mean(axis=1)
+        best = int(means.argmin())
+        order.append(left.pop(best))
+        reached.append(float(means[best]))
+    return order, reached

@@ -58,10 +58,6 @@ class CoCurve(Method):
             additive KL. These two are not in the paper.
         refit_ratio: build H of a model that will be refitted (`BuildOptions.refit_ratio`); not in
             the paper.
-
-    Raises:
-        InputError: lambda or top_r is out of range, an unknown surrogate, or one that cannot have
-            gains, the gate or a measured diagonal; refit_ratio outside [0, 1].
     """
 
     interaction_strength: Strength = 1.0
@@ -108,10 +104,7 @@ class CoCurve(Method):
         seed: int = 0,
         progress: bool = True,
     ) -> Evidence:
-        """Build H by ablating every unit alone; nothing is drawn. See `Method.measure`.
-
-        Ctrl-C keeps the finished sequences; provenance["curvature"]["complete"] is then False.
-        """
+        """Build H by ablating every unit alone; nothing is drawn. See `Method.measure`."""
         options = BuildOptions(refit_ratio=self.refit_ratio)
         inputs = (model, units, calibration, self.top_r)
         return self.adopt(estimate_curvature(*inputs, progress=progress, options=options))
@@ -175,8 +168,8 @@ class CoCurve(Method):
             return guards
         if self.only not in guards.kinds:
             raise InfeasibleError(
-                f"{self.name} prunes {self.only} units, but the guards allow {guards.kinds}, so "
-                f"nothing is left to prune. Allow {self.only!r}, or use another method.",
+                f"{self.name} prunes {self.only} units, but the guards allow {guards.kinds}. "
+                f"Allow {self.only!r}, or use another method.",
                 requested_ratio=ratio,
                 reachable_ratio=0.0,
             )
@@ -212,11 +205,7 @@ class FfnOnly(CoCurve):
 
 
 def curvature_of(evidence: Evidence) -> Curvature:
-    """Restore the Curvature in an evidence of CoCurve or its controls, bit for bit.
-
-    Raises:
-        FileFormatError: the evidence holds none.
-    """
+    """Restore the Curvature in an evidence of CoCurve or its controls, bit for bit."""
     matrix = evidence.arrays.get("matrix")
     if matrix is None:
         raise FileFormatError(

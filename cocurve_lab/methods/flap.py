@@ -43,9 +43,6 @@ class Flap(Scored):
     Attributes:
         metric: "wifv", the above and the published default; "ifv", Var(X_j) alone; "wifn",
             mean_i |W_ij| x ||X_j||_2.
-
-    Raises:
-        InputError: an unknown metric.
     """
 
     metric: Metric = "wifv"

@@ -75,12 +75,10 @@ def collect_statistics(
 
     Args:
         model: dense or pruned; measured in eval mode, left as it was.
-        calibration: the rows; all tokens count.
         moments: also X^T X of each block: 8 W^2 bytes each, on the model's device while running.
             Products are float64 on a CPU, float32 on a GPU (float64 for a float64 model).
         only: blocks to gather, to bound the memory of moments; None gathers all.
-        progress: show a progress bar.
-        title: what the bar says.
+        title: what the progress bar says.
 
     Raises:
         InputError: text that does not fit the model.
@@ -112,12 +110,9 @@ def per_unit(
     columns: Mapping[Block, np.ndarray],
     reduce: Literal["sum", "mean"] = "sum",
 ) -> np.ndarray:
-    """Reduce scores of columns to scores of units [M] float64: a sum or mean over each unit's.
+    """Reduce scores of columns [W] of each block to scores of units [M] float64.
 
-    Args:
-        units: a UnitSet, or some of its units.
-        columns: [W] per (layer, kind).
-        reduce: "sum", the lab's rule for scores that add up; "mean" for standardised ones.
+    "sum" is the lab's rule for scores that add up; "mean" is for standardised ones.
     """
     parts = [columns[unit.layer, unit.kind][unit.start : unit.stop] for unit in units]
     return np.array([part.sum() if reduce == "sum" else part.mean() for part in parts])

@@ -28,9 +28,6 @@ class Random(Scored):
     Attributes:
         allocation: "global" ranks all units of the model together; "uniform" takes about the same
             share of every block.
-
-    Raises:
-        InputError: an unknown allocation.
     """
 
     allocation: Allocation = "global"

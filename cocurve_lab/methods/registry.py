@@ -36,11 +36,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def get_method(name: str, **options: Any) -> Method:
-    """Make a pruning method by name.
-
-    Args:
-        name: see `method_names()`; case and underscores do not matter.
-        **options: the method's own, see its class.
+    """Make a pruning method by name (`method_names()`), with options of its own.
 
     Raises:
         InputError: the name is unknown (the message names the closest ones), or an option is.

@@ -90,8 +90,7 @@ class SlimGpt(Scored):
             raise InputError(f"damping is {self.damping}. Give a finite number of at least 0.")
         if not (0 < self.first < math.inf and 0 < self.last < math.inf):
             raise InputError(
-                f"first and last are {self.first} and {self.last}. Give relative shares, finite "
-                "and above 0."
+                f"first and last are {self.first} and {self.last}. Give finite shares above 0."
             )
         require_passes(self.layers_per_pass)
         # an option decides it, so the instance says it, not the class
@@ -152,8 +151,7 @@ class SlimGpt(Scored):
         self.require_own(evidence, selection.units)
         if selection.gains:
             raise InputError(
-                f"the plan has {len(selection.gains)} gains, which are a repair already. Pass "
-                "selection.with_gains({})."
+                f"the plan has {len(selection.gains)} gains, a repair. Pass with_gains({{}})."
             )
         pruned = prune(model, selection)
         before, after = describe(model), describe(pruned)
@@ -164,8 +162,7 @@ class SlimGpt(Scored):
             name = _moments_name(*block)
             if name not in evidence.arrays:
                 raise MismatchError(
-                    f"the evidence lacks {name}, because it was measured without reconstruct. "
-                    "Measure with SlimGpt(reconstruct=True)."
+                    f"the evidence lacks {name}. Measure with SlimGpt(reconstruct=True)."
                 )
             weight = weight_columns(before, block).double()
             moments = torch.from_numpy(evidence.arrays[name]).to(weight)
@@ -193,7 +190,6 @@ def removal_scores(
     Args:
         inverse: H^-1 [W, W] float64; overwritten where `downdate`.
         norms: ||W_out[:, p]||^2 [W].
-        columns: the groups.
         downdate: rescore the groups left after each removal.
 
     Returns:
@@ -233,13 +229,9 @@ def damp(moments: Tensor, damping: float) -> Tensor:
 
 
 def refit(weight: Tensor, moments: Tensor, kept: Tensor, damping: float) -> Tensor:
-    """Surviving columns after the OBS update, W_R + W_S H_SR (H_RR)^-1 [d, R].
+    """Surviving columns R after the OBS update, W_R + W_S H_SR (H_RR)^-1 [d, R].
 
-    Args:
-        weight: W_out [d, W].
-        moments: X^T X / tokens [W, W], in the weight's dtype.
-        kept: indices R of the columns that stay.
-        damping: as for `SlimGpt`.
+    `moments` are X^T X / tokens [W, W], in the dtype of the weight W_out [d, W].
     """
     mask = torch.ones(weight.shape[1], dtype=torch.bool, device=weight.device)
     mask[kept] = False

@@ -31,21 +31,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..base.errors import InputError
-from ..base.progress import Bar
 from ..calibration import CalibrationSet
 from ..extensions.repairing.projection_inputs import present_blocks
-from ..measuring.risk import measure_plans
 from ..models.runtime import require_measurable
 from ..models.units import UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
 from ..solver.targets import require_ratio
 from .base import Arrays, Evidence, Scored, Subject
+from .block_pruner import least_missed
 from .filling import take_in_order, uniform_order
 from .inputs import collect_statistics
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,14 @@ class TwoSsp(Scored):
                 norms = found.row_norms[unit.layer, unit.kind][unit.start : unit.stop] / found.rows
                 scores[index] = np.sqrt((norms**2).sum())
         row = CalibrationSet(calibration.input_ids[:1], source="one sequence")
-        layers, nll = removal_order(model, units, row, subject.progress)
-        for step, layer in enumerate(layers):
-            scores[_attention(units, layer)] = step
+        layers = sorted({unit.layer for unit in units if unit.kind == "attention"})
+        parts, title = [_attention(units, layer) for layer in layers], "Attention blocks"
+        order, nll = least_missed(model, units, parts, row, subject.progress, title)
+        for step, place in enumerate(order):
+            scores[parts[place]] = step
         return {
             "scores": scores,
-            "removal_order": np.array(layers, dtype=np.int64),
+            "removal_order": np.array([layers[place] for place in order], dtype=np.int64),
             "nll": np.array(nll, dtype=np.float64),
         }
 
@@ -122,32 +123,6 @@ class TwoSsp(Scored):
         turns = [*_joined(whole[:count]), *ffn, *_joined(whole[count:])]
         # N_attn grows with the ratio, so plans of smaller ratios are not prefixes of larger ones
         return replace(take_in_order(units, turns, ratio, kinds), ordered=False)
-
-
-def removal_order(
-    model: PreTrainedModel,
-    units: UnitSet,
-    row: CalibrationSet,
-    progress: bool,
-) -> tuple[list[int], list[float]]:
-    """Remove whole attention blocks greedily: their layers in order, and the nll after each.
-
-    The nll is of the one row, every position scored, in nats per token.
-    """
-    left = sorted({unit.layer for unit in units if unit.kind == "attention"})
-    order: list[int] = []
-    reached: list[float] = []
-    for _ in Bar(range(len(left)), desc="Attention blocks", unit="block", disable=not progress):
-        plans = [
-            Selection.from_pruned(units, _joined([_attention(units, i) for i in [*order, layer]]))
-            for layer in left
-        ]
-        nll = measure_plans(model, plans, row, progress=False).nll
-        assert nll is not None
-        best = int(nll[:, 0].argmin())
-        order.append(left.pop(best))
-        reached.append(float(nll[best, 0]))
-    return order, reached
 
 
 def num_attention_blocks(units: UnitSet, ratio: float, guards: Guards, alpha: float) -> int:
