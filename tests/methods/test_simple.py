@@ -19,8 +19,6 @@ from cocurve_lab.base.errors import (
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
-from cocurve_lab.methods.filling import uniform_order
-from cocurve_lab.methods.flap import standardised
 from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
@@ -159,13 +157,6 @@ def test_random_draws_by_its_seed_alone() -> None:
     assert abs(draws.mean(axis=0) - 0.5).max() < 0.15  # five standard errors: no unit is favored
 
 
-def test_half_precision_is_measured_in_wider_sums() -> None:
-    model = tiny_model(dtype=torch.bfloat16)
-    for name in ("magnitude", "wanda-sp", "flap", "amp"):
-        half, full = (scores_of(get_method(name), m) for m in (model, tiny_model()))
-        assert relative_error(half, full) < 0.1, name
-
-
 @pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "flap", "amp"])
 def test_broken_weights_are_named(name: str) -> None:
     model = tiny_model()
@@ -207,11 +198,6 @@ def test_an_observer_that_fails_leaves_no_hook() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1])
-def test_columns_that_do_not_differ_are_alike(value: float) -> None:
-    np.testing.assert_array_equal(standardised(np.full(42, value)), np.zeros(42))
-
-
 # Allocation ---------------------------------------------------------------------------------------
 
 
@@ -229,14 +215,6 @@ def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
     plan = get_method(name).select(planted(name, TWO, SCORES), TWO, 0.3)
     assert plan.pruned == (7, 4, 1)
     assert plan.ordered
-
-
-def test_the_scale_of_a_block_decides_nothing_in_an_unfinished_round() -> None:
-    scores = np.array(SCORES, dtype=float)
-    louder = np.where(TWO.layers == 0, scores * 1e6, scores)
-    assert uniform_order(TWO, louder) == uniform_order(TWO, scores)
-    quieter = np.where(TWO.layers == 0, scores * 1e-6, scores)
-    assert uniform_order(TWO, quieter) == uniform_order(TWO, scores)
 
 
 # CoCurve ------------------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
 from cocurve_lab.solver.targets import Target, kv_cache_costs, read_bytes, read_count
-from cocurve_lab.solver.variants import edge_variant
+from cocurve_lab.solver.variants import edge_variant, measured_diagonal
 from helpers.problems import make_units, random_curvature
 
 UNITS = make_units()
 H = random_curvature(UNITS)
 PLAN = solve_greedy(H, 0.3)
 NAN = math.nan
+RATIO: Any = Target(ratio=0.1)  # only solve_greedy takes targets
 
 
 def of_units(**fields: Any) -> Callable[[], Any]:
@@ -105,6 +106,9 @@ CALLS: list[Callable[[], Any]] = [
     lambda: edge_variant(H, reach="near"),  # type: ignore[arg-type]
     lambda: edge_variant(H, sign="positive"),  # type: ignore[arg-type]
     lambda: cl.redundancy_gate(H, ratio=1.0),
+    lambda: measured_diagonal(H),  # without measured risks
+    lambda: lambda_path(H, RATIO),
+    lambda: PLAN.prefix(RATIO),
     lambda: refine(Selection.from_pruned(UNITS, [0]), H),  # made at no lambda
     lambda: refine(PLAN, H, max_rounds=-1),
     lambda: refine(PLAN, H, exclude=[PLAN.pruned[0]]),

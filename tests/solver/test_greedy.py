@@ -123,39 +123,6 @@ def test_risk_and_objective_are_the_quadratic_forms(strength: float) -> None:
     assert plan.interaction_strength == strength
 
 
-def test_running_accumulator_is_the_recomputed_sum() -> None:
-    curvature = random_curvature(SMALL, 6)
-    plan = solve_greedy(curvature, 0.8)
-    assert plan.edge_terms is not None
-    for k, u in enumerate(plan.pruned):
-        fresh = sum(curvature.matrix[u, v] for v in plan.pruned[:k])
-        assert plan.edge_terms[k] == pytest.approx(fresh, abs=1e-15)
-
-
-def test_the_diagonal_omits_exactly_the_off_diagonal_mass() -> None:
-    """Proposition "offdiag", with the weighted mean correlation of its second form."""
-    curvature = random_curvature(SMALL, 7)
-    plan = solve_greedy(curvature, 0.5)
-    assert plan.predicted_risk is not None
-    assert plan.node_risk is not None
-    omitted = plan.predicted_risk - plan.node_risk
-    pairs = [(u, v) for u in plan.pruned for v in plan.pruned if u != v]
-    assert omitted == pytest.approx(sum(curvature.matrix[u, v] for u, v in pairs) / 2)
-    d, rho = curvature.saliency, curvature.correlation()
-    weights = [np.sqrt(d[u] * d[v]) for u, v in pairs]
-    mean_rho = np.average([rho[u, v] for u, v in pairs], weights=weights)
-    chosen = d[list(plan.pruned)]
-    assert omitted == pytest.approx(mean_rho * (np.sqrt(chosen).sum() ** 2 - chosen.sum()) / 2)
-
-
-def test_overshoot_is_less_than_the_last_unit() -> None:
-    curvature = random_curvature(SMALL)
-    for ratio in np.linspace(0.01, 0.99, 50):
-        plan = solve_greedy(curvature, float(ratio))
-        over = plan.realized_ratio - ratio
-        assert -1e-12 <= over < SMALL[plan.pruned[-1]].cost / SMALL.total_cost
-
-
 def test_ratio_zero_is_the_empty_plan() -> None:
     plan = solve_greedy(random_curvature(SMALL), 0)
     assert (len(plan), plan.predicted_risk, plan.objective, plan.realized_ratio) == (0, 0, 0, 0)

@@ -210,14 +210,6 @@ def test_own_costs_replace_parameters_throughout(
     assert plan.pruned_cost == SMALL.costs[list(plan.pruned)].sum()
 
 
-def test_costs_of_parameters_are_the_plain_solve() -> None:
-    curvature = random_curvature(SMALL, 4)
-    plain = solve_greedy(curvature, 0.4)
-    own = solve_greedy(curvature, 0.4, costs=SMALL.costs)
-    assert own.pruned == plain.pruned
-    assert "(54 parameters; at least 40.00% of the costs removed asked, 41.86%" in repr(own)
-
-
 @SETTINGS
 @given(costs=st.lists(st.floats(0.1, 9), min_size=5, max_size=5), cap=st.floats(0.2, 0.99))
 def test_the_reachable_share_of_fractional_costs_is_the_best_of_all(
@@ -240,17 +232,6 @@ def test_an_included_unit_may_cost_nothing() -> None:
 
 
 # What a targeted plan may not become --------------------------------------------------------------
-
-
-def test_only_solve_greedy_takes_targets() -> None:
-    curvature = random_curvature(WHOLE)
-    for call in (
-        lambda t: cl.lambda_path(curvature, t),
-        lambda t: cl.risk_lower_bound(curvature, t),
-        lambda t: cl.reachable_ratio(WHOLE, Guards(), t),
-    ):
-        with pytest.raises(InputError):
-            call(Target(parameters=150))
 
 
 def test_other_budgets_are_not_silently_dropped() -> None:

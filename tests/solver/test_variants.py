@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
@@ -80,21 +80,6 @@ def test_every_variant_is_what_loops_over_pairs_give(make: Any) -> None:
         ]
         np.testing.assert_allclose(variant.matrix, expected, rtol=1e-13, atol=0)
         assert variant.units is curvature.units
-
-
-def test_the_default_variant_and_the_clipped_correlation_of_a_gram_matrix_are_H() -> None:
-    curvature = random_curvature(UNITS, 1)
-    assert (edge_variant(curvature).matrix == curvature.matrix).all()
-    clipped = edge_variant(curvature, sign="correlation_clipped")
-    assert (clipped.matrix == curvature.matrix).all()
-
-
-def test_blocks_add_up_to_the_full_matrix() -> None:
-    """attention + cross + FFN edges, each without the diagonal, are all edges of H."""
-    curvature = random_curvature(UNITS, 2)
-    parts = [edge_variant(curvature, b, keep_diagonal=False) for b in ("attention", "cross", "ffn")]
-    total = sum(part.matrix for part in parts) + np.diag(curvature.saliency)
-    assert (total == curvature.matrix).all()
 
 
 def test_provenance_tells_every_step_and_group_grams_are_gone() -> None:
@@ -209,20 +194,6 @@ def test_plain_greedy_ignores_cost_and_equals_greedy_where_costs_are_equal() -> 
     assert plain_greedy(even, 0.4).pruned == solve_greedy(even, 0.4).pruned
 
 
-def test_plain_greedy_refuses_and_stalls_as_the_solver_does() -> None:
-    curvature = random_curvature(UNITS)
-    with pytest.raises(InputError):
-        plain_greedy(curvature, 0.2, -1.0)
-    with pytest.raises(InputError):
-        plain_greedy(curvature, 1.0)
-    with pytest.raises(InfeasibleError) as of_plain:
-        plain_greedy(curvature, 0.5, guards=Guards(layer_cap=0.3))
-    with pytest.raises(InfeasibleError) as of_solver:
-        solve_greedy(curvature, 0.5, guards=Guards(layer_cap=0.3))
-    assert of_plain.value.reachable_ratio == of_solver.value.reachable_ratio
-    assert of_plain.value.stalled_ratio is None
-
-
 # The table ----------------------------------------------------------------------------------------
 
 
@@ -269,15 +240,3 @@ def test_the_measured_diagonal_prices_single_units_as_measured() -> None:
     cheapest = np.argsort(curvature.single_unit_risk / curvature.units.costs, kind="stable")
     assert set(plan.pruned) == set(cheapest[: len(plan)].tolist())
     assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))
-
-
-def test_where_the_quadratic_is_exact_the_measured_diagonal_changes_nothing() -> None:
-    curvature = random_curvature(
-        make_units(), 5, groups=4
-    )  # its risks are 1/2 H_uu by construction
-    np.testing.assert_allclose(cl.measured_diagonal(curvature).matrix, curvature.matrix, rtol=1e-9)
-
-
-def test_a_matrix_without_measured_risks_has_no_measured_diagonal() -> None:
-    with pytest.raises(cl.InputError):
-        cl.measured_diagonal(random_curvature(make_units(), 3))

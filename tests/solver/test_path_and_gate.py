@@ -199,14 +199,6 @@ def test_the_ends_of_the_range() -> None:
         lambda_path(curvature, 1.0)
 
 
-def test_progress_is_shown_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    curvature = random_curvature(UNITS)
-    lambda_path(curvature, 0.3)
-    assert capsys.readouterr().err == ""
-    lambda_path(curvature, 0.3, progress=True)
-    assert "lambda" in capsys.readouterr().err
-
-
 def test_the_path_of_the_papers_size() -> None:
     curvature = random_curvature(llama_8b_units(), positions=1000)
     path = lambda_path(curvature, 0.2, Guards(protect_first=2, protect_last=2))
@@ -238,14 +230,6 @@ def test_the_band_and_its_recommendation(rho: float, band: str, strength: float)
     assert (gate.band, gate.recommended) == (band, strength)
     assert f"{rho:.3f}" in gate.reason
     assert band in gate.reason
-
-
-def test_both_sides_of_the_balance_where_they_are_known() -> None:
-    curvature = equicorrelated(UNITS, 0.05)
-    size = len(solve_greedy(curvature, 0.4, 0.0))
-    gate = redundancy_gate(curvature, 0.4)
-    assert gate.edge_to_diagonal == pytest.approx(2 * size * 0.05)
-    assert gate.edge_to_diagonal_measured == pytest.approx(2 * (size - 1) * 0.05)
 
 
 def test_the_balance_against_loops() -> None:
