@@ -11,7 +11,7 @@ import numpy as np
 from ..base.arguments import as_float
 from ..base.errors import InputError, NumericalError
 from ..curvature.matrix import Curvature
-from .selection import Selection
+from .selection import GAINED, Selection
 
 # the values the paper tries: gamma / mean diagonal, and tau (appendix "Models and Configuration")
 RIDGES, CLIPS = (0.05, 0.2, 1.0), (1.0, 2.0)
@@ -54,7 +54,7 @@ def solve_gains(
         raise InputError(f"clip is {clip}. Give 1 or 2, as the paper does, or inf for no clipping.")
     curvature.require_gram("the gains of eq. (comp)")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
-    kept = np.flatnonzero((selection.units.kinds == "ffn") & ~selection.indicator)
+    kept = np.flatnonzero(np.isin(selection.units.kinds, GAINED) & ~selection.indicator)
     block = curvature.matrix[np.ix_(kept, kept)]
     lost = curvature.matrix[np.ix_(kept, np.flatnonzero(selection.indicator))].sum(axis=1)
     alpha = _solve_ridge(block, lost, ridge)

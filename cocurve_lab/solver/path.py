@@ -66,11 +66,7 @@ class LambdaPath:
         return len({frozenset(plan.pruned) for plan in plans})
 
     def at(self, interaction_strength: float) -> Segment:
-        """Return the segment that contains a lambda.
-
-        Raises:
-            InputError: it lies outside [0, maximum].
-        """
+        """Return the segment that contains a lambda; raise InputError outside [0, maximum]."""
         if not 0 <= interaction_strength <= self.maximum:
             raise InputError(
                 f"lambda {interaction_strength} is outside this path's [0, {self.maximum:g}]. "

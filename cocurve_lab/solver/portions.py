@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.families import Kind
+from ..models.families import KINDS, UNIT_KINDS, Kind
 from ..models.units import UnitSet
 
 Depth = Literal["block", "layer"]
@@ -60,10 +60,8 @@ class Portions:
         costs: np.ndarray,
     ) -> None:
         self.units, self.unit_costs = units, costs
-        multiples: dict[Kind, int] = {
-            "attention": tensor_parallel,
-            "ffn": math.lcm(align, tensor_parallel),
-        }
+        channels = math.lcm(align, tensor_parallel)
+        multiples = {k: channels if UNIT_KINDS[k].grouped else tensor_parallel for k in KINDS}
         self.groups: list[Group] = []
         self.of = np.empty(len(units), dtype=np.int64)
         for layer in range(units.num_layers):
@@ -115,12 +113,13 @@ class Portions:
     def _stops(self, ids: np.ndarray, kind: Kind, multiple: int, *, whole: bool) -> tuple[int, ...]:
         """The numbers of units that a block may lose so that a multiple is left, or nothing."""
         units, layer = self.units.units, int(self.units.layers[ids[0]])
-        if kind == "attention":
-            # one unit may be one KV head, of which engines keep a copy per device, or all heads
-            widths, noun = [1] * len(ids), "units of attention"
-            multiple = 1 if len(ids) == 1 else multiple
+        label = UNIT_KINDS[kind].label
+        if UNIT_KINDS[kind].grouped:
+            widths, noun = [units[u].stop - units[u].start for u in ids], f"{label} channels"
         else:
-            widths, noun = [units[u].stop - units[u].start for u in ids], "FFN channels"
+            # one unit may be one KV head, of which engines keep a copy per device, or all heads
+            widths, noun = [1] * len(ids), f"units of {label}"
+            multiple = 1 if len(ids) == 1 else multiple
         if sum(widths) % multiple:
             raise InputError(
                 f"layer {layer} has {sum(widths)} {noun}, not a multiple of {multiple}, before "
@@ -132,9 +131,8 @@ class Portions:
             return tuple(range(len(ids) + 1))
         if len(set(widths)) > 1:
             raise InputError(
-                f"FFN units of layer {layer} have {min(widths)} to {max(widths)} channels, so no "
-                f"number of them makes multiples of {multiple}. Choose ffn_groups that divide the "
-                "width."
+                f"{label} units of layer {layer} have {min(widths)} to {max(widths)} channels, not "
+                f"one multiple of {multiple}. Choose ffn_groups that divide the width."
             )
         step = multiple // math.gcd(multiple, widths[0])
         return tuple(range(0, len(ids) + 1, step))

@@ -17,11 +17,13 @@ from ..base.storage import fingerprint
 from ..base.tables import Folded
 from ..curvature.matrix import Curvature
 from ..curvature.release import has_matrix, read_mask
-from ..models.families import KINDS
+from ..models.families import KINDS, UNIT_KINDS
 from ..models.units import Unit, UnitSet
 from .guards import Guards
 from .plan_json import no_plan, read_fields, require_consistent, to_plain
 from .targets import Target, ratio_budget
+
+GAINED = tuple(kind for kind in KINDS if UNIT_KINDS[kind].grouped)  # kinds that may have gains
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +240,7 @@ class Selection(Folded):
         for key, value in gains.items():
             index, gain = self.units.index(key), as_float(value, "a gain")
             unit = self.units[index]
-            if unit.kind != "ffn" or self.indicator[index] or not np.isfinite(gain):
+            if unit.kind not in GAINED or self.indicator[index] or not np.isfinite(gain):
                 raise InputError(
                     f"gain {gain} is on {unit}, but gains are finite and on kept FFN units. Remove "
                     "or correct it."

@@ -21,12 +21,14 @@ import numpy as np
 from ..base.arguments import EXACT, as_float
 from ..base.errors import InputError, NumericalError, shown
 from ..models.architectures import describe
+from ..models.families import UNIT_KINDS, Kind
 from ..models.units import Unit, UnitSet, require_units
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+_CACHED: Kind = "attention"  # the kind whose units hold keys and values
 _GOALS = ("parameters", "size", "kv_cache", "ratio")
 _SMALLEST_COST, _LARGEST_COST = 1e-100, 1e100  # of a Target; a score divides by a cost
 _NOUNS = {
@@ -313,19 +315,19 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
         MismatchError: the units are not the model's.
     """
     item = ITEM_BYTES[dtype_name(dtype)]
-    if "attention" not in units.kinds:
+    if _CACHED not in units.kinds:
         raise InputError(
             "there are no attention units, so there is no KV cache to reduce. Give units of both "
             "kinds, or another target."
         )
     if model is None:
-        ffn = next((unit for unit in units if unit.kind == "ffn"), None)
+        ffn = next((unit for unit in units if UNIT_KINDS[unit.kind].grouped), None)
         sizes = [] if ffn is None else _hidden_sizes(ffn.cost // (ffn.stop - ffn.start))
-        widths = [0 if unit.kind == "ffn" else _head_dim(unit, sizes) for unit in units]
+        widths = [_head_dim(unit, sizes) if unit.kind == _CACHED else 0 for unit in units]
     else:
         require_units(model, units)
         queries = describe(model).queries_per_group
-        widths = [0 if u.kind == "ffn" else (u.stop - u.start) // queries(u.layer) for u in units]
+        widths = [(u.stop - u.start) // queries(u.layer) if u.kind == _CACHED else 0 for u in units]
     return np.array([2 * item * width for width in widths], np.int64)
 
 

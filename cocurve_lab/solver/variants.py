@@ -120,7 +120,8 @@ def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
         return curvature.pair_mask(structure)
     size = len(curvature.units)
     if structure == "within_module":
-        return curvature.pair_mask("attention") | curvature.pair_mask("ffn")
+        kinds = curvature.units.kinds
+        return kinds[:, None] == kinds[None, :]
     return np.full((size, size), structure == "full")
 
 

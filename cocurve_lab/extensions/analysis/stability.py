@@ -1,8 +1,6 @@
 """Dependence of a plan on the calibration text: a bootstrap over groups, and a stopping rule.
 
-The groups of sequences of a build are its independent draws of text (see curvature/uncertainty.py).
-Resampling them shows which units other text would prune; comparing halves shows whether the build
-has enough text.
+The groups of sequences of a build are its independent draws of text (curvature/uncertainty.py).
 """
 
 from __future__ import annotations
