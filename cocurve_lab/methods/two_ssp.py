@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,9 +41,6 @@ from .base import Arrays, Evidence, Scored, Subject
 from .block_pruner import least_missed
 from .filling import take_in_order, uniform_order
 from .inputs import collect_statistics
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
