@@ -202,13 +202,8 @@ def add_suite(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--allow-code-execution",
         action="store_true",
-        help="run, in a sandbox, the programs that the model writes for a suite",
-    )
-    parser.add_argument(
-        "--confinement",
-        choices=("bwrap", "weak"),
-        help="what confines them: bwrap (default; Debian: apt-get install bubblewrap) or, without "
-        "it, weak",
+        help="run the programs that the model writes for a suite, confined by bubblewrap (Debian: "
+        "apt-get install bubblewrap)",
     )
     parser.add_argument("--limit", type=int, help="questions per task; default: all")
 

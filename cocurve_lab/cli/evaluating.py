@@ -108,11 +108,6 @@ def _require_suite(options: argparse.Namespace) -> None:
         raise InputError(
             "--allow-code-execution is for programs of a --suite. Give --suite, or remove it."
         )
-    if options.confinement is not None and not options.allow_code_execution:
-        raise InputError(
-            f"--confinement {options.confinement} is for programs that the model writes. Give "
-            "--allow-code-execution, or remove it."
-        )
     if options.report is None:
         return
     if options.suite is None:
@@ -179,7 +174,6 @@ def _tasks(options: argparse.Namespace, model: Any, tokenizer: Any) -> Evaluatio
     settings = TaskOptions(
         files=tuple(options.tasks),
         data=options.data,
-        confinement=options.confinement or "bwrap",
         progress=bars,
     )
     return evaluate_tasks(

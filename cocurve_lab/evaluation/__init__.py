@@ -9,10 +9,9 @@ In reading order:
     harness.py         the call of lm_eval, and the scores read from its results
     report.py          `EvaluationReport`: task -> metric -> value
     code_execution.py  pass@1: confined runs of code that a model wrote
-    confinement.py     what confines it: bubblewrap, or less where the caller says so
+    confinement.py     what confines it: bubblewrap
     system_calls.py    the system calls it is refused
     judge.py           the script inside, which runs one program and records its end
-    sandbox.py         the script that confines without bubblewrap
     efficiency.py      size, speed and memory, dense and pruned in turn
     reproduction.py    `Reproduction`: the paper's tables measured on one model, resumable
     published.py       the paper's numbers, and those of the authors' release

@@ -1,6 +1,5 @@
-"""How a program is confined: by bubblewrap, or, where the caller says so, by our own weaker means.
-
-The kernel confines, and bubblewrap (`bwrap`) sets it up. Nothing here reads what a program says.
+"""How a program is confined: the kernel confines, and bubblewrap (`bwrap`) sets it up.
+Nothing here reads what a program says.
 """
 
 from __future__ import annotations
@@ -15,40 +14,28 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from ..base.errors import InputError
 from .system_calls import refusals
 
-Confinement = Literal["bwrap", "weak"]
-KINDS = ("bwrap", "weak")
 INSTALL = "apt-get install bubblewrap"
 # what the report says, told before any program starts
 BWRAP = {"network": "namespace", "files": "tmpfs", "processes": "namespace"}
 _PLACE = "/tmp"  # of the program, inside
 
 
-def require_confinement(confinement: Confinement) -> None:
-    """Raise InputError where a program of one line does not start confined as asked.
-
-    Raises:
-        InputError: an unknown kind; bwrap is not installed or does not start here; the system is
-            Windows.
-    """
-    if confinement not in KINDS:
-        raise InputError(f"confinement is {confinement!r}. Choose one of {', '.join(KINDS)}.")
-    if os.name != "posix":
-        raise InputError("programs can be confined on Linux and macOS only. Use one of them.")
-    problem = _problem() if confinement == "bwrap" else None
+def require_confinement() -> None:
+    """Raise InputError where a program of one line does not start in bwrap."""
+    problem = why_not_confined()
     if problem is not None:
         raise InputError(
-            f"{problem}, so no program that the model wrote is run. Install it on Linux "
-            f'({INSTALL}), or pass confinement="weak" to run them less confined.'
+            f"{problem}, so no program that the model wrote is run. Install it on Linux: {INSTALL}."
         )
 
 
-def _problem() -> str | None:
-    """Why bwrap cannot be used here; None where it can."""
+def why_not_confined() -> str | None:
+    """Return why bwrap cannot be used here; None where it can."""
     if shutil.which("bwrap") is None:
         return "bwrap (bubblewrap) is not on the PATH"
     with filtered() as handle:

@@ -16,12 +16,6 @@ from types import ModuleType
 TOKEN, DETAIL = 32, 300  # bytes
 RECORD = 1 + TOKEN + DETAIL
 PASSED, FAILED, CONFINED = b"P", b"F", b"C"
-# what confines without bubblewrap, told as one digit per means: its place in the list
-WEAK = {
-    "network": ("namespace", "sockets refused by Python"),
-    "files": ("landlock", "user nobody", "refused by Python"),
-    "processes": ("namespace", "process group"),
-}
 
 
 def judge(box: dict) -> None:

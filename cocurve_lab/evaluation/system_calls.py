@@ -113,7 +113,7 @@ def refusals(machine: str | None = None) -> bytes:
     if machine not in _AUDIT:
         raise InputError(
             f"there is no list of system calls for {machine}, only for {', '.join(_AUDIT)}. Run "
-            'pass@1 on one of them, or pass confinement="weak".'
+            "pass@1 on one of them."
         )
     column = list(_AUDIT).index(machine)
     code = [

@@ -15,7 +15,7 @@ from ..base.arguments import as_int, as_list
 from ..base.errors import InputError
 from ..measuring.perplexity import PerplexityOptions, perplexity
 from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
-from .confinement import Confinement, require_confinement
+from .confinement import require_confinement
 from .harness import Scores, collect, require_harness, run_harness
 from .report import EvaluationReport
 from .suites import DIFFERENCES, PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_task
@@ -42,8 +42,6 @@ class TaskOptions:
         batch_size: prompts per forward.
         max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
         limits: time, memory, files and processes of each executed program.
-        confinement: what confines executed programs: "bwrap" (bubblewrap, which must be installed)
-            or "weak" (what the system offers without it). The report says which it was.
         progress: show the harness's bars.
 
     Raises:
@@ -57,7 +55,6 @@ class TaskOptions:
     batch_size: int = 16
     max_length: int | None = None
     limits: Limits = field(default_factory=Limits)
-    confinement: Confinement = "bwrap"
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -90,7 +87,8 @@ def evaluate_tasks(
             "local", the files in `options.files`.
         limit: only so many samples of each task (documents of each text), from its start; None
             takes all.
-        allow_code_execution: True lets generated programs run, confined, for pass@1.
+        allow_code_execution: True lets generated programs run for pass@1, confined by bubblewrap.
+            Where that does not start, no program runs, and the report names the tasks as failed.
         options: a choice of tasks, files, batch size, limits, progress.
 
     Returns:
@@ -99,8 +97,8 @@ def evaluate_tasks(
 
     Raises:
         InputError: an unknown suite or task; lm_eval is not installed; code tasks without
-            `allow_code_execution`, or where bwrap does not start; a file that cannot be used; no
-            task could be run, for example because the hub cannot be reached.
+            `allow_code_execution`; a file that cannot be used; no task could be run, for example
+            because the hub cannot be reached.
     """
     options = options or TaskOptions()
     limit = None if limit is None else as_int(limit, "limit", 1)
@@ -109,11 +107,12 @@ def evaluate_tasks(
     code = [n for n, made in work.items() if n in PAPER_CODE or (made and made.program)]
     if code:
         require_permission(allow_code_execution)  # before anything is read from the hub
-        require_confinement(options.confinement)
     bench = _Bench(model, tokenizer, options, limit, _max_length(model, options))
     found, failed = bench.found, {}
     for name, made in work.items():
         try:
+            if name in code:
+                require_confinement()
             bench.run(name, made)
         except Exception as error:  # hours of other tasks must not be lost
             log.warning("%s failed: %s", name, error)
@@ -251,9 +250,9 @@ def execute_code(
     Args:
         results: of `run_harness`; replies are read from its samples.
         task: one with a `program`.
-        options: limits, confinement and progress.
-        found: gets the score, its error over programs, and a note on the confinement and on what
-            passing does not prove.
+        options: limits and progress.
+        found: gets the score, its error over programs, and a note on what confined them and on
+            what passing does not prove.
 
     Raises:
         InputError, CocurveError: as for `run_programs`.
@@ -266,7 +265,6 @@ def execute_code(
         allow_code_execution=True,
         limits=options.limits,
         progress=options.progress,
-        confinement=options.confinement,
     )
     passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
@@ -277,7 +275,7 @@ def execute_code(
 def _isolation(outcomes: list[Outcome]) -> str:
     kinds = {", ".join(f"{k}: {v}" for k, v in sorted(o.isolation.items())) for o in outcomes}
     means = " or ".join(sorted(kind for kind in kinds if kind))
-    return f'programs ran with confinement "{outcomes[0].confinement}" ({means})'
+    return f"programs ran in bubblewrap ({means})"
 
 
 def _versions() -> dict[str, str]:

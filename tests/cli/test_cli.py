@@ -560,11 +560,6 @@ def test_what_exists_is_never_overwritten(
         (["merge", "~no-such-user/x"], FAILED, "there is no ~no-such-user/x"),
         (["evaluate", "demo", "--data", "hub"], FAILED, "is for the datasets of --suite paper"),
         (["evaluate", "demo", "--allow-code-execution"], FAILED, "is for programs of a --suite"),
-        (
-            ["evaluate", "demo", "--suite", "demo", "--confinement", "weak"],
-            FAILED,
-            "--confinement weak is for programs",
-        ),
         (["inventory", "--config", "nowhere.json"], FAILED, "there is no nowhere.json"),
         (["inventory", "--paper", "--disk", "3"], FAILED, "--disk 3 is for --build. Add --build"),
         (["inventory", "--paper", "--build", "--disk", "0"], FAILED, "Give a number above 0."),

@@ -30,8 +30,8 @@ from cocurve_lab.evaluation.task_files import (
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
 from helpers.tiny_models import full_logits, tiny_model, word_tokenizer
 
-# what this machine has; tests of the confinement itself say where bubblewrap is missing
-CONFINED: confining.Confinement = "weak" if confining._problem() else "bwrap"
+WHY_NOT = confining.why_not_confined()
+confined = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
 ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets" / "tasks"
 
 
@@ -207,6 +207,7 @@ def test_code_is_refused_unless_allowed(harness: Any, tmp_path: Path) -> None:
         evaluate_tasks(tiny_model(), word_tokenizer(), "paper")
 
 
+@confined
 def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     task = humaneval(code_rows())
     replies = ["    return 2 * x", "    return x", "    import sys; sys.exit(0)"]
@@ -214,19 +215,35 @@ def test_pass_at_1_is_the_share_of_programs_that_run() -> None:
     scores = Scores()
     results, options = (
         {"samples": {"humaneval": samples}},
-        TaskOptions(progress=False, confinement=CONFINED),
+        TaskOptions(progress=False),
     )
     tasks.execute_code(results, task, options, scores)
     assert scores.values == {"humaneval": {"pass@1": pytest.approx(1 / 3)}}
     assert scores.errors["humaneval"]["pass@1"] == pytest.approx(1 / 3)
     assert "network" in scores.notes[0]
-    assert f'confinement "{options.confinement}"' in scores.notes[0]
     assert LIMITATION in scores.notes[0]
 
 
+def test_without_bubblewrap_no_program_runs_and_the_report_says_so(
+    harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write(tmp_path / "human.jsonl", code_rows()), write(tmp_path / "one.jsonl", [CHOICE])]
+    monkeypatch.setenv("PATH", "/nowhere")
+    report = evaluate_tasks(
+        tiny_model(),
+        word_tokenizer(),
+        "local",
+        allow_code_execution=True,
+        options=TaskOptions(files=files, progress=False),
+    )
+    assert list(report.values) == ["one"]
+    assert "bwrap" in report.failed["human"]
+
+
+@confined
 def test_code_goes_through_the_harness(harness: Any, tmp_path: Path) -> None:
     files = [write(tmp_path / "human.jsonl", code_rows())]
-    settings = TaskOptions(files=files, progress=False, confinement=CONFINED)
+    settings = TaskOptions(files=files, progress=False)
     report = evaluate_tasks(
         tiny_model(), word_tokenizer(), "local", allow_code_execution=True, options=settings
     )
@@ -306,7 +323,7 @@ def test_bad_arguments(harness: Any, tmp_path: Path) -> None:
         evaluate_tasks(model, tokenizer, limit=0)
     with pytest.raises(cl.InputError, match="needs files"):
         evaluate_tasks(model, tokenizer, "local")
-    with pytest.raises(cl.InputError, match="no task 'sums'; there are"):
+    with pytest.raises(cl.InputError, match="no task 'sums'"):
         evaluate_tasks(model, tokenizer, options=TaskOptions(tasks=("sums",)))
     with pytest.raises(cl.InputError, match="give a list"):
         TaskOptions(files="a.jsonl")
@@ -364,6 +381,7 @@ def test_real_files_are_understood() -> None:
 
 
 @real
+@confined
 @pytest.mark.slow
 def test_canonical_solutions_pass() -> None:
     rows = read_records(ASSETS / "HumanEval.jsonl.gz")
@@ -373,9 +391,7 @@ def test_canonical_solutions_pass() -> None:
         task.program(record, row["canonical_solution"])
         for record, row in zip(task.records, rows, strict=True)
     ]
-    found = run_programs(
-        programs, allow_code_execution=True, workers=2, progress=False, confinement=CONFINED
-    )
+    found = run_programs(programs, allow_code_execution=True, workers=2, progress=False)
     assert [outcome.detail for outcome in found if outcome.status != "passed"] == []
 
 

@@ -162,13 +162,12 @@ def _settings(options: argparse.Namespace) -> Any:
     tasks = TaskOptions(
         files=tuple(options.tasks),
         data=options.data,
-        confinement=options.confinement or "bwrap",
         progress=bars,
     )
     suite_tasks(suite, tasks)
     if options.allow_code_execution:
         require_permission(True)
-        require_confinement(tasks.confinement)
+        require_confinement()
     return ReproductionOptions(
         folder=options.out,
         suite=suite,
