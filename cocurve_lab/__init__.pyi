@@ -11,7 +11,7 @@ from .calibration import CalibrationSet as CalibrationSet
 from .calibration import default_calibration as default_calibration
 from .estimator.estimate import estimate_curvature as estimate_curvature
 from .estimator.estimate import load_or_estimate as load_or_estimate
-from .estimator.build import BuildOptions as BuildOptions
+from .curvature.settings import BuildOptions as BuildOptions
 from .extensions.analysis.preview import ProbeOptions as ProbeOptions
 from .extensions.analysis.stability import StopWhenConverged as StopWhenConverged
 from .extensions.big_models.cluster import ray_executor as ray_executor
@@ -77,8 +77,8 @@ from .models.loading import is_demo as is_demo
 from .models.units import units_like as units_like
 from .models.runtime import exclusive as exclusive
 from .curvature.matrix import merge_shards as merge_shards
-from .curvature.matrix import preview_note as preview_note
-from .curvature.matrix import TRUSTED_STRENGTH as TRUSTED_STRENGTH
+from .extensions.surrogates.notes import preview_note as preview_note
+from .extensions.surrogates.notes import TRUSTED_STRENGTH as TRUSTED_STRENGTH
 from .curvature.matrix import BLOCKS as BLOCKS
 from .extensions.surrogates.pair_kl import PAIR_KL as PAIR_KL
 from .curvature.uncertainty import Coverage as Coverage

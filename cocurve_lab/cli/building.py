@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.errors import InputError
 from ..curvature.matrix import merge_shards
-from ..curvature.merging import progress_of, settings_of, shard_groups
-from ..estimator.build import BuildOptions
+from ..curvature.merging import progress_of, shard_groups
+from ..curvature.settings import BuildOptions, settings_of
 from ..estimator.files import checkpoint_of, files_in, kept_at, whole_path
 from .common import (
     add_model,
@@ -26,7 +26,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:
-    from ..curvature.merging import Shard
+    from ..curvature.settings import Shard
     from ..estimator.worker import Executor
 
 BUILD = """\
@@ -226,7 +226,7 @@ def merge(options: argparse.Namespace) -> int:
     merged = merge_shards(parts)
     path = whole_path(files[0].parent, merged)
     if path.exists():  # loaded, to be sure that it is this result
-        Curvature.load(path, expected=settings_of(merged) | {"shard": None})
+        Curvature.load(path, expected=settings_of(merged.provenance) | {"shard": None})
         print(f"{path} exists already (nothing was rebuilt).")
         return 0
     merged.save(path)

@@ -1,57 +1,38 @@
 """The co-pruning curvature H: the matrix that every later step reads.
 
-This file needs numpy only: a stored H opens without torch, without a GPU and without the model. The
-last section is about previews, the H of random probes.
+This file needs numpy only: a stored H opens without torch, without a GPU and without the model.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..base.arguments import as_list, as_path, require_type
 from ..base.atomic import write_atomically
-from ..base.errors import CocurveError, InputError, NumericalError
+from ..base.errors import InputError, NumericalError
 from ..base.schema import reading
+from ..base.seams import extension
 from ..base.storage import dump_npz, dump_plain, fingerprint, load_npz, load_plain, require_settings
 from ..base.tables import Folded
-from ..extensions.surrogates.pair_kl import PAIR_KL, pair_kl_sums
-from ..extensions.surrogates.shifts import Part, Shifts, shifts_path
+from ..models.families import KINDS
 from ..models.units import Unit, UnitSet
-from .merging import (
-    FULL_VOCABULARY,
-    REFIT_RATIO,
-    REMOVED,
-    RISK_SUPPORT,
-    TEMPERATURE,
-    join_shards,
-    sum_builds,
-)
+from .merging import join_shards, sum_builds
 from .release import read_release
 from .saturation import Saturation
-from .stored import require_own_grams, require_stored
+from .settings import FULL_VOCABULARY, SUMS, require_own_grams, require_stored
 
-if TYPE_CHECKING:
-    from ..extensions.surrogates.additive import AdditiveKL
-
-log = logging.getLogger(__name__)
 FORMAT, VERSION = "cocurve-curvature", 1
-GROUPED = (  # the fields that hold one value per group of sequences
-    "group_grams",
-    "group_positions",
-    "group_risks",
-    "group_sure_positions",
-    "group_sure_risks",
-)
-BLOCKS = ("attention", "cross", "ffn")
+GROUPED = tuple(f"group_{name}" for name in SUMS)  # the fields with a value per group of sequences
+CROSS = "cross"  # the block of pairs of different kinds
+BLOCKS = (KINDS[0], CROSS, *KINDS[1:])
 STAGED = "staged H"  # the `surrogate` of an H of a model without some units
 
 
@@ -72,8 +53,6 @@ class Curvature(Folded):
         group_sure_positions: [G] int64, those of the scored positions where the teacher's first
             choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
         group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
-        shift_source: the sketch of the shifts (`shifts`), or the file it is read from when it is
-            first asked for; None where the build kept none.
 
     Raises:
         NumericalError: H is not finite, not symmetric, or has a negative diagonal.
@@ -88,7 +67,6 @@ class Curvature(Folded):
     group_risks: np.ndarray | None = None
     group_sure_positions: np.ndarray | None = None
     group_sure_risks: np.ndarray | None = None
-    shift_source: Shifts | Path | None = None
 
     def __post_init__(self) -> None:
         if np.asarray(self.matrix).dtype.kind not in "fiu":  # complex would lose its other half
@@ -103,20 +81,22 @@ class Curvature(Folded):
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
         size = len(self.units)
-        shapes = {"group_grams": (size, size), "group_risks": (size,), "group_positions": ()}
-        shapes |= {"group_sure_risks": (size,), "group_sure_positions": ()}
-        for name, shape in shapes.items():
-            array = getattr(self, name)
-            if array is not None and array.shape[1:] != shape:
+        shapes = {"group_grams": (size, size), "group_positions": ()}
+        shapes |= {"group_risks": (size,), "group_sure_risks": (size,), "group_sure_positions": ()}
+        for name, array in self.grouped.items():
+            if array.shape[1:] != shapes[name]:
                 raise InputError(
-                    f"{name} has shape {array.shape}, but {size} units need [groups, *{shape}]. "
-                    "Take groups and units from one build."
+                    f"{name} has shape {array.shape}, but {size} units need [groups, "
+                    f"*{shapes[name]}]. Take groups and units from one build."
                 )
-        groups = {
-            name: len(getattr(self, name)) for name in shapes if getattr(self, name) is not None
-        }
+        groups = {name: len(array) for name, array in self.grouped.items()}
         if len(set(groups.values())) > 1:
             raise InputError(f"numbers of groups differ: {groups}. Take them from one build.")
+
+    @property
+    def grouped(self) -> dict[str, np.ndarray]:
+        """The arrays there are with one value per group of sequences, by name."""
+        return {name: a for name in GROUPED if (a := getattr(self, name)) is not None}
 
     @property
     def is_preview(self) -> bool:
@@ -126,19 +106,19 @@ class Curvature(Folded):
     @property
     def removed(self) -> tuple[int, ...]:
         """Indices of the units that were masked throughout the build (`BuildOptions.removed`)."""
-        return tuple(self.provenance.get(REMOVED) or ())
+        return tuple(self.provenance.get("removed") or ())
 
     @property
     def refit_ratio(self) -> float:
         """`BuildOptions.refit_ratio` of the build; 0 for the paper's ablations."""
-        return float(self.provenance.get(REFIT_RATIO) or 0)
+        return float(self.provenance.get("refit_ratio") or 0)
 
     @property
     def surrogate(self) -> str:
-        """What the matrix is: "H", the paper's; "pair KL" (pair_kl.py); "staged H".
+        """What the matrix is: "H", the paper's, or what an extension made of it, as "pair KL".
 
-        A staged H is that of a model without some units. Its diagonal has the first-order term too,
-        so it may be negative.
+        A "staged H" is that of a model without some units. Its diagonal has the first-order term
+        too, so it may be negative.
         """
         return str(self.provenance.get("surrogate", STAGED if self.removed else "H"))
 
@@ -156,31 +136,13 @@ class Curvature(Folded):
             )
 
     def note(self, view: str = "instrument") -> str:
-        """A note to show beside anything but an H of ablations: a preview, or a pair KL."""
-        if self.surrogate == STAGED:
-            return (
-                f"H of the model without {len(self.removed)} units: what removing more adds to the "
-                "KL of the whole model, a departure from the paper."
-            )
-        if self.surrogate == PAIR_KL:
-            return (
-                "Pair KL, not the paper's H: edges are the KL of pairs, from the shifts of their "
-                "units at some positions. Correlations may exceed 1. A predicted risk below 0 is "
-                "not a price."
-            )
-        if self.refit_ratio:
-            return (
-                "H of a model that will be refitted: the other units of a block make up for each "
-                f"ablation as if {self.refit_ratio:.0%} of them were gone, a departure from the "
-                "paper. Risks are those after a refit."
-            )
-        temperature = self.provenance.get(TEMPERATURE, 1)
-        if temperature != 1:
-            return (
-                f"H of a softened teacher: logits divided by {temperature:g}, a departure from the "
-                "paper. Risks are those of the softened distributions."
-            )
-        return preview_note(self, view)
+        """Return what must be read with anything but the paper's H; empty for that.
+
+        Args:
+            view: the thing that shows it, "instrument" or "picture".
+        """
+        find = extension("note of a curvature")
+        return "" if find is None else str(find(self, view))
 
     # Statistics ---------------------------------------------------------------------------------
 
@@ -196,14 +158,12 @@ class Curvature(Folded):
 
     @cached_property
     def single_unit_risk(self) -> np.ndarray | None:
-        """Measured KL [M] of removing each unit alone, R({u}), nats per token.
+        """Measured KL [M] of removing each unit alone, R({u}), nats per token, or None.
 
-        It is over the tokens that `risk_support` names: the teacher's top-r support, on which the
-        build renormalizes both distributions, unless it was told `BuildOptions(full_vocabulary=
-        True)`. The support misses what moves between it and the rest: some percent of the sum over
-        units on the models measured, more for single units (tests/benchmarks/bench_estimator.py
-        prints both). `pruning_risk` is over the full vocabulary. None without a build. Where units
-        were `removed` beforehand it is what each other unit adds to their KL.
+        It is over the tokens that `risk_support` names. The teacher's top-r support misses what
+        moves between it and the rest, some percent of the sum over units on the models measured;
+        `BuildOptions(full_vocabulary=True)` does not. Where units were `removed` beforehand it is
+        what each other unit adds to their KL.
         """
         if self.group_risks is None or self.group_positions is None:
             return None
@@ -228,7 +188,7 @@ class Curvature(Folded):
     @property
     def risk_support(self) -> str:
         """The tokens that `single_unit_risk` is over, in words."""
-        if self.provenance.get(RISK_SUPPORT) == FULL_VOCABULARY:
+        if self.provenance.get("risk_support") == FULL_VOCABULARY:
             return f"the {FULL_VOCABULARY}"
         top_r = self.provenance.get("top_r")
         return "the top-r support" if top_r is None else f"the top-{top_r} support"
@@ -254,18 +214,14 @@ class Curvature(Folded):
         return {block: _mean(np.abs(self._correlation), self.pair_mask(block)) for block in BLOCKS}
 
     def pair_mask(self, block: str) -> np.ndarray:
-        """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M].
-
-        Raises:
-            InputError: an unknown block.
-        """
+        """Return the mask of the ordered pairs u != v of a block (one of BLOCKS): bool [M, M]."""
         if block not in BLOCKS:
             raise InputError(f"unknown block {block!r}. Choose one of {', '.join(BLOCKS)}.")
-        attention = self.units.kinds == "attention"
-        same = attention if block == "attention" else ~attention
-        mask = (
-            np.outer(same, same) if block != "cross" else attention[:, None] != attention[None, :]
-        )
+        kinds = self.units.kinds
+        if block == CROSS:
+            mask = kinds[:, None] != kinds[None, :]
+        else:
+            mask = np.outer(kinds == block, kinds == block)
         np.fill_diagonal(mask, False)
         return mask
 
@@ -346,77 +302,30 @@ class Curvature(Folded):
         """SHA-256 of matrix and units."""
         return fingerprint(self.matrix, self.units.fingerprint)
 
-    # Shifts -------------------------------------------------------------------------------------
+    # What a sketch of shifts adds: see `SketchedCurvature`. Here there is none --------------------
 
-    @cached_property
-    def shifts(self) -> Shifts | None:
-        """The sketch of the shifts that the build kept (shifts.py); None where there is none.
+    @property
+    def shifts(self) -> Any:
+        """The sketch of shifts that the build kept; None where there is none."""
+        return None
 
-        Raises:
-            FileFormatError, MismatchError: its file is damaged, or of another H.
-        """
-        source = self.shift_source
-        return Shifts.load(source, self.fingerprint) if isinstance(source, Path) else source
-
-    def require_shifts(self) -> Shifts:
-        """Return `shifts`.
-
-        Raises:
-            InputError: there are none.
-        """
+    def require_shifts(self) -> Any:
+        """Return `shifts`, or raise InputError if there are none."""
         if self.shifts is None:
             raise InputError(
-                "this H has no sketch of shifts: it was built without one or by an earlier "
-                "version, or its .shifts.npz is not beside it. Build it again in another folder, "
-                "with BuildOptions(sketch_positions=1024)."
+                "this H has no sketch of shifts: it was built without one, or its .shifts.npz is "
+                "not beside it. Build it again in another folder, with "
+                "BuildOptions(sketch_positions=1024)."
             )
         return self.shifts
 
-    def pair_kl(self, part: Part = "all") -> Curvature:
-        """Return the pair KL Q [M, M], a drop-in for H, from the sketch of shifts (pair_kl.py).
+    def pair_kl(self, part: str = "all") -> Curvature:
+        """Return the pair KL Q [M, M], a drop-in for H; InputError without a sketch of shifts."""
+        return self.require_shifts()
 
-        Q_uu / 2 is the KL of removing u alone, and Q_uv what the pair costs beyond its units, both
-        on the sketch's tokens. It goes wherever H goes: solver, slider, graph, error bars. What
-        rests on a Gram matrix refuses it: gains, spectrum, the gate.
-
-        Args:
-            part: the positions of the sketch to take, "all", "fit" or "price" (`shifts.Part`).
-
-        Raises:
-            InputError: there is no sketch, or it has no position of that part.
-        """
-        shifts = self.require_shifts().of(part)
-        groups = int(shifts.groups.max()) + 1
-        grams, positions, risks = pair_kl_sums(shifts, groups)
-        facts = {
-            "surrogate": PAIR_KL,
-            "surrogate_of": self.fingerprint,
-            "sketch": list(shifts.probabilities.shape),
-            "sketch_part": part,
-        }
-        made = Curvature.from_groups(self.units, grams, positions, risks, self.provenance | facts)
-        return replace(made, shift_source=self.shifts)
-
-    def additive(self) -> AdditiveKL:
-        """Return the additive KL of sets of units, from the sketch of shifts (solver/additive.py).
-
-        Raises:
-            InputError: there is no sketch.
-        """
-        # the one import upwards: its `solve` is Algorithm 2, which stands above this room
-        from ..extensions.surrogates.additive import AdditiveKL
-
-        return AdditiveKL(self)
-
-    def with_shifts(self, shifts: Shifts) -> Curvature:
-        """Return the same curvature with a sketch of shifts.
-
-        Raises:
-            InputError: the sketch has another number of units.
-        """
-        if len(shifts.values) != len(self.units):
-            raise InputError(f"there are {len(self.units)} units, but {shifts}.")
-        return replace(self, shift_source=shifts)
+    def additive(self) -> Any:
+        """Return the additive KL of sets of units; InputError without a sketch of shifts."""
+        return self.require_shifts()
 
     # Files --------------------------------------------------------------------------------------
 
@@ -425,23 +334,14 @@ class Curvature(Folded):
 
         An interrupted write leaves no partial file. The pickle contains only containers and bytes,
         and a checksum at its end (see storage.py); `load` reads it without executing anything. The
-        sketch of the shifts, if there is one, goes to `<name>.shifts.npz` beside it.
+        sketch of shifts, if there is one, goes to `<name>.shifts.npz` beside it.
         """
         path = as_path(path, "path")
         dump = dump_npz if path.suffix == ".npz" else dump_plain
-        self._save_shifts(shifts_path(path))  # first: where H is, its shifts are
+        if (keep := extension("sketch saved")) is not None:
+            keep(self, path)  # first: where H is, its sketch is
         write_atomically(path, dump(self._to_plain()))
         return path
-
-    def _save_shifts(self, path: Path) -> None:
-        """Write the sketch of the shifts; those of an H that is replaced go with it."""
-        try:
-            if self.shifts is None:
-                path.unlink(missing_ok=True)
-            else:
-                self.shifts.save(path, self.fingerprint)
-        except (CocurveError, OSError) as error:  # H itself is worth more
-            log.warning("%s is not written (%s). H is saved without its shifts.", path, error)
 
     @classmethod
     def load(
@@ -456,8 +356,7 @@ class Curvature(Folded):
         Raises:
             FileNotFoundError: no such file.
             FileFormatError: truncated, hostile, changed since it was written, or of another format
-                or version; or H is not the sum of its group Grams. A file of an earlier version
-                carries no checksum, which a warning in the log says.
+                or version; or H is not the sum of its group Grams.
             MismatchError: a provenance field differs from `expected`; the field is named.
             NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
@@ -471,11 +370,11 @@ class Curvature(Folded):
                 UnitSet.from_plain(content["units"]),
                 content["provenance"],
                 **{name: content.get(name) for name in GROUPED},
-                shift_source=beside if (beside := shifts_path(path)).exists() else None,
             )
             require_own_grams(curvature.matrix, curvature.group_grams, curvature.group_positions)
         require_settings(curvature.provenance, expected or {}, f"the curvature in {path}")
-        return curvature
+        find = extension("sketch beside")
+        return curvature if find is None else find(curvature, path)
 
     def _to_plain(self) -> dict[str, Any]:
         single = self.matrix.astype(np.float32)  # half the bytes where nothing is lost
@@ -486,10 +385,7 @@ class Curvature(Folded):
             "units": self.units.to_plain(),
             "provenance": self.provenance,
         }
-        for name in GROUPED:
-            if getattr(self, name) is not None:
-                content[name] = getattr(self, name)
-        return content
+        return content | self.grouped
 
     @classmethod
     def from_groups(
@@ -541,7 +437,7 @@ class Curvature(Folded):
             require_type(part, Curvature, "a part")
         if any("shard" in part.provenance for part in parts):
             return merge_shards(parts)
-        return _with_all_shifts(cls.from_groups(*sum_builds(parts)), parts)
+        return _with_sketches(cls.from_groups(**sum_builds(parts)), parts)
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
@@ -569,7 +465,8 @@ class Curvature(Folded):
         sure = self.saturation
         saturated = sure is not None and sure.saturated
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
-        kind = "Pair KL" if self.surrogate == PAIR_KL else kind
+        if self.surrogate != "H":
+            kind = self.surrogate[0].upper() + self.surrogate[1:]
         return (
             f"{kind} of {name}: M = {len(self.units)}{rows}{partial}; trace "
             f"{self.saliency.sum():.3g} nats per token; mean |correlation| {blocks}"
@@ -591,18 +488,14 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
         InputError: a part is not a shard or is not finished, or shards are missing (which ones).
         MismatchError: a setting differs (which one), or a shard is given twice.
     """
-    return _with_all_shifts(Curvature.from_groups(*join_shards(parts)), parts, in_order=True)
+    return _with_sketches(Curvature.from_groups(**join_shards(parts)), parts, in_order=True)
 
 
-def _with_all_shifts(
+def _with_sketches(
     merged: Curvature, parts: Sequence[Curvature], *, in_order: bool = False
 ) -> Curvature:
-    """The merged H with the shifts of its parts, if all of them have some."""
-    found = [part.shifts for part in parts]
-    there = [shifts for shifts in found if shifts is not None]
-    if len(there) < len(found):
-        return merged
-    return merged.with_shifts(Shifts.joined(there, in_order=in_order))
+    join = extension("sketches joined")
+    return merged if join is None else join(merged, parts, in_order=in_order)
 
 
 def _require_curvature(matrix: np.ndarray, size: int, *, signed: bool) -> None:
@@ -645,45 +538,3 @@ def _correlate(matrix: np.ndarray, bound: float = 1.0) -> np.ndarray:
 
 def _mean(values: np.ndarray, mask: np.ndarray) -> float:
     return float(values[mask].mean()) if mask.any() else float("nan")
-
-
-# Previews ---------------------------------------------------------------------------------------
-
-# the largest lambda at which the plans of a preview are worth a look
-TRUSTED_STRENGTH = 0.5
-
-
-def preview_note(curvature: Curvature, view: str = "instrument") -> str:
-    """Describe the limits of a preview in a few sentences; empty if H is not a preview.
-
-    The note states the number of probes, the rank of H among the M units, and the mean
-    |correlation| that probe noise alone would show (`probes`, `rank` and `noise_floor` of the
-    provenance). A number that is missing or not finite is reported as not recorded.
-
-    Args:
-        curvature: H [M, M].
-        view: the thing that shows it, "instrument" or "picture", for the last sentence.
-    """
-    if not curvature.is_preview:
-        return ""
-    known = curvature.provenance
-    probes, rank = _number(known.get("probes")), _number(known.get("rank"))
-    floor = _number(known.get("noise_floor"))
-    count = "random probes, their number not recorded," if probes is None else f"{probes:g} probes"
-    of = "rank not recorded" if rank is None else f"rank {rank:g} of {len(curvature.units)}"
-    noise = (
-        "its noise floor not recorded"
-        if floor is None
-        else f"where noise alone reads a mean |correlation| of {floor:.2g}"
-    )
-    return (
-        f"Preview: H from {count} ({of}), {noise}. It comes from gradients, for infinitesimal "
-        f"changes and not for removals; lambda above {TRUSTED_STRENGTH:g} is not to be trusted and "
-        f"the gate says nothing. Build H by ablations and make the {view} again."
-    )
-
-
-def _number(value: object) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
-    known = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]

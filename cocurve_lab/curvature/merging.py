@@ -15,95 +15,31 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..base.arguments import as_int
-from ..base.errors import InputError, MismatchError, shown
+from ..base.errors import InputError, MismatchError
 from ..base.storage import require_settings
 from ..models.units import UnitSet
+from .settings import MAY_BE_ABSENT, MERGE_KEYS, Shard, as_shard, settings_of
 
 log = logging.getLogger(__name__)
 # not settings, but they decide the order of floating-point sums and so the last bits
 _RUNTIME = ("device_kind", "num_threads", "units_per_batch")
-# the setting of the tokens that single-unit risks are over; absent, they are the top-r support
-RISK_SUPPORT, FULL_VOCABULARY = "risk_support", "full vocabulary"
-TEMPERATURE = "temperature"  # of a softened teacher; absent for the paper's, 1
-REMOVED = "removed"  # indices of units masked throughout, rising; absent where there are none
-REFIT_RATIO = "refit_ratio"  # of ablations that their block makes up for; absent for masks
-# settings that older and plain builds lack, and what to compare there
-MAY_BE_ABSENT: dict[str, Any] = dict.fromkeys([RISK_SUPPORT, TEMPERATURE, REMOVED, REFIT_RATIO])
-_MERGE_KEYS = (  # settings in which whole builds must agree; their texts differ
-    "model_fingerprint",
-    "model_dtype",
-    "top_r",
-    "seq_len",
-    "positions_per_sequence",
-    "method",
-    *MAY_BE_ABSENT,
-)
+_NEEDED = {"group_grams", "group_positions", "group_risks"}  # of every build by ablations
 
 
-class Part(Protocol):
-    """The attributes of a `Curvature` that merging reads; matrix.py imports this file."""
+class Buildable(Protocol):
+    """The part of a `Curvature` that merging reads; matrix.py imports this file."""
 
     @property
     def units(self) -> UnitSet: ...
     @property
     def provenance(self) -> dict[str, Any]: ...
     @property
-    def group_grams(self) -> np.ndarray | None: ...
-    @property
-    def group_positions(self) -> np.ndarray | None: ...
-    @property
-    def group_risks(self) -> np.ndarray | None: ...
-    @property
-    def group_sure_positions(self) -> np.ndarray | None: ...
-    @property
-    def group_sure_risks(self) -> np.ndarray | None: ...
-    @property
     def fingerprint(self) -> str: ...
-
-
-# the arguments of `Curvature.from_groups`: units, group Grams, positions and risks, provenance, and
-# positions and risks where the teacher is sure (None: a part does not know them)
-Combined = tuple[
-    UnitSet,
-    np.ndarray,
-    np.ndarray,
-    np.ndarray,
-    dict[str, Any],
-    np.ndarray | None,
-    np.ndarray | None,
-]
-_SUMS = ("group_grams", "group_positions", "group_risks")  # every build by ablations has them
-_SURE = ("group_sure_positions", "group_sure_risks")  # builds of earlier versions lack these
+    @property
+    def grouped(self) -> dict[str, np.ndarray]: ...
 
 
 # Shards: which sequences each has -----------------------------------------------------------------
-
-Shard = tuple[int, int]  # (number of the shard from 1, number of shards)
-
-# the settings that decide which H a build gives: the keys of `estimate.build_settings`
-SETTINGS = (
-    "model_fingerprint",
-    "model_dtype",
-    "units_fingerprint",
-    "calibration_fingerprint",
-    "num_sequences",
-    "seq_len",
-    "positions_per_sequence",
-    "top_r",
-    "method",
-    "groups",
-)
-
-
-def as_shard(value: Any, name: str) -> Shard:
-    """Return the numbers (i, n) of a shard as Python ints; `shard_groups` checks their range.
-
-    Raises:
-        InputError: not two whole numbers; names `name`.
-    """
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise InputError(f"{name} is {shown(value)}. Give two numbers, such as (1, 2).")
-    return as_int(value[0], name), as_int(value[1], name)
 
 
 def shard_groups(shard: Shard, groups: int) -> list[int]:
@@ -131,13 +67,13 @@ def shard_sequences(shard: Shard | None, groups: int, sequences: int) -> list[in
     """Return the numbers of the sequences of a shard in order; all of them for None."""
     if shard is None:
         return list(range(sequences))
-    # sequence i belongs to group i mod G, as in estimator/sums.py: a shard thus has sequences from
-    # all over the text, and each group is summed in the same order as in one build
+    # sequence i belongs to group i mod G: a shard thus has sequences from all over the text, and
+    # each group is summed in the same order as in one build
     mine = set(shard_groups(shard, groups))
     return [number for number in range(sequences) if number % groups in mine]
 
 
-def progress_of(curvature: Part) -> tuple[int, int]:
+def progress_of(curvature: Buildable) -> tuple[int, int]:
     """Return the number of sequences done, and the total of its build or shard."""
     facts = curvature.provenance  # of a file, which may be anybody's
     done, sequences = (
@@ -148,29 +84,18 @@ def progress_of(curvature: Part) -> tuple[int, int]:
     return done, len(shard_sequences(shard, groups, sequences))
 
 
-def settings_of(curvature: Part) -> dict[str, Any]:
-    """Return the settings with which a curvature was built, from its provenance."""
-    known = curvature.provenance
-    further = {key: known[key] for key in MAY_BE_ABSENT if known.get(key)}
-    return {key: known.get(key) for key in SETTINGS} | further
-
-
 # Whole builds -------------------------------------------------------------------------------------
 
 
-def sum_builds(parts: Sequence[Part]) -> Combined:
-    """Add whole builds over disjoint sequences; see `Curvature.merge`.
+def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
+    """Add whole builds over disjoint sequences; returns the arguments of `Curvature.from_groups`.
 
-    Raises:
-        MismatchError: units or settings differ, or a sequence occurs in two builds.
-        InputError: no part, or one that has no group Grams, is not by ablations, or does not
-            identify its sequences.
+    Raises: as `Curvature.merge`.
     """
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
-    first = parts[0]
     for number, part in enumerate(parts):
-        _require_mergeable(part, first, number)
+        _require_mergeable(part, parts[0], number)
     rows = [row for part in parts for row in part.provenance["row_fingerprints"]]
     if len(set(rows)) != len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
@@ -178,45 +103,39 @@ def sum_builds(parts: Sequence[Part]) -> Combined:
             f"a sequence (fingerprint {twice[:12]}) occurs twice in the parts: it would count "
             "twice. Merge builds over disjoint sequences."
         )
-    grams, positions, risks = (
-        _sum_groups([getattr(part, name) for part in parts]) for name in _SUMS
-    )
-    sure_positions, sure_risks = (
-        _sum_groups([getattr(part, name) for part in parts]) if _all_have(parts, name) else None
-        for name in _SURE
-    )
-    provenance = first.provenance | {
+    sums = {name: _sum_groups([part.grouped[name] for part in parts]) for name in _in_all(parts)}
+    provenance = parts[0].provenance | {
         "row_fingerprints": rows,
         "num_sequences": len(rows),
         "sequences_done": len(rows),
         "calibration_fingerprint": None,  # there is no single calibration set any more
-        "groups": len(grams),
+        "groups": len(sums["group_grams"]),
         "complete": all(part.provenance.get("complete", True) for part in parts),
         "seconds": sum(part.provenance.get("seconds", 0.0) for part in parts),
         "events": [event for part in parts for event in part.provenance.get("events", [])],
         "device": sorted({str(part.provenance.get("device")) for part in parts}),
         "merged_from": [part.fingerprint for part in parts],
     }
-    return first.units, grams, positions, risks, provenance, sure_positions, sure_risks
+    return {"units": parts[0].units, "provenance": provenance, **sums}
 
 
-def _all_have(parts: Sequence[Part], name: str) -> bool:
-    return all(getattr(part, name) is not None for part in parts)
+def _in_all(parts: Sequence[Buildable]) -> list[str]:
+    return [name for name in parts[0].grouped if all(name in part.grouped for part in parts)]
 
 
-def _require_mergeable(part: Part, first: Part, number: int) -> None:
+def _require_mergeable(part: Buildable, first: Buildable, number: int) -> None:
     if part.provenance.get("method", "ablation") != "ablation":
         raise InputError(
             f"part {number} is of method {part.provenance['method']!r}, but only builds by "
             "ablations can be merged. Estimate it again over all sequences at once."
         )
-    if part.group_grams is None or part.group_positions is None or part.group_risks is None:
+    if not set(part.grouped) >= _NEEDED:
         raise InputError(
             f"part {number} has no group Grams, so it cannot be merged. Merge curvatures from "
             "estimate_curvature."
         )
     first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
-    shared = {key: first.provenance.get(key) for key in _MERGE_KEYS}
+    shared = {key: first.provenance.get(key) for key in MERGE_KEYS}
     require_settings(part.provenance, shared, f"part {number}")
     if "row_fingerprints" not in part.provenance:
         raise InputError(
@@ -227,8 +146,7 @@ def _require_mergeable(part: Part, first: Part, number: int) -> None:
 
 def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Sum [G, ...] over parts, in their order; groups that a part lacks count as empty."""
-    largest = max(arrays, key=len)
-    total = np.zeros_like(largest)
+    total = np.zeros_like(max(arrays, key=len))
     for array in arrays:
         total[: len(array)] += array
     return total
@@ -237,11 +155,11 @@ def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
 # Shards of one build ------------------------------------------------------------------------------
 
 
-def join_shards(parts: Sequence[Part]) -> Combined:
-    """Assemble the shards of one build; arguments and errors are those of `matrix.merge_shards`."""
+def join_shards(parts: Sequence[Buildable]) -> dict[str, Any]:
+    """Assemble the shards of one build; returns the arguments of `Curvature.from_groups`."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
-    found: dict[int, Part] = {}
+    found: dict[int, Buildable] = {}
     for number, part in enumerate(parts):
         _require_shard(part, number)
         index, count = part.provenance["shard"]
@@ -252,7 +170,8 @@ def join_shards(parts: Sequence[Part]) -> Combined:
             )
         what = f"part {number} (shard {index} of {count})"
         parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        require_settings(part.provenance, MAY_BE_ABSENT | settings_of(parts[0]), what)
+        wanted = MAY_BE_ABSENT | settings_of(parts[0].provenance)
+        require_settings(part.provenance, wanted, what)
         if index in found:
             raise MismatchError(
                 f"shard {index} of {count} is given twice and would count twice. Give each once."
@@ -267,7 +186,7 @@ def join_shards(parts: Sequence[Part]) -> Combined:
     return _assemble([found[index] for index in sorted(found)])
 
 
-def _require_shard(part: Part, number: int) -> None:
+def _require_shard(part: Buildable, number: int) -> None:
     shard = part.provenance.get("shard")
     if shard is None:
         raise InputError(
@@ -285,19 +204,18 @@ def _require_shard(part: Part, number: int) -> None:
         )
 
 
-def _assemble(parts: list[Part]) -> Combined:
+def _assemble(parts: list[Buildable]) -> dict[str, Any]:
     """Take each group from the shard that owns it."""
     first = parts[0]
-    # copied, never added: a sum in another order would have other last bits
-    names = [name for name in (*_SUMS, *_SURE) if name in _SUMS or _all_have(parts, name)]
-    arrays = {name: np.zeros_like(getattr(first, name)) for name in names}
+    # copy, do not add: summation order changes the last bits
+    arrays = {name: np.zeros_like(first.grouped[name]) for name in _in_all(parts)}
     # back into the order of sequences, so that provenance too is that of one build
     rows: dict[int, tuple[str, float]] = {}
     for part in parts:
         settings, shard = part.provenance, tuple(part.provenance["shard"])
         mine = shard_groups(shard, settings["groups"])
         for name, array in arrays.items():
-            array[mine] = getattr(part, name)[mine]
+            array[mine] = part.grouped[name][mine]
         numbers = shard_sequences(shard, settings["groups"], settings["num_sequences"])
         values = zip(settings["row_fingerprints"], settings["sequence_seconds"], strict=True)
         rows |= dict(zip(numbers, values, strict=True))
@@ -313,13 +231,11 @@ def _assemble(parts: list[Part]) -> Combined:
         "events": _events(parts),
         "merged_from": [part.fingerprint for part in parts],
     }
-    grams, positions, risks = (arrays[name] for name in _SUMS)
-    sure_positions, sure_risks = (arrays.get(name) for name in _SURE)
-    return first.units, grams, positions, risks, provenance, sure_positions, sure_risks
+    return {"units": first.units, "provenance": provenance, **arrays}
 
 
-def _events(parts: list[Part]) -> list[str]:
-    """The events of all shards, and one for each runtime value in which they differ."""
+def _events(parts: list[Buildable]) -> list[str]:
+    """Return the events of all shards, and one for each runtime value in which they differ."""
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)

@@ -2,8 +2,7 @@
 
 Where the teacher's first choice has nearly all the probability, the Fisher metric p_0 (1 - p_0) is
 nearly 0, so H has nearly no entry for the position. The KL is not small there: a removal can make
-another token many times likelier. Both shares come from the build, which measures the KL of each
-unit alone at every position anyway.
+another token many times likelier.
 """
 
 from __future__ import annotations
@@ -17,10 +16,6 @@ SATURATED = 0.5  # the share of positions, or of the KL, above which a teacher i
 @dataclass(frozen=True)
 class Saturation:
     """Shares of the sure positions in a build; made by `Curvature.saturation`.
-
-    A position is sure where p_max, the probability of the teacher's first choice on its top-r
-    support, is above 0.99. The teacher is saturated where the sure positions are more than half of
-    all positions, or carry more than half of the single-unit KL.
 
     Attributes:
         positions: share of the scored positions that are sure, in [0, 1].

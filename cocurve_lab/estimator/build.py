@@ -7,20 +7,18 @@ summed, saved and reported.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.arguments import as_float, as_int, as_list
 from ..base.atomic import is_full, previous, write_atomically
-from ..base.errors import CocurveError, FileFormatError, InputError
+from ..base.errors import CocurveError, FileFormatError
 from ..base.progress import Progress, duration, open_bar
 from ..base.schema import (
     COUNT,
@@ -35,22 +33,28 @@ from ..base.schema import (
     reading,
     require_fields,
 )
+from ..base.seams import require_extension
 from ..base.storage import dump_plain, load_plain, require_settings
 from ..base.tables import fold
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..curvature.merging import MAY_BE_ABSENT, REMOVED, Shard, as_shard, shard_sequences
-from ..curvature.stored import RUNTIME, SETTINGS, SUMS, require_sums
-from ..extensions.surrogates.refit_aware import Preparing
-from ..extensions.surrogates.shifts import SHIFTS, Shifts
+from ..curvature.merging import shard_sequences
+from ..curvature.settings import (
+    MAY_BE_ABSENT,
+    RUNTIME,
+    STORED_SETTINGS,
+    SUMS,
+    BuildOptions,
+    require_sums,
+)
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.layers import bytes_of, source_of
 from ..models.runtime import device_name, require_threads
-from ..models.units import Unit, UnitSet
+from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
 from .sums import GroupSums, Value, within_memory
-from .worker import Crew, Executor, Job, LocalExecutor, Measured
+from .worker import Executor, LocalExecutor, Measured, Preparation, WorkerPool, WorkItem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,116 +73,6 @@ _CHECKPOINT: Schema = {
     "sketch": Field("positions and tokens", list_of(POSITIVE.fits), optional=True),
     "shifts": OBJECT._replace(optional=True),
 }
-
-
-_MAY_BE_NONE = ("units_per_batch", "num_threads", "shard")  # options of a build
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """Options of a build by ablations; only the last three change the H that is estimated.
-
-    Attributes:
-        units_per_batch: ablations per forward pass; None chooses by free memory. It is halved when
-            memory runs out.
-        groups: number of groups of sequences whose Grams are kept separately, for error bars and
-            merging.
-        checkpoint_seconds: least time in seconds between two checkpoints, which are written after a
-            sequence; 0 writes one after every sequence.
-        num_threads: CPU threads; None keeps torch's current number.
-        on_sequence: called with the Build after each sequence, in the building thread, for
-            monitors. It may read `done`, `total`, `seconds`, `stopped` and `so_far()`. An exception
-            from it ends the build; KeyboardInterrupt ends it like Ctrl-C. It is then called once
-            more, with `stopped` set.
-        shard: (i, n), i from 1: do only part i of n, and leave the others to processes with the
-            same settings. `Curvature.merge` of all n has the bits of one build.
-        full_vocabulary: measure the KL of removing each unit alone (`Curvature.single_unit_risk`)
-            over the full vocabulary, not on the top-r support. H keeps its bits. The head then
-            runs on all tokens for every ablation: little of a large model, much of a small one
-            (tests/benchmarks/bench_estimator.py measures it).
-        sketch_positions, sketch_top: size of the sketch of shifts that is kept beside H, for
-            `Curvature.pair_kl` and `Curvature.additive`: scored positions, spread over all
-            sequences, and tokens per position. 0 positions keep none.
-        temperature: T > 0 of a softened teacher: all logits are divided by it, so p_0 is
-            softmax(z_0 / T) and shifts are 1 / T of what they were. H then looks further than
-            where a sure teacher lets it see. 1 is the paper's; any other is a departure, which the
-            provenance states.
-        removed: units, names or indices that are masked throughout: H is then about what goes next,
-            on the model without them, while the teacher stays the whole model. 1/2 s^T H s is what
-            s adds to their KL, first-order term included, and a sketch has their own shift
-            (`Shifts.base`). Their rows are 0. A departure from the paper, for `staged_plan`.
-        refit_ratio: for plans that will be repaired: from each ablation is taken what the other
-            units of its block can make up for by least squares, if this share of them is gone too
-            (refitted.py). Then 1/2 s^T H s looks at the model after a refit. 0, the paper's, takes
-            nothing; a departure, which the provenance states.
-
-    Raises:
-        InputError: a value out of range; full_vocabulary or a refit_ratio with removed units.
-    """
-
-    units_per_batch: int | None = None
-    groups: int = 16
-    checkpoint_seconds: float = 60.0
-    num_threads: int | None = None
-    on_sequence: Callable[[Build], None] | None = None
-    shard: Shard | None = None
-    full_vocabulary: bool = False
-    sketch_positions: int = 1024
-    sketch_top: int = 64
-    temperature: float = 1.0
-    removed: tuple[Unit | str | int, ...] = ()
-    refit_ratio: float = 0.0
-
-    @property
-    def sketch(self) -> tuple[int, int] | None:
-        """(positions, tokens) of the sketch of shifts; None if none is kept."""
-        return (self.sketch_positions, self.sketch_top) if self.sketch_positions else None
-
-    def __post_init__(self) -> None:
-        checks: dict[str, Callable[[Any, str], Any]] = {
-            "units_per_batch": _as_count,
-            "groups": _as_count,
-            "checkpoint_seconds": as_float,
-            "num_threads": require_threads,
-            "shard": as_shard,
-            "sketch_positions": as_int,
-            "sketch_top": _as_count,
-            "temperature": as_float,
-            "refit_ratio": as_float,
-        }
-        for name, check in checks.items():
-            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                object.__setattr__(self, name, check(getattr(self, name), name))
-        if not 0 < self.temperature < math.inf:
-            raise InputError(
-                f"temperature is {self.temperature}, but logits are divided by it. Give a number "
-                "above 0, such as 2; 1 is the paper's."
-            )
-        object.__setattr__(self, "removed", tuple(as_list(self.removed, "removed")))
-        if self.removed and self.full_vocabulary:
-            raise InputError(
-                f"full_vocabulary is asked for with {len(self.removed)} removed units, whose risks "
-                "are on the support alone. Omit one of the two."
-            )
-        if not 0 <= self.refit_ratio <= 1:
-            raise InputError(
-                f"refit_ratio is {self.refit_ratio}, but it is a share of units. Give the ratio of "
-                "the plans that will be refitted, such as 0.4, or 0 for the paper's ablations."
-            )
-        if self.removed and self.refit_ratio:
-            raise InputError(
-                f"refit_ratio is {self.refit_ratio} with {len(self.removed)} removed units, which "
-                "no refit has made up for. Omit one of the two."
-            )
-        if not self.checkpoint_seconds >= 0:  # NaN fails too: with it no checkpoint would be due
-            raise InputError(
-                f"checkpoint_seconds is {self.checkpoint_seconds}, but it is a time. Give at least "
-                "0 seconds; 0 writes after every sequence."
-            )
-
-
-def _as_count(value: Any, name: str) -> int:
-    return as_int(value, name, 1)
 
 
 @dataclass
@@ -229,6 +123,11 @@ class Build:
         executor = executor or LocalExecutor()
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
             settings = settings | {"shard": list(options.shard)}
+        threads = require_threads(options.num_threads or executor.threads(), "num_threads")
+        sketches = None
+        if options.sketch is not None:
+            make = require_extension("sketches of a build", "sketch_positions")
+            sketches = make(options.sketch)
         build = cls(
             settings,
             name,
@@ -236,16 +135,15 @@ class Build:
             calibration,
             options,
             None if checkpoint is None else Path(checkpoint),
-            GroupSums(groups, len(units), with_risks=True),
+            GroupSums(groups, len(units), with_risks=True, sketches=sketches),
             {
-                "num_threads": options.num_threads or executor.threads(),
+                "num_threads": threads,
                 "units_per_batch": options.units_per_batch,
                 "device_kind": None,
             },
             executor,
             shard_sequences(options.shard, groups, len(calibration)),
         )
-        build.sums.shifts = None if options.sketch is None else []
         if build.checkpoint is not None:
             build.resume()
         return build
@@ -258,7 +156,7 @@ class Build:
     @property
     def removed(self) -> tuple[int, ...]:
         """Indices of the units that are masked throughout."""
-        return tuple(self.settings.get(REMOVED, ()))
+        return tuple(self.settings.get("removed", ()))
 
     @property
     def done(self) -> int:
@@ -290,17 +188,17 @@ class Build:
         """
         device = device_name(model_device(model))
         if self.done < self.total:
-            with self.executor.open(model, self._job()) as crew:
-                device = crew.device
-                self._settle_runtime(crew)
+            with self.executor.open(model, self._work()) as pool:
+                device = pool.device
+                self._settle_runtime(pool)
                 if progress:
-                    print(self._within_memory(lambda: self._announcement(model, crew)), flush=True)
-                self._go_on(crew, progress)
+                    print(self._within_memory(lambda: self._announcement(model, pool)), flush=True)
+                self._go_on(pool, progress)
         curvature = self.sums.curvature(self.units, self._provenance(device))
         tell_saturation(curvature, progress)
         return curvature
 
-    def _go_on(self, crew: Crew, progress: Progress) -> None:
+    def _go_on(self, pool: WorkerPool, progress: Progress) -> None:
         """Measure and add the remaining sequences, saving in between."""
         saved, size = time.monotonic(), len(self.units) - len(self.removed)
         rest = f" without {len(self.removed)} units" if self.removed else ""
@@ -314,7 +212,7 @@ class Build:
             try:
                 # results come in the order of `numbers`, also from many workers: so the sums have
                 # the same bits, and the sequences done are always the first `done` of them
-                results = crew.measure(self.numbers[self.done :], bar.update, self._note)
+                results = pool.measure(self.numbers[self.done :], bar.update, self._note)
                 while self.done < self.total:
                     begun = time.monotonic()
                     measured = self._within_memory(lambda: next(results))
@@ -358,7 +256,7 @@ class Build:
             seconds,
             measured.risks,
             measured.sure,
-            measured.shifts,
+            measured.sketch,
         )
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
@@ -375,41 +273,38 @@ class Build:
         why = f"memory runs out on sequence {number} outside the ablations ({{error}}). {SMALLER}"
         return within_memory(step, why)
 
-    def _job(self) -> Job:
-        return Job(
-            self.units,
-            self.calibration,
-            self.settings["top_r"],
-            self.runtime["num_threads"],
-            self.runtime["units_per_batch"],
-            self.total - self.done,
-            self.options.full_vocabulary,
-            None if self.sums.shifts is None else self.options.sketch,
-            self.settings["groups"],
-            self.options.temperature,
-            self.removed,
-            self.options.refit_ratio,
+    def _work(self) -> WorkItem:
+        options = replace(
+            self.options,
+            on_sequence=None,
+            groups=self.settings["groups"],
+            num_threads=self.runtime["num_threads"],
+            units_per_batch=self.runtime["units_per_batch"],
+            removed=self.removed,
+            sketch_positions=0 if self.sums.sketches is None else self.options.sketch_positions,
         )
+        left = self.total - self.done
+        return WorkItem(self.units, self.calibration, self.settings["top_r"], options, left)
 
-    def _settle_runtime(self, crew: Crew) -> None:
-        """Record the crew's batch size and kind of device, and a move to another kind."""
+    def _settle_runtime(self, pool: WorkerPool) -> None:
+        """Record the pool's batch size and kind of device, and a move to another kind."""
         stored = self.runtime["device_kind"]
-        if stored not in (None, crew.device_kind):
-            self._note(f"moved from {stored} to {crew.device_kind}")
-        self.runtime["device_kind"] = crew.device_kind
-        self.runtime["units_per_batch"] = crew.units_per_batch
+        if stored not in (None, pool.device_kind):
+            self._note(f"moved from {stored} to {pool.device_kind}")
+        self.runtime["device_kind"] = pool.device_kind
+        self.runtime["units_per_batch"] = pool.units_per_batch
 
-    def _announcement(self, model: PreTrainedModel, crew: Crew) -> str:
+    def _announcement(self, model: PreTrainedModel, pool: WorkerPool) -> str:
         """Time, memory and size of the build, in words."""
-        stream, batch = source_of(model), crew.units_per_batch
+        stream, batch = source_of(model), pool.units_per_batch
         before = 0 if stream is None else stream.bytes_read
-        seconds = crew.seconds()
+        seconds = pool.seconds()
         taking = "" if seconds is None else f"about {duration(seconds)} and "
-        preparing = Preparing.of(describe(model), self.calibration, self.options.refit_ratio)
+        preparing = Preparation.of(describe(model), self.calibration, self.options.refit_ratio)
         memory = memory_needed(
             *(describe(model), self.units, self.calibration, self.settings["top_r"], batch),
             full_vocabulary=self.options.full_vocabulary,
-            block=0 if stream is None else crew.block,
+            block=0 if stream is None else pool.block,
         )
         memory = max(memory + preparing.kept, preparing.peak)
         shard = self.settings.get("shard")
@@ -420,14 +315,14 @@ class Build:
         if stream is not None:
             gone = set(self.removed)
             ablated = [unit for at, unit in enumerate(self.units) if at not in gone]
-            passes = sweeps(ablated, batch, crew.block, bool(gone))
+            passes = sweeps(ablated, batch, pool.block, bool(gone))
             read, blocks = sum(map(stream.bytes_from, passes)), len(passes) - bool(gone)
-            first = stream.bytes_read - before + crew.workers * preparing.bytes_read
+            first = stream.bytes_read - before + pool.workers * preparing.bytes_read
             everything = first + read * (self.total - self.done)
             beside = "that stay"
             reading = (
                 f"Ablations advance in {blocks} block{'s' if blocks > 1 else ''} of at "
-                f"most {max(batch, crew.block)}: {read / 1e9:.2g} GB of weights are read for each "
+                f"most {max(batch, pool.block)}: {read / 1e9:.2g} GB of weights are read for each "
                 f"sequence, {everything / 1e9:.2g} GB in all"
                 f"{f' ({first / 1e9:.2g} GB before the first)' if first else ''}. "
             )
@@ -435,7 +330,7 @@ class Build:
             f"{left} units x {self.total - self.done} sequences{whose} of "
             f"{self.calibration.seq_len} tokens, {self.calibration.positions_per_sequence} scored "
             f"each: {taking}{memory / 1e9:.2g} GB beside the {present / 1e9:.2g} GB of weights "
-            f"{beside} ({self.settings['model_dtype']} on {crew.device_kind}, {batch} ablations "
+            f"{beside} ({self.settings['model_dtype']} on {pool.device_kind}, {batch} ablations "
             "per batch). "
             f"{reading}You can interrupt at any time; finished sequences are kept."
         )
@@ -470,9 +365,8 @@ class Build:
             "sure_positions": self.sums.sure_positions,
             "sure_risks": self.sums.sure_risks,
         }
-        if self.sums.shifts is not None:
-            kept = Shifts.joined(self.sums.shifts)
-            content |= {"sketch": list(self.options.sketch or ()), "shifts": kept.arrays()}
+        if self.sums.sketches is not None:
+            content |= self.sums.sketches.stored()
         try:
             write_atomically(self.checkpoint, dump_plain(content), keep_previous=True)
         except OSError as error:  # a full disk must not cost the hours that are done
@@ -508,13 +402,13 @@ class Build:
         require_settings(content["settings"], asked_for, f"the checkpoint {path}")
         with reading(path, "Delete it and build again."):
             self._require_consistent(content)
-        for name in ("grams", "risks", "positions", "seconds"):
+            other = "" if self.sums.sketches is None else self.sums.sketches.restore(content)
+        for name in (*SUMS, "seconds"):
             setattr(self.sums, name, content[name])
-        for name in ("sure_positions", "sure_risks"):  # a checkpoint of an earlier version: unknown
-            setattr(self.sums, name, content.get(name))
         self.events = content["events"]
-        if self.sums.shifts is not None:
-            self._resume_shifts(content)
+        if other:
+            self.sums.sketches = None
+            self._note(other)
         asked = self.runtime
         # with the stored threads and batch size the result has the bits of an uninterrupted build
         self.runtime = content["runtime"]
@@ -522,26 +416,13 @@ class Build:
             if getattr(self.options, name, None) not in (None, value):
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
 
-    def _resume_shifts(self, content: dict[str, Any]) -> None:
-        """Take over the sketch of a checkpoint; go on without one if it is another."""
-        if content.get("sketch") == list(self.options.sketch or ()):
-            self.sums.shifts = [Shifts(**content["shifts"])]
-            return
-        self.sums.shifts = None
-        self._note(
-            f"no sketch of shifts: the checkpoint has {content.get('sketch') or 'none'}, and "
-            f"{self.options.sketch} (positions, tokens) was asked for"
-        )
-
     def _stored(self, path: Path) -> dict[str, Any]:
         """Read a checkpoint and check its fields, which may still be those of another build."""
         content = load_plain(path, format_name=CHECKPOINT_FORMAT, version=CHECKPOINT_VERSION)
         with reading(path, "Delete it and build again."):
             require_fields(content, _CHECKPOINT)
-            require_fields(content["settings"], SETTINGS, inside="settings", others=True)
+            require_fields(content["settings"], STORED_SETTINGS, inside="settings", others=True)
             require_fields(content["runtime"], RUNTIME, inside="runtime")
-            if "shifts" in content:
-                require_fields(content["shifts"], SHIFTS, inside="shifts")
         return content
 
     def _require_consistent(self, content: dict[str, Any]) -> None:

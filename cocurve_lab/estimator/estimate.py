@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ..base.arguments import as_int, require_type
 from ..base.atomic import clean, previous
 from ..base.errors import InputError
 from ..base.progress import Progress
+from ..base.seams import require_extension
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature, merge_shards
-from ..curvature.merging import (
-    FULL_VOCABULARY,
-    MAY_BE_ABSENT,
-    REFIT_RATIO,
-    REMOVED,
-    RISK_SUPPORT,
-    TEMPERATURE,
-)
-from ..extensions.analysis.exact import ExactOptions, differentiate, require_unpacked
-from ..extensions.analysis.preview import ProbeOptions, probe_curvature
+from ..curvature.settings import MAY_BE_ABSENT, BuildOptions
 from ..models.architectures import describe
 from ..models.identity import fingerprint_model, model_dtype, model_name
 from ..models.runtime import require_measurable, require_one_device
-from ..models.units import Unit, UnitSet, enumerate_units, require_units
-from .build import Build, BuildOptions, remedy, tell_saturation
+from ..models.units import UnitSet, enumerate_units, require_units
+from .build import Build, remedy, tell_saturation
 from .files import build_path, checkpoint_of, complete_shards, files_in, kept_at
 from .worker import Executor
 
@@ -42,13 +33,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-# The type of the options is the method; a name stands for the default options of that type.
-Options = BuildOptions | ProbeOptions | ExactOptions
-METHODS: dict[str, type[Options]] = {
-    "ablation": BuildOptions,
-    "probe": ProbeOptions,
-    "exact": ExactOptions,
-}
+METHODS = ("ablation", "probe", "exact")
+
+
+class Derivatives(Protocol):
+    """Options of a method in which derivatives stand for removals (extensions/analysis)."""
+
+    method: ClassVar[str]  # as the provenance names it
+    name: ClassVar[str]  # in messages
+
+    @property
+    def groups(self) -> int: ...
+    def marks(self, units: UnitSet) -> dict[str, Any]: ...
+    def estimate(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        settings: dict[str, Any],
+        progress: Progress,
+    ) -> Curvature: ...
+
+
+Options = BuildOptions | Derivatives  # the type of the options is the method
 
 
 def estimate_curvature(
@@ -119,12 +126,8 @@ def estimate_curvature(
         return build.run(model, progress=progress)
     _require_plain(options, checkpoint, executor)
     require_one_device(model)  # derivatives need the weights of all layers
-    if isinstance(options, ExactOptions):
-        require_unpacked(model)
     settings = build_settings(model, units, calibration, top_r, options)
-    if isinstance(options, ProbeOptions):
-        return probe_curvature(model, units, calibration, settings, options, progress)
-    return differentiate(model, units, calibration, settings, progress)
+    return options.estimate(model, units, calibration, settings, progress)
 
 
 def exact_curvature(
@@ -250,21 +253,7 @@ def build_settings(
     if top_r < 1:
         raise InputError(f"top_r is {top_r}. Give a support of at least one token.")
     require_measurable(model, calibration.input_ids)
-    probes = (
-        {"probes_per_sequence": options.probes, "probe_seed": options.seed}
-        if isinstance(options, ProbeOptions)
-        else {}
-    )
-    full = isinstance(options, BuildOptions) and options.full_vocabulary
-    # absent otherwise, so that a build on the support has the file name that it always had
-    risks: dict[str, Any] = {RISK_SUPPORT: FULL_VOCABULARY} if full else {}
-    if isinstance(options, BuildOptions) and options.temperature != 1:
-        risks[TEMPERATURE] = options.temperature
-    if isinstance(options, BuildOptions) and options.removed:
-        risks[REMOVED] = _gone(units, options.removed)
-    if isinstance(options, BuildOptions) and options.refit_ratio:
-        risks[REFIT_RATIO] = options.refit_ratio
-    return (probes | risks) | {
+    return options.marks(units) | {
         "model_fingerprint": fingerprint_model(model),
         "model_dtype": model_dtype(model),
         "units_fingerprint": units.fingerprint,
@@ -274,52 +263,42 @@ def build_settings(
         "positions_per_sequence": calibration.positions_per_sequence,
         # as it is used, so that any r above the vocabulary is one build
         "top_r": min(top_r, describe(model).vocabulary),
-        "method": _stored_name(options),
+        "method": options.method,
         "groups": min(options.groups, len(calibration)),
     }
 
 
-def _gone(units: UnitSet, removed: Iterable[Unit | str | int]) -> list[int]:
-    """The indices of removed units, rising, so that the order of removal makes no other build."""
-    gone = sorted(units.indices(removed))
-    if len(gone) == len(units):
-        raise InputError(f"all {len(gone)} units are removed, so none is left. Remove fewer.")
-    return gone
+def _options_of(method: str) -> type[Options]:
+    if method == "ablation":
+        return BuildOptions
+    found: Any = require_extension(f"{method} options", f"method {method!r}")
+    return found
 
 
 def _chosen(method: str | None, options: Options | None) -> Options:
-    if method is not None and method not in tuple(METHODS):
+    if method is not None and method not in METHODS:
         raise InputError(f"method is {method!r}; choose from {', '.join(map(repr, METHODS))}.")
-    wanted = METHODS[method] if method is not None else None
     if options is None:
-        return (wanted or BuildOptions)()
-    if not isinstance(options, wanted or tuple(METHODS.values())):
-        takes = wanted.__name__ if wanted else ", ".join(t.__name__ for t in METHODS.values())
+        return _options_of(method or "ablation")()
+    if isinstance(options, BuildOptions) and method in (None, "ablation"):
+        return options
+    allowed = [_options_of(name) for name in METHODS if method in (None, name)]
+    if not isinstance(options, tuple(allowed)):
         raise InputError(
-            f"options is {type(options).__name__}, but "
-            f"{f'method {method!r}' if wanted else 'estimate_curvature'} takes {takes}. Pass that, "
-            "or None."
+            f"options is {type(options).__name__}, but this takes "
+            f"{', '.join(each.__name__ for each in allowed)}. Pass that, or None."
         )
     return options
 
 
-def _stored_name(options: Options) -> str:
-    """The method as the provenance names it."""
-    if isinstance(options, ExactOptions):
-        return "infinitesimal"
-    return next(name for name, kind in METHODS.items() if isinstance(options, kind))
-
-
 def _require_plain(
-    options: Options, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
+    options: Derivatives, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
 ) -> None:
     """Raise InputError for a checkpoint or an executor, which only a build by ablations takes."""
-    what = "a preview" if isinstance(options, ProbeOptions) else "the exact H*"
-    brief = "takes seconds and " if isinstance(options, ProbeOptions) else ""
     if checkpoint is not None:
         raise InputError(
-            f"checkpoint is {str(checkpoint)!r}, but {what} {brief}keeps none. "
+            f"checkpoint is {str(checkpoint)!r}, but {options.name} keeps none. "
             "Omit checkpoint, and save the result with save(path)."
         )
     if executor is not None:
-        raise InputError(f"executor is {executor}, but {what} {brief}runs here. Omit executor.")
+        raise InputError(f"executor is {executor}, but {options.name} runs here. Omit executor.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.storage import fingerprint
 from ..curvature.matrix import Curvature
-from ..curvature.merging import Shard, settings_of
+from ..curvature.settings import Shard, settings_of
 from ..models.identity import short_name
 
 _NAME = re.compile(r"_(?P<mark>[^_.]+)\.shard-(?P<number>\d+)-of-(?P<count>\d+)\.pkl$")
@@ -85,4 +85,6 @@ def complete_shards(path: Path) -> list[Path]:
 
 def whole_path(folder: str | os.PathLike[str], part: Curvature) -> Path:
     """Return the file of the whole build to which a shard belongs."""
-    return build_path(folder, str(part.provenance.get("model_name", "model")), settings_of(part))
+    return build_path(
+        folder, str(part.provenance.get("model_name", "model")), settings_of(part.provenance)
+    )

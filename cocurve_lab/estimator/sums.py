@@ -19,7 +19,6 @@ from ..base.progress import Progress, open_bar
 from ..base.tables import fold
 from ..calibration import CalibrationSet
 from ..curvature.matrix import Curvature
-from ..extensions.surrogates.shifts import Shifts
 from ..models.identity import model_device, model_name
 from ..models.runtime import device_name, is_out_of_memory, software_versions, uninterrupted
 from ..models.units import UnitSet
@@ -38,20 +37,20 @@ class GroupSums:
         positions: [G] int64.
         risks: [G, M] float64, KL of each unit alone; None where units are not removed.
         sure_positions: [G] int64, positions where the teacher is sure (`saturation.SURE`); None
-            where units are not removed, or where a resumed checkpoint did not count them.
+            where units are not removed.
         sure_risks: [G, M] float64, the part of `risks` there; None alike.
         seconds: what each sequence done took.
-        shifts: the sketch of each sequence done; None where none is kept.
+        sketches: keeps the sketch of shifts of each sequence; None where none is kept.
     """
 
-    def __init__(self, groups: int, size: int, *, with_risks: bool) -> None:
+    def __init__(self, groups: int, size: int, *, with_risks: bool, sketches: Any = None) -> None:
         self.grams = np.zeros((groups, size, size))
         self.positions = np.zeros(groups, np.int64)
         self.risks = np.zeros((groups, size)) if with_risks else None
         self.sure_positions = np.zeros(groups, np.int64) if with_risks else None
         self.sure_risks = np.zeros((groups, size)) if with_risks else None
         self.seconds: list[float] = []
-        self.shifts: list[Shifts] | None = None
+        self.sketches = sketches
 
     @property
     def done(self) -> int:
@@ -66,7 +65,7 @@ class GroupSums:
         seconds: float,
         risks: np.ndarray | None = None,
         sure: tuple[int, np.ndarray] | None = None,
-        shifts: Shifts | None = None,
+        sketch: Any = None,
     ) -> None:
         """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions.
 
@@ -81,15 +80,15 @@ class GroupSums:
             if sure is not None and self.sure_positions is not None and self.sure_risks is not None:
                 self.sure_positions[group] += sure[0]
                 self.sure_risks[group] += sure[1]
-            if self.shifts is not None and shifts is not None:
-                self.shifts.append(shifts)
+            if self.sketches is not None and sketch is not None:
+                self.sketches.add(sketch)
             self.positions[group] += positions
             self.seconds.append(seconds)
 
     def curvature(
         self, units: UnitSet, provenance: dict[str, Any], groups: slice = slice(None)
     ) -> Curvature:
-        """H over the sequences done, or over some of the groups of them.
+        """Return H over the sequences done, or over some of the groups of them.
 
         Raises:
             InputError: no sequence of these groups is done.
@@ -100,9 +99,9 @@ class GroupSums:
         )
         parts = (self.grams[groups], self.positions[groups], risks)
         found = Curvature.from_groups(units, *parts, provenance, *sure)
-        if not self.shifts or groups != slice(None):
+        if self.sketches is None or groups != slice(None):
             return found
-        return found.with_shifts(Shifts.joined(self.shifts))
+        return self.sketches.attached(found)
 
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
         """What the provenance says of the sequences done, which are the first of `numbers`."""

@@ -28,6 +28,7 @@ from ..models.identity import model_device
 from ..models.masking import column_scales, scaled
 from ..models.runtime import in_double, sums_on
 from ..models.units import Unit
+from .fisher import center
 from .replay import Batched, Replay, SupportHead, top_support
 
 
@@ -73,8 +74,8 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where the ablations of a sequence start: the teacher, or the model without some units.
+class AblationPass:
+    """The pass that ablations of a sequence start from: the teacher's, or one without some units.
 
     Attributes:
         teacher: the whole model on its support.
@@ -89,64 +90,94 @@ class Start:
     probabilities: Tensor
 
     @property
-    def is_teacher(self) -> bool:
-        """Whether nothing is removed."""
-        return self.logits is self.teacher.logits
-
-    @property
     def base(self) -> Tensor | None:
         """z_S - z_0 [P, r]; None if nothing is removed."""
-        return None if self.is_teacher else self.logits - self.teacher.logits
+        return None if self.logits is self.teacher.logits else self.logits - self.teacher.logits
 
-    def first_order(self, shift: Tensor) -> Tensor:
-        """E_{p_S - p_0}[d] [B, P] float64 of shifts d [B, P, r]; exactly 0 if nothing is removed.
+    def ablations(self, rows: slice, hidden: Tensor) -> Ablations:
+        """Return a batch of ablations from their final hidden states [B, P, d]."""
+        z_u = self.teacher.head(hidden)  # z_-u [B, P, r]
+        # dz_u - E_{p_0}[dz_u] with the sign that the KL needs. It is the opposite of eq. (huv) for
+        # all units alike, so no product of two of them sees it
+        shift = center(self.probabilities, z_u.sub_(self.logits))
+        return Ablations(self, rows, hidden, shift, self._first_order(shift))
 
-        It is also KL(p_0 || p_u) - KL(p_0 || p_S) less KL(p_S || p_u), to all orders.
-        """
-        if self.is_teacher:
+    def _first_order(self, shift: Tensor) -> Tensor:
+        if self.logits is self.teacher.logits:  # a minimum of the KL
             place = sums_on(shift.device)
             return torch.zeros(shift.shape[:-1], dtype=torch.float64, device=place)
         return in_double(((self.probabilities - self.teacher.probabilities) * shift).sum(dim=-1))
 
 
-@contextmanager
-def started(
-    architecture: Architecture,
-    ids: Tensor,
-    positions: Tensor,
-    number: int,
-    top_r: int,
-    temperature: float = 1.0,
-    removed: Sequence[Unit] = (),
-    leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
-    along: Batched = (),
-) -> Iterator[Start]:
-    """Run the teacher on a sequence, and mask `removed` inside the block.
+@dataclass(frozen=True)
+class Ablations:
+    """A batch of B ablations, as measured.
 
-    Args:
-        architecture, ids, positions, leftovers, along: as for `Replay`.
-        number, top_r, temperature: as for `Teacher`.
-        removed: units masked throughout.
-
-    Raises:
-        NumericalError: NaN or infinite logits.
+    Attributes:
+        start: the pass they start from.
+        rows: which of the ablated units they are.
+        hidden: final hidden states at the scored positions [B, P, d].
+        shift: centred logit shifts [B, P, r], of mean 0 under p_S.
+        first_order: E_{p_S - p_0}[d] [B, P] float64, exactly 0 if nothing is removed. It is also
+            KL(p_0 || p_u) - KL(p_0 || p_S) less KL(p_S || p_u), to all orders.
     """
-    # ablations, and so what rides along, start from the model without `removed`
-    replay = Replay(architecture, ids, positions, leftovers, () if removed else along)
-    teacher = Teacher(architecture, replay.scored_hidden, top_r, number, temperature)
-    if not removed:
-        yield Start(teacher, replay, teacher.logits, teacher.probabilities)
-        return
-    with scaled(architecture, column_scales(architecture, removed)):
-        replay = Replay(architecture, ids, positions, along=along)
-        logits = teacher.head(replay.scored_hidden)[0]
-        yield Start(teacher, replay, logits, torch.softmax(logits, dim=-1))
+
+    start: AblationPass
+    rows: slice
+    hidden: Tensor
+    shift: Tensor
+    first_order: Tensor
+
+
+@dataclass(frozen=True)
+class TeacherSetup:
+    """The model f_0 and its support, and how a build departs from the paper.
+
+    Attributes:
+        architecture: the model, inside `models.runtime.measuring`: in eval mode, no gradients.
+        top_r: r, the size of the support V_r(x, t).
+        temperature: by which logits are divided; 1 is the paper's.
+        removed: units S that are gone already; the paper has none.
+        refit_scales: what an ablation takes from each block's columns; None: the unit's own, as in
+            the paper. Not with `removed`.
+    """
+
+    architecture: Architecture
+    top_r: int
+    temperature: float = 1.0
+    removed: Sequence[Unit] = ()
+    refit_scales: Mapping[tuple[int, Kind], Tensor] | None = None
+
+    @contextmanager
+    def begin(
+        self, calibration: CalibrationSet, number: int, along: Batched = ()
+    ) -> Iterator[AblationPass]:
+        """Run the teacher on a sequence, and mask `removed` inside the block.
+
+        Args:
+            along: the batches of ablations that may ride along in the pass (`Replay`).
+
+        Raises:
+            NumericalError: NaN or infinite logits.
+        """
+        inputs = (self.architecture, *row(self.architecture, calibration, number))
+        # ablations, and so what rides along, start from the model without `removed`
+        replay = Replay(*inputs, self.refit_scales, () if self.removed else along)
+        hidden = replay.scored_hidden
+        teacher = Teacher(self.architecture, hidden, self.top_r, number, self.temperature)
+        if not self.removed:
+            yield AblationPass(teacher, replay, teacher.logits, teacher.probabilities)
+            return
+        with scaled(self.architecture, column_scales(self.architecture, self.removed)):
+            replay = Replay(*inputs, along=along)
+            logits = teacher.head(replay.scored_hidden)[0]
+            yield AblationPass(teacher, replay, logits, torch.softmax(logits, dim=-1))
 
 
 def row(
     architecture: Architecture, calibration: CalibrationSet, number: int
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [1, T] and scored positions [P] of a sequence, on the model's device."""
+    """Return token ids [1, T] and scored positions [P] of a sequence, on the model's device."""
     device = model_device(architecture.model)
     ids = calibration.input_ids[number : number + 1]
     return ids.to(device), calibration.scored[number].to(device)

@@ -1,7 +1,7 @@
 """Workers, which measure sequences, and the interface for running them elsewhere.
 
-A `Worker` runs Algorithm 1 on one sequence after the other. An `Executor` provides a `Crew` of
-workers for a build: `LocalExecutor` one in this process, cluster.py several on Ray.
+A `Worker` runs Algorithm 1 on one sequence after the other. An `Executor` provides a `WorkerPool`
+for a build: `LocalExecutor` one worker in this process, an extension several on Ray.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ..base.seams import require_extension
 from ..calibration import CalibrationSet
-from ..extensions.surrogates.refit_aware import Leftovers, Preparing, leftovers, require_refittable
-from ..extensions.surrogates.shifts import Shifts
-from ..extensions.surrogates.sketch import SequenceSketch
-from ..models.architectures import describe
+from ..curvature.settings import BuildOptions
+from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
 from ..models.layers import source_of
 from ..models.runtime import device_name, is_out_of_memory, measuring
-from ..models.units import UnitSet
-from .algorithm1 import sequence_gram
+from ..models.units import Unit, UnitSet
+from .algorithm1 import Listener, sequence_gram
 from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, sweeps
 from .fisher import kl_divergence
 from .replay import Replay
-from .teacher import Teacher, row
-from .vocabulary import FullVocabulary
+from .risks import FullVocabulary, UnitRisks
+from .teacher import Teacher, TeacherSetup, row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,41 +37,31 @@ Note = Callable[[str], object]  # called with each event that belongs in the pro
 
 
 @dataclass(frozen=True)
-class Job:
-    """The inputs of a worker, apart from the model.
+class WorkItem:
+    """What a worker measures, apart from the model.
 
     Attributes:
         units, calibration, top_r: as given to the build.
-        num_threads: CPU threads of each worker.
-        units_per_batch: ablations per forward pass; None chooses by free memory.
+        options: of the build, with its groups, threads and `removed` (as indices) settled.
         sequences: number of sequences left to do, for the estimate of the time.
-        full_vocabulary: measure the KL of single units over the full vocabulary.
-        sketch: (positions, tokens) of the sketch of shifts to keep; None keeps none.
-        groups: number of groups of sequences.
-        temperature: by which logits are divided.
-        removed: indices of units that are masked throughout.
-        refit_ratio: share of a block's other units that are expected to be gone where they make up
-            for an ablation (refitted.py); 0: they do not.
     """
 
     units: UnitSet
     calibration: CalibrationSet
     top_r: int
-    num_threads: int
-    units_per_batch: int | None
+    options: BuildOptions
     sequences: int
-    full_vocabulary: bool = False
-    sketch: tuple[int, int] | None = None
-    groups: int = 1
-    temperature: float = 1.0
-    removed: tuple[int, ...] = ()
-    refit_ratio: float = 0.0
 
     @property
     def left(self) -> list[int]:
         """Indices of the units that are ablated one by one."""
-        removed = set(self.removed)
+        removed = set(self.options.removed)
         return [index for index in range(len(self.units)) if index not in removed]
+
+    @property
+    def ablated(self) -> list[Unit]:
+        """The units of `left`."""
+        return [self.units[index] for index in self.left]
 
 
 class Measured(NamedTuple):
@@ -87,7 +76,7 @@ class Measured(NamedTuple):
         notes: events that belong in the provenance.
         sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
             `risks` there [M] float64, nats; None if unknown.
-        shifts: this sequence's part of the sketch; None if none is kept.
+        sketch: this sequence's part of the sketch of shifts; None if none is kept.
     """
 
     number: int
@@ -97,10 +86,33 @@ class Measured(NamedTuple):
     units_per_batch: int
     notes: tuple[str, ...] = ()
     sure: tuple[int, np.ndarray] | None = None
-    shifts: Shifts | None = None
+    sketch: Any = None
 
 
-class Crew(Protocol):
+class Preparation(NamedTuple):
+    """What a build takes before its first sequence; nothing in the paper's.
+
+    Attributes:
+        peak: bytes while it is made, weights that come included.
+        kept: bytes of the result.
+        bytes_read: bytes of weights that are read meanwhile.
+    """
+
+    peak: float = 0
+    kept: int = 0
+    bytes_read: int = 0
+
+    @classmethod
+    def of(
+        cls, architecture: Architecture, calibration: CalibrationSet, refit_ratio: float
+    ) -> Preparation:
+        if not refit_ratio:
+            return cls()
+        find = require_extension("refit-aware preparation", "refit_ratio")
+        return find(architecture, calibration)
+
+
+class WorkerPool(Protocol):
     """Workers that are ready.
 
     Attributes:
@@ -120,7 +132,7 @@ class Crew(Protocol):
     def device(self) -> str: ...
 
     def seconds(self) -> float | None:
-        """Estimate the duration of the job in seconds; None if it is not known beforehand."""
+        """Estimate the duration of the work in seconds; None if it is not known beforehand."""
         ...
 
     def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
@@ -135,38 +147,53 @@ class Executor(Protocol):
         """Return the CPU threads of a worker if the options give none."""
         ...
 
-    def open(self, model: PreTrainedModel, job: Job) -> AbstractContextManager[Crew]:
-        """Provide workers for a job; they end with the context."""
+    def open(self, model: PreTrainedModel, item: WorkItem) -> AbstractContextManager[WorkerPool]:
+        """Provide workers; they end with the context."""
         ...
 
 
+class LocalExecutor:
+    """One worker in this process: the default."""
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    @contextmanager
+    def open(self, model: PreTrainedModel, item: WorkItem) -> Iterator[Worker]:
+        with measuring(model, item.options.num_threads or self.threads()):
+            yield Worker(model, item)
+
+
 class Worker:
-    """Measures sequences with one model; the caller holds the model in `measuring`.
+    """Measures sequences with one model, which the caller holds in `measuring`: a pool of one.
 
     Args:
-        model, job: what is measured.
+        model, item: what is measured.
         sharing: how many workers share the memory of the device.
     """
 
-    def __init__(self, model: PreTrainedModel, job: Job, sharing: int = 1) -> None:
-        self.architecture, self.job = describe(model), job
-        room = Room.of(model)
-        if job.refit_ratio:
-            require_refittable(self.architecture)
-        self.preparing = Preparing.of(self.architecture, job.calibration, job.refit_ratio)
-        room = replace(room, free=room.free / sharing - self.preparing.kept)
-        chosen = (self.architecture, job.units, job.calibration, job.top_r)
-        self.units_per_batch = job.units_per_batch or choose_batch(
-            *chosen, job.full_vocabulary, room
-        )
-        self.block = choose_block(*chosen, self.units_per_batch, job.full_vocabulary, room)
+    workers = 1
+
+    def __init__(self, model: PreTrainedModel, item: WorkItem, sharing: int = 1) -> None:
+        self.architecture, self.item, self.options = describe(model), item, item.options
+        room, options = Room.of(model), item.options
+        self.preparation = Preparation.of(self.architecture, item.calibration, options.refit_ratio)
+        room = replace(room, free=room.free / sharing - self.preparation.kept)
+        chosen = (self.architecture, item.units, item.calibration, item.top_r)
+        full = options.full_vocabulary
+        self.units_per_batch = options.units_per_batch or choose_batch(*chosen, full, room)
+        self.block = choose_block(*chosen, self.units_per_batch, full, room)
         self.full_kl = None
         # a support that is the whole vocabulary has nothing to add
-        if job.full_vocabulary and job.top_r < self.architecture.vocabulary:
-            self.full_kl = FullVocabulary(self.architecture, job.temperature).kl
-        self.leftovers: Leftovers | None = None  # made for the first sequence
+        if full and item.top_r < self.architecture.vocabulary:
+            self.full_kl = FullVocabulary(self.architecture, options.temperature).kl
+        self.setup: TeacherSetup | None = None  # made for the first sequence
         device = model_device(model)
         self.device_kind, self.device = device.type, device_name(device)
+
+    def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
+        for number in numbers:
+            yield self.measure_one(number, tick)
 
     def measure_one(self, number: int, tick: Tick) -> Measured:
         """Run Algorithm 1 on one sequence.
@@ -175,52 +202,60 @@ class Worker:
             InputError: one ablation alone does not fit in memory.
             NumericalError: NaN or infinite logits.
         """
-        job, size = self.job, len(self.job.units)
-        if job.refit_ratio and self.leftovers is None:
-            self.leftovers = leftovers(
-                self.architecture, job.units, job.calibration, job.refit_ratio
-            )
+        item, size = self.item, len(self.item.units)
         batches = Batches(self.units_per_batch, tick, self.block)
-        left, gone = job.left, [job.units[index] for index in job.removed]
-        inputs = ([job.units[index] for index in left], job.calibration, number, job.top_r)
-        sketch = None
-        if job.sketch is not None:
-            sketch = SequenceSketch(
-                number, len(job.calibration), size, left, job.sketch, job.groups
-            )
-        found = sequence_gram(
-            *(self.architecture, *inputs, batches),
-            full_kl=self.full_kl,
-            sketch=sketch,
-            temperature=job.temperature,
-            removed=gone,
-            leftovers=self.leftovers,
-        )
-        gram, risks, sure_risks = (_spread(a, left, size) for a in (*found[:2], found[2][1]))
-        sure = found[2][0], sure_risks
+        risks, sketch = UnitRisks(item.ablated, self.full_kl), None
+        listeners: list[Listener] = [risks]
+        if self.options.sketch is not None:
+            make = require_extension("sketch of a sequence", "sketch_positions")
+            of_build = (item.left, self.options.sketch, self.options.groups)
+            sketch = make(number, len(item.calibration), size, *of_build)
+            listeners.append(sketch)
+        setup = self._settle()
+        gram = sequence_gram(setup, item.ablated, item.calibration, number, batches, listeners)
+        risk, sure, sure_risk = risks.of(number)
         # a halved batch stays halved for later sequences
         self.units_per_batch, self.block = batches.size, batches.block
-        positions = len(job.calibration.scored[number])
-        notes = tuple(batches.notes)
-        shifts = None if sketch is None else sketch.kept()
-        return Measured(number, gram, risks, positions, batches.size, notes, sure, shifts)
+        gram, risk, sure_risk = (_spread(a, item.left, size) for a in (gram, risk, sure_risk))
+        return Measured(
+            number,
+            gram,
+            risk,
+            len(item.calibration.scored[number]),
+            batches.size,
+            tuple(batches.notes),
+            (sure, sure_risk),
+            None if sketch is None else sketch.kept(),
+        )
+
+    def _settle(self) -> TeacherSetup:
+        if self.setup is None:
+            scales, options, item = None, self.options, self.item
+            if options.refit_ratio:
+                make = require_extension("refit-aware ablations", "refit_ratio")
+                inputs = (self.architecture, item.units, item.calibration)
+                scales = make(*inputs, options.refit_ratio)
+            gone = [item.units[unit] for unit in item.units.indices(options.removed)]
+            of_options = (options.temperature, gone, scales)
+            self.setup = TeacherSetup(self.architecture, item.top_r, *of_options)
+        return self.setup
 
     def seconds(self) -> float | None:
-        """Estimate the duration of the job in seconds from a few ablations.
+        """Estimate the duration of the work in seconds from a few ablations.
 
         None if a batch does not fit in memory yet. For a refit_ratio the passes over the rows
         count, but not the inverses of the moments.
         """
-        job, left = self.job, [self.job.units[index] for index in self.job.left]
+        item, left = self.item, self.item.ablated
         layers = [units for _, units in by_layer(left)]
-        ids, positions = row(self.architecture, job.calibration, 0)
+        ids, positions = row(self.architecture, item.calibration, 0)
         streamed = source_of(self.architecture.model) is not None
         for _ in range(1 if streamed else 2):  # the first one warms up
             replay: Any = None
             teacher: Any = None  # else there would be two for a while
             begun = time.monotonic()
             replay = Replay(self.architecture, ids, positions)
-            teacher = Teacher(self.architecture, replay.scored_hidden, job.top_r, 0)
+            teacher = Teacher(self.architecture, replay.scored_hidden, item.top_r, 0)
             teacher_seconds = time.monotonic() - begun
         per_ablation = []
         # the first one warms up; of a streamed model all would be read for a batch of layer 0
@@ -238,22 +273,22 @@ class Worker:
                     raise
                 return None  # the build will halve the batch and report it
             per_ablation.append((time.monotonic() - begun) / len(batch))
-        preparing = teacher_seconds * len(job.calibration) if job.refit_ratio else 0.0
+        preparing = teacher_seconds * len(item.calibration) if self.options.refit_ratio else 0.0
         if replay.stream is not None:
             # a unit runs half of the layers on average; a teacher pass takes as long as reading
             mean = per_ablation[-1] + self._layer_seconds(replay) * (len(layers) - 1) / 2
-            starts = sweeps(left, self.units_per_batch, self.block, bool(job.removed))
+            starts = sweeps(left, self.units_per_batch, self.block, bool(self.options.removed))
             whole = replay.stream.bytes_from(0)
             passes = sum(map(replay.stream.bytes_from, starts)) / whole
-            preparing = teacher_seconds * self.preparing.bytes_read / whole
-            return preparing + job.sequences * (teacher_seconds * passes + len(left) * mean)
+            preparing = teacher_seconds * self.preparation.bytes_read / whole
+            return preparing + item.sequences * (teacher_seconds * passes + len(left) * mean)
         # an ablation runs the layers above it, so its cost falls linearly with its layer: the mean
         # of the last and the first layer is the mean of all
         mean = sum(per_ablation[1:]) / 2
-        return preparing + job.sequences * (teacher_seconds + len(left) * mean)
+        return preparing + item.sequences * (teacher_seconds + len(left) * mean)
 
     def _layer_seconds(self, replay: Replay) -> float:
-        """Duration of one layer for one ablation, in seconds, once its weights are there."""
+        """Return the duration of one layer for one ablation, once its weights are there."""
         last = len(replay.calls) - 1  # no other is fetched meanwhile
         hidden = replay.calls[last].hidden.expand(self.units_per_batch, -1, -1)
         with replay.held(last):
@@ -263,31 +298,9 @@ class Worker:
 
 
 def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:
-    """Values [m] or [m, m] of the units left, as [M] or [M, M] with 0 for the others."""
+    """Return values [m] or [m, m] of the units left, as [M] or [M, M] with 0 for the others."""
     if len(left) == size:  # nothing was removed: no copy of H for every sequence
         return values
     whole = np.zeros((size,) * values.ndim)
     whole[np.ix_(*[left] * values.ndim)] = values
     return whole
-
-
-class LocalCrew(Worker):
-    """The one worker of this process."""
-
-    workers = 1
-
-    def measure(self, numbers: Sequence[int], tick: Tick, note: Note) -> Iterator[Measured]:
-        for number in numbers:
-            yield self.measure_one(number, tick)
-
-
-class LocalExecutor:
-    """One worker in this process: the default."""
-
-    def threads(self) -> int:
-        return torch.get_num_threads()
-
-    @contextmanager
-    def open(self, model: PreTrainedModel, job: Job) -> Iterator[LocalCrew]:
-        with measuring(model, job.num_threads):
-            yield LocalCrew(model, job)

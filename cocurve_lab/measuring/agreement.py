@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from ..base.errors import InputError
+from ..base.seams import extension
 from ..curvature.matrix import Curvature
-from ..extensions.surrogates.pair_kl import pair_kl_sums
 from ..models.units import UnitSet
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
@@ -159,37 +160,16 @@ def price_error(curvature: Curvature, pruned: Sequence[int]) -> float:
     return float("nan") if prices is None else prices.additive.standard_error(pruned)
 
 
-class _Prices:
-    """The surrogates of the shifts on the part "price", for many plans of one curvature."""
-
-    def __init__(self, curvature: Curvature) -> None:
-        self.shifts = curvature.require_shifts().of("price")
-        self.additive = curvature.with_shifts(self.shifts).additive()
-        self.known: dict[frozenset[int], tuple[float, float]] = {}  # an instrument asks often
-
-    def of(self, chosen: Sequence[int]) -> tuple[float, float]:
-        """1/2 s^T Q s and F(S)."""
-        mark = frozenset(chosen)
-        if mark not in self.known:
-            self.known[mark] = self._pair_kl(list(chosen)), self.additive.predict(chosen)
-        return self.known[mark]
-
-    def _pair_kl(self, chosen: list[int]) -> float:
-        # Q of these units alone: the whole matrix takes the square of their share of all units
-        one = np.zeros_like(self.shifts.groups)
-        part = replace(self.shifts, values=self.shifts.values[chosen], groups=one)
-        return float(pair_kl_sums(part, 1)[0].sum() / 2 / len(part))
+_PRICES: WeakKeyDictionary[Curvature, Any] = WeakKeyDictionary()
 
 
-_PRICES: WeakKeyDictionary[Curvature, _Prices | None] = WeakKeyDictionary()
-
-
-def _prices(curvature: Curvature) -> _Prices | None:
+def _prices(curvature: Curvature) -> Any:
     """None where there is no sketch of shifts, or it has no part "price"."""
     if curvature not in _PRICES:
         _PRICES[curvature] = None
+        make = extension("prices of plans")
         with suppress(InputError):
-            _PRICES[curvature] = _Prices(curvature)
+            _PRICES[curvature] = None if make is None else make(curvature)
     return _PRICES[curvature]
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from ..base.errors import FileFormatError, InfeasibleError, InputError, MismatchError
 from ..calibration import CalibrationSet
 from ..curvature.matrix import GROUPED, Curvature
-from ..estimator.build import BuildOptions
+from ..curvature.settings import BuildOptions
 from ..estimator.estimate import estimate_curvature
 from ..extensions.surrogates.pair_kl import PAIR_KL
 from ..extensions.surrogates.shifts import Shifts
+from ..extensions.surrogates.sketched import with_shifts
 from ..models.families import Kind
 from ..models.units import UnitSet
 from ..solver.gains import solve_gains
@@ -123,9 +124,7 @@ class CoCurve(Method):
             )
         if self.surrogate == "pair-kl":
             curvature = curvature.pair_kl()
-        arrays = {"matrix": curvature.matrix} | {
-            name: value for name in GROUPED if (value := getattr(curvature, name)) is not None
-        }
+        arrays = {"matrix": curvature.matrix} | curvature.grouped
         if self.surrogate == "additive-kl":
             arrays |= {_SHIFTS + n: a for n, a in curvature.require_shifts().arrays().items()}
         known = ("model_fingerprint", "model_dtype", "calibration_fingerprint", "top_r")
@@ -219,9 +218,8 @@ def curvature_of(evidence: Evidence) -> Curvature:
         for n in Shifts.__dataclass_fields__
         if (a := evidence.arrays.get(_SHIFTS + n)) is not None
     }
-    if shifts:
-        grouped["shift_source"] = Shifts(**shifts)
-    return Curvature(matrix, evidence.units, provenance, **grouped)
+    curvature = Curvature(matrix, evidence.units, provenance, **grouped)
+    return with_shifts(curvature, Shifts(**shifts)) if shifts else curvature
 
 
 def _gated(curvature: Curvature) -> float:

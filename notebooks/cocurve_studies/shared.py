@@ -51,8 +51,8 @@ class Recipe:
 
     def build(self, model: PreTrainedModel, units: UnitSet) -> Curvature:
         """Build H [M, M] of a model, or load it where it lies in the cache."""
+        from cocurve_lab.curvature.settings import BuildOptions
         from cocurve_lab.estimator import estimate
-        from cocurve_lab.estimator.build import BuildOptions
 
         options = BuildOptions(
             groups=self.groups,

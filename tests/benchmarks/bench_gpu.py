@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
 from cocurve_lab.estimator.teacher import row
-from cocurve_lab.estimator.worker import Job, LocalExecutor
+from cocurve_lab.estimator.worker import LocalExecutor, WorkItem
 from cocurve_lab.extensions.big_models.forecast import row_operations
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
@@ -166,10 +166,14 @@ def measured_build(
 ) -> tuple[cl.Curvature, list[str]]:
     """Build H; return it and the cells of its row from the fourth on."""
     device = model.device
-    settings = (torch.get_num_threads(), options.units_per_batch, 1)
+    settings = cl.BuildOptions(
+        num_threads=torch.get_num_threads(),
+        units_per_batch=options.units_per_batch,
+        sketch_positions=0,
+    )
     naive = naive_seconds(model, units, text, options)
-    with LocalExecutor().open(model, Job(units, text, options.top_r, *settings)) as crew:
-        announced, batch = crew.seconds(), crew.units_per_batch  # this warms up too
+    with LocalExecutor().open(model, WorkItem(units, text, options.top_r, settings, 1)) as pool:
+        announced, batch = pool.seconds(), pool.units_per_batch  # this warms up too
     free_memory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

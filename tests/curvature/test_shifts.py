@@ -17,6 +17,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.storage import dump_npz, load_npz
 from cocurve_lab.curvature.matrix import merge_shards
 from cocurve_lab.extensions.surrogates.shifts import Shifts, share_of, shifts_path
+from cocurve_lab.extensions.surrogates.sketched import with_shifts as _with_shifts
 from helpers.problems import make_units, random_curvature, with_random_shifts
 from helpers.tiny_models import tiny_model
 
@@ -223,7 +224,7 @@ def test_to_second_order_the_pair_kl_is_the_gram_of_the_shifts() -> None:
 def test_f_sees_a_turned_sign_and_h_does_not() -> None:
     shifts = with_shifts().require_shifts()
     turned = replace(shifts, values=-shifts.values)
-    one, two = (random_curvature(UNITS).with_shifts(s) for s in (shifts, turned))
+    one, two = (_with_shifts(random_curvature(UNITS), s) for s in (shifts, turned))
     assert one.fingerprint == two.fingerprint
     found = np.array([[c.additive().predict([u]) for u in range(SIZE)] for c in (one, two)])
     assert np.abs(found[0] / found[1] - 1).max() > 0.1
@@ -235,7 +236,7 @@ def test_a_pair_kl_says_what_it_is_and_refuses_what_needs_a_gram() -> None:
     values = np.zeros((SIZE, 1, 2), np.float16)
     values[:2, 0, 0], values[2:, 0, 1] = -3.0, 0.1
     ones = np.zeros(1, np.int64)
-    pair = random_curvature(UNITS).with_shifts(Shifts(values, p, ones, ones)).pair_kl()
+    pair = _with_shifts(random_curvature(UNITS), Shifts(values, p, ones, ones)).pair_kl()
     assert repr(pair).startswith("Pair KL of")
     assert "not the paper's H" in pair.note()
     assert pair.correlation()[0, 1] == pytest.approx(9.5, abs=0.1)
@@ -350,4 +351,4 @@ def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(cl.InputError, match="sketch_top is 0"):
         cl.BuildOptions(sketch_top=0)
     with pytest.raises(cl.InputError, match="units, but Shifts of"):
-        random_curvature(make_units(2)).with_shifts(with_shifts().require_shifts())
+        _with_shifts(random_curvature(make_units(2)), with_shifts().require_shifts())

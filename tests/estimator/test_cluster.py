@@ -22,13 +22,13 @@ import cocurve_lab as cl
 from cocurve_lab.base import progress, storage
 from cocurve_lab.base.errors import WorkerError
 from cocurve_lab.curvature.matrix import merge_shards
-from cocurve_lab.curvature.merging import SETTINGS, shard_sequences
+from cocurve_lab.curvature.merging import shard_sequences
+from cocurve_lab.curvature.settings import SETTINGS, BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import batches
-from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.estimate import build_settings
 from cocurve_lab.estimator.files import complete_shards, files_in
-from cocurve_lab.estimator.worker import Job, LocalExecutor, Measured, Note, Tick, Worker
+from cocurve_lab.estimator.worker import LocalExecutor, Measured, Note, Tick, Worker, WorkItem
 from cocurve_lab.extensions.big_models import cluster as distributed
 from cocurve_lab.extensions.big_models.cluster import (
     RayExecutor,
@@ -294,13 +294,13 @@ class Relay:
 
     def __init__(self, die_at: int | None = None) -> None:
         self.die_at = die_at
-        self.jobs: list[Job] = []
+        self.jobs: list[WorkItem] = []
 
     def threads(self) -> int:
         return 1
 
     @contextmanager
-    def open(self, model: PreTrainedModel, job: Job) -> Iterator[Relay]:
+    def open(self, model: PreTrainedModel, job: WorkItem) -> Iterator[Relay]:
         self.worker, self.model = Worker(model, job), model
         self.units_per_batch, self.device_kind, self.device = 6, "cpu", "two cpus"
         self.jobs.append(job)
@@ -324,7 +324,7 @@ def test_a_build_takes_its_sequences_from_the_executor() -> None:
     require_same_bits(found, build())
     assert found.provenance["device"] == "two cpus"
     assert found.provenance["events"] == ["sequence 0: a worker died"]
-    assert [(job.sequences, job.num_threads) for job in relay.jobs] == [(ROWS, 1)]
+    assert [(job.sequences, job.options.num_threads) for job in relay.jobs] == [(ROWS, 1)]
 
 
 def test_work_stays_when_all_workers_die_and_goes_on_here(tmp_path: Path) -> None:
@@ -419,7 +419,7 @@ def test_workers_of_a_machine_share_its_memory(
     word_tokenizer().save_pretrained(tmp_path)
     model, _ = cl.load_model(tmp_path, device="cpu", stream=True)
     units, text = cl.enumerate_units(model, GROUPS), tiny_text(2, 20, 6)
-    job = Job(units, text, 16, 1, 1, 2)
+    job = WorkItem(units, text, 16, BuildOptions(num_threads=1, units_per_batch=1), 2)
     needed = batches.memory_needed(describe(model), units, text, 16, 1)
     state = 20 * 32 * 4
     monkeypatch.setattr(batches, "free_memory", lambda _: 2 * (needed + 8 * state))

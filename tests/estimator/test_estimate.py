@@ -21,10 +21,10 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.base import storage
 from cocurve_lab.base.atomic import previous
+from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator import replay
-from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.replay import Replay, SupportHead, top_support
 from cocurve_lab.models import runtime
 from cocurve_lab.models.units import Unit
@@ -359,7 +359,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 import cocurve_lab as cl
-from cocurve_lab.estimator import features
+from cocurve_lab.estimator import algorithm1 as features
 torch.set_num_threads(1)
 real, calls = features.gram_matrix, [0]
 def gram(features):

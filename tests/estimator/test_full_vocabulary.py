@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.curvature.merging import settings_of
-from cocurve_lab.estimator import vocabulary
-from cocurve_lab.estimator.build import BuildOptions
+from cocurve_lab.curvature.settings import BuildOptions, settings_of
+from cocurve_lab.estimator import risks
 from cocurve_lab.estimator.estimate import load_or_estimate
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, VOCAB, naive_risk, tiny_model, tiny_text, units_by_hand
@@ -48,7 +47,7 @@ def test_h_keeps_its_bits_and_says_what_its_risks_are_over() -> None:
 
 def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(full_vocabulary=True)
-    monkeypatch.setattr(vocabulary, "LOGIT_BYTES", 4 * VOCAB * 2)  # two rows of logits at a time
+    monkeypatch.setattr(risks, "LOGIT_BYTES", 4 * VOCAB * 2)  # two rows of logits at a time
     np.testing.assert_allclose(
         build(full_vocabulary=True).single_unit_risk, whole.single_unit_risk, rtol=1e-5
     )
@@ -57,7 +56,7 @@ def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyP
 def test_a_support_that_is_the_vocabulary_is_not_measured_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vocabulary.FullVocabulary, "kl", None)
+    monkeypatch.setattr(risks.FullVocabulary, "kl", None)
     every = build(top_r=VOCAB, full_vocabulary=True)
     np.testing.assert_array_equal(every.group_risks, build(top_r=VOCAB).group_risks)
 
@@ -73,8 +72,8 @@ def test_a_file_of_its_own_which_keeps_the_support(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.group_risks, full.group_risks)
     # a build on the support is named and described as before there was a choice
     assert "risk_support" not in support.provenance
-    assert "risk_support" not in settings_of(support)
-    assert settings_of(full)["risk_support"] == "full vocabulary"
+    assert "risk_support" not in settings_of(support.provenance)
+    assert settings_of(full.provenance)["risk_support"] == "full vocabulary"
 
 
 @pytest.mark.parametrize("first", [True, False])

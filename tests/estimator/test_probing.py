@@ -12,8 +12,8 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.storage import fingerprint
+from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator import replay
-from cocurve_lab.estimator.build import BuildOptions
 from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.extensions.analysis import preview as probing
 from cocurve_lab.extensions.analysis.exact import ExactOptions

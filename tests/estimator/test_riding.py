@@ -14,7 +14,6 @@ import cocurve_lab as cl
 from cocurve_lab.estimator import batches, worker
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
-from cocurve_lab.extensions.surrogates.refit_aware import Preparing
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -237,13 +236,13 @@ def test_what_a_refit_ratio_takes_is_announced(
     own = streamed(tmp_path, model)
     # moments of 3 layers in float64, then the results in float32
     moments = 3 * (32**2 + 400**2)
-    kept = Preparing.of(describe(own), TEXT, 0.4)
+    kept = worker.Preparation.of(describe(own), TEXT, 0.4)
     assert kept.kept == 4 * moments
     assert 8 * moments < kept.peak < 4 * 8 * moments
     build(own, refit_ratio=0.4, progress="lines")
     assert f"{kept.peak / 1e9:.2g} GB beside" in " ".join(capsys.readouterr().out.split())
-    assert Preparing.of(describe(model), TEXT, 0.4).bytes_read == 0
-    assert Preparing.of(describe(own), TEXT, 0) == (0, 0, 0)
+    assert worker.Preparation.of(describe(model), TEXT, 0.4).bytes_read == 0
+    assert worker.Preparation.of(describe(own), TEXT, 0) == (0, 0, 0)
 
 
 def test_a_killed_build_loses_the_row_in_hand(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.storage import dump_plain, load_plain
 from cocurve_lab.base.tables import WIDTH
-from cocurve_lab.estimator.build import CHECKPOINT_FORMAT, CHECKPOINT_VERSION
 from helpers.problems import interrupt_at
 from helpers.tiny_models import (
     GROUPS,
@@ -105,40 +102,6 @@ def test_merged_resumed_and_stored_counts_are_those_of_one_build(
     assert whole.saturation is not None
     assert merged.saturation.positions == whole.saturation.positions
     assert merged.saturation.risk == pytest.approx(whole.saturation.risk)
-
-
-def test_what_an_earlier_version_saved_loads_and_does_not_know(tmp_path: Path) -> None:
-    model = sharp_model(20)
-    known = build(model)
-    bare = replace(known, group_sure_positions=None, group_sure_risks=None)
-    for suffix in (".pkl", ".npz"):
-        old = cl.Curvature.load(bare.save(tmp_path / f"H{suffix}"))
-        assert old.saturation is old.group_sure_positions is old.group_sure_risks is None
-        assert old.fingerprint == known.fingerprint
-        assert "saturated" not in repr(old)
-    parts = [build(model, TEXT.rows(0, 2)), build(model, TEXT.rows(2, 5))]
-    parts[1] = replace(parts[1], group_sure_positions=None, group_sure_risks=None)
-    assert cl.Curvature.merge(parts).saturation is None
-    shards = [build(model, shard=(number, 2)) for number in (1, 2)]
-    shards[0] = replace(shards[0], group_sure_positions=None, group_sure_risks=None)
-    assert cl.Curvature.merge(shards).saturation is None
-
-
-def test_a_checkpoint_of_an_earlier_version_resumes_and_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, file = sharp_model(20), tmp_path / "build"
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2, KeyboardInterrupt())
-        build(model, checkpoint=file)
-    kind = {"format_name": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
-    content = load_plain(file, **kind)
-    del content["sure_positions"], content["sure_risks"]
-    file.write_bytes(dump_plain(content))
-    done, whole = build(model, checkpoint=file), build(model)
-    np.testing.assert_array_equal(done.matrix, whole.matrix)
-    np.testing.assert_array_equal(done.group_risks, whole.group_risks)
-    assert done.saturation is None
 
 
 def test_a_saturated_teacher_is_warned_of_and_another_is_not(

@@ -11,6 +11,7 @@ import pytest
 
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.surrogates.shifts import Shifts
+from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.models.families import Kind
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
@@ -86,7 +87,7 @@ def with_random_shifts(
     size = np.exp(spread * rng.normal(size=(len(units), 1, 1)))
     values = (scale * size * rng.normal(size=(len(units), positions, tokens))).astype(np.float16)
     sequences = np.sort(rng.integers(0, 8, positions))
-    return random_curvature(units).with_shifts(Shifts(values, p, sequences, sequences % 4))
+    return with_shifts(random_curvature(units), Shifts(values, p, sequences, sequences % 4))
 
 
 def gram_curvature(units: UnitSet, features: np.ndarray, groups: int | None = None) -> Curvature:

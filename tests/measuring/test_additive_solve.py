@@ -11,6 +11,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.extensions.surrogates import additive_torch as additive_solve
 from cocurve_lab.extensions.surrogates.additive_torch import TorchAdditiveKL
+from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from helpers.problems import make_units, with_random_shifts
 
 CURVATURE = with_random_shifts(make_units(8), positions=100, tokens=9)
@@ -66,12 +67,12 @@ def test_shifts_of_a_later_stage_start_where_units_are_gone() -> None:
     values, gone = shifts.values.copy(), [2, 11, 20]
     base = values[gone].astype(np.float32).sum(axis=0)
     values[gone] = 0
-    staged = CURVATURE.with_shifts(replace(shifts, values=values, base=base))
+    staged = with_shifts(CURVATURE, replace(shifts, values=values, base=base))
     made, expected = TorchAdditiveKL(staged, "cpu", "float64"), staged.additive()
     np.testing.assert_allclose(made.marginals([5]), expected.marginals([5]), rtol=1e-4, atol=1e-7)
     assert made.solve(0.4, include=gone).pruned == expected.solve(0.4, include=gone).pruned
     # without the base the same shifts price other sets
-    plain = TorchAdditiveKL(CURVATURE.with_shifts(replace(shifts, values=values)), "cpu")
+    plain = TorchAdditiveKL(with_shifts(CURVATURE, replace(shifts, values=values)), "cpu")
     assert not np.allclose(made.marginals([5]), plain.marginals([5]), rtol=1e-2)
 
 

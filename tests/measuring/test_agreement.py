@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, price_error
 from helpers.problems import llama_8b_units, make_units, random_curvature, with_random_shifts
 
@@ -127,9 +128,9 @@ def test_the_scores_of_the_shifts_are_prices() -> None:
     assert set(cl.predictions(built, []).values()) == {0.0, None}  # it has no single-unit risks
     shifts = built.require_shifts()
     two = replace(shifts, groups=np.where(shifts.groups == 3, shifts.sequences, 0))  # 3 and 7
-    mine = built.with_shifts(two)
+    mine = with_shifts(built, two)
     assert price_error(mine, chosen) == mine.additive().standard_error(chosen, "price") > 0
-    few = built.with_shifts(replace(shifts, groups=np.zeros_like(shifts.groups)))
+    few = with_shifts(built, replace(shifts, groups=np.zeros_like(shifts.groups)))
     assert cl.predictions(few, chosen)["additive_kl"] is None
 
 

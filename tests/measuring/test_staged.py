@@ -13,6 +13,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.extensions.surrogates import staged
+from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.extensions.surrogates.staged import SURROGATES
 from helpers.problems import interrupt_at, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
@@ -131,9 +132,8 @@ def test_a_world_without_news_gives_the_plan_in_one_shot(
         values[gone] = 0
         base = shifts.values[gone].astype(np.float32).sum(axis=0)
         flat = np.diag(np.where(np.isin(np.arange(len(UNITS)), gone), 0.0, DENSE.saliency))
-        return cl.Curvature(flat, UNITS, DENSE.provenance | {"removed": sorted(gone)}).with_shifts(
-            replace(shifts, values=values, base=base)
-        )
+        found = cl.Curvature(flat, UNITS, DENSE.provenance | {"removed": sorted(gone)})
+        return with_shifts(found, replace(shifts, values=values, base=base))
 
     monkeypatch.setattr(staged, "estimate_curvature", same)
     # H and the pair KL know only pairs from the start: at lambda 0 there are none
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     for unfinished in (random_curvature(UNITS), build(removed=[1]), build(shard=(1, 2))):
         with pytest.raises(cl.InputError, match="finished build of the whole model"):
             plan(h=unfinished)
-    fewer = DENSE.with_shifts(build(sketch_positions=20).require_shifts())
+    fewer = with_shifts(DENSE, build(sketch_positions=20).require_shifts())
     options = cl.BuildOptions(removed=fewer.additive().solve(0.2).pruned, groups=2)
     cl.load_or_estimate(tmp_path, MODEL, UNITS, TEXT, TOP, progress=False, options=options)
     with pytest.raises(cl.MismatchError, match="another folder"):

@@ -14,7 +14,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
-from cocurve_lab.curvature.matrix import preview_note
+from cocurve_lab.extensions.surrogates.notes import preview_note
 from cocurve_widgets import (
     BridgeExplorer,
     CurvatureMap,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...base.arguments import as_int
 from ...base.errors import ArchitectureError, InputError, NumericalError
 from ...base.progress import Progress
 from ...calibration import CalibrationSet
@@ -51,63 +52,58 @@ class ExactOptions:
         InputError: groups is below 1.
     """
 
+    method: ClassVar[str] = "infinitesimal"
+    name: ClassVar[str] = "the exact H*"
     groups: int = 16
 
     def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise InputError(f"groups is {self.groups}; it must be at least 1.")
+        object.__setattr__(self, "groups", as_int(self.groups, "groups", 1))
 
+    def marks(self, units: UnitSet) -> dict[str, Any]:
+        """Return what of the options decides H* beside its groups: nothing."""
+        return {}
 
-def differentiate(
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    settings: dict[str, Any],
-    progress: Progress,
-) -> Curvature:
-    """Compute H* [M, M] in nats per token by forward-mode differentiation (eq. huv, eq. gram).
+    def estimate(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        settings: dict[str, Any],
+        progress: Progress,
+    ) -> Curvature:
+        """Compute H* [M, M] in nats per token by forward-mode differentiation (eq. huv, eq. gram).
 
-    `estimate_curvature` is the way in. It takes about six times as long as a build over the same
-    rows (one CPU core, embedded model), so it is a reference for small models. Attention runs in
-    its plain form, because fused kernels have no forward derivative. Dtypes are those of a build.
-
-    Args:
-        settings: from `estimate.build_settings`.
-
-    Returns:
-        A Curvature with provenance["method"] "infinitesimal" and with Grams in groups. It has no
+        It takes about six times as long as a build over the same rows (one CPU core, embedded
+        model), so it is a reference for small models. Attention runs in its plain form, because
+        fused kernels have no forward derivative. Dtypes are those of a build. There are no
         `group_risks`, because no unit was removed. After Ctrl-C it is over the sequences done.
 
-    Raises:
-        ArchitectureError: the weights are packed in 4 bits.
-        InputError: a sequence does not fit in memory, or attention has no forward derivative.
-        NumericalError: the model gives NaN or infinite logits or derivatives.
-    """
-    architecture = describe(model)
+        Args:
+            settings: from `estimate.build_settings`.
 
-    def gram(number: int) -> np.ndarray:
-        return gram_matrix(derivatives(architecture, units, calibration, number, settings["top_r"]))
+        Raises:
+            ArchitectureError: the weights are packed in 4 bits.
+            InputError: a sequence does not fit in memory, or attention has no forward derivative.
+            NumericalError: the model gives NaN or infinite logits or derivatives.
+        """
+        architecture = describe(model)
+        if any(is_packed(projection) for projection in architecture.all_projections):
+            raise ArchitectureError(
+                "packed 4-bit weights have no forward derivative. Build H by ablations, preview it "
+                "by probes, or load the model unquantized."
+            )
+        inputs = (architecture, units, calibration)
 
-    with measuring(model, torch.get_num_threads()), differentiable(model), torch.no_grad():
-        return sum_derivatives(
-            model,
-            units,
-            calibration,
-            settings,
-            gram,
-            weight=calibration.positions_per_sequence,
-            label=f"H* of {model_name(model)}",
-            progress=progress,
-        )
+        def gram(number: int) -> np.ndarray:
+            return gram_matrix(derivatives(*inputs, number, settings["top_r"]))
 
-
-def require_unpacked(model: PreTrainedModel) -> None:
-    """Raise ArchitectureError if weights are packed in 4 bits: they have no forward derivative."""
-    if any(is_packed(projection) for projection in describe(model).all_projections):
-        raise ArchitectureError(
-            "packed 4-bit weights have no forward derivative. Build H by ablations, preview it by "
-            "probes, or load the model unquantized."
-        )
+        with measuring(model, torch.get_num_threads()), differentiable(model), torch.no_grad():
+            return sum_derivatives(
+                *(model, units, calibration, settings, gram),
+                weight=calibration.positions_per_sequence,
+                label=f"H* of {model_name(model)}",
+                progress=progress,
+            )
 
 
 def derivatives(

@@ -11,7 +11,7 @@ exact.py computes H* without the noise of probes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class ProbeOptions:
         InputError: probes or groups below 1, or a negative seed.
     """
 
+    method: ClassVar[str] = "probe"
+    name: ClassVar[str] = "a preview takes seconds and"
     probes: int = 1
     seed: int = 0
     groups: int = 16
@@ -58,56 +60,55 @@ class ProbeOptions:
         for name, least in (("probes", 1), ("seed", 0), ("groups", 1)):
             object.__setattr__(self, name, as_int(getattr(self, name), name, least))
 
+    def marks(self, units: UnitSet) -> dict[str, Any]:
+        """Return what of the options decides the preview beside its groups."""
+        return {"probes_per_sequence": self.probes, "probe_seed": self.seed}
 
-def probe_curvature(
-    model: PreTrainedModel,
-    units: UnitSet,
-    calibration: CalibrationSet,
-    settings: dict[str, Any],
-    options: ProbeOptions,
-    progress: Progress,
-) -> Curvature:
-    """Estimate H* [M, M] from random probes, nats per token; `estimate_curvature` is the way in.
+    def estimate(
+        self,
+        model: PreTrainedModel,
+        units: UnitSet,
+        calibration: CalibrationSet,
+        settings: dict[str, Any],
+        progress: Progress,
+    ) -> Curvature:
+        """Estimate H* [M, M] from random probes, nats per token.
 
-    It needs memory for all activations of one sequence beside the model.
+        It needs memory for all activations of one sequence beside the model.
 
-    Args:
-        settings: from `estimate.build_settings` with method "probe".
+        Args:
+            settings: from `estimate.build_settings`.
 
-    Returns:
-        A Curvature whose provenance has "probes" (their total number), "rank" (min(M, probes), an
-        upper bound on the rank) and "noise_floor", sqrt(2 / (pi probes)). That is about the mean
-        |correlation| that uncorrelated units would show; it is larger if sequences weigh unequally,
-        which `ffn_redundancy_noise_floor` takes into account. `group_positions` counts a position
-        once per probe. `group_risks` is None, because no unit was removed.
+        Returns:
+            A Curvature whose provenance has "probes" (their total number), "rank" (min(M, probes),
+            an upper bound on the rank) and "noise_floor", sqrt(2 / (pi probes)). That is about the
+            mean |correlation| that uncorrelated units would show; it is larger if sequences weigh
+            unequally, which `ffn_redundancy_noise_floor` takes into account. `group_positions`
+            counts a position once per probe. `group_risks` is None: no unit was removed.
 
-    Raises:
-        NumericalError: NaN or infinite logits or gradients.
-        InputError: a sequence does not fit in memory.
-    """
-    architecture = describe(model)
+        Raises:
+            NumericalError: NaN or infinite logits or gradients.
+            InputError: a sequence does not fit in memory.
+        """
+        architecture = describe(model)
 
-    def gram(number: int) -> np.ndarray:
-        gradients = probe_gradients(architecture, units, calibration, number, options, settings)
-        return gradients.T @ gradients
+        def gram(number: int) -> np.ndarray:
+            gradients = probe_gradients(architecture, units, calibration, number, self, settings)
+            return gradients.T @ gradients
 
-    with measuring(model, torch.get_num_threads()), differentiable(model):
-        curvature = sum_derivatives(
-            model,
-            units,
-            calibration,
-            settings,
-            gram,
-            weight=calibration.positions_per_sequence * options.probes,
-            label=f"Preview of H of {model_name(model)}",
-            progress=progress,
+        with measuring(model, torch.get_num_threads()), differentiable(model):
+            curvature = sum_derivatives(
+                *(model, units, calibration, settings, gram),
+                weight=calibration.positions_per_sequence * self.probes,
+                label=f"Preview of H of {model_name(model)}",
+                progress=progress,
+            )
+        probes = curvature.provenance["sequences_done"] * self.probes
+        return curvature.with_provenance(
+            probes=probes,
+            rank=min(len(units), probes),
+            noise_floor=float(np.sqrt(2 / (np.pi * probes))),
         )
-    probes = curvature.provenance["sequences_done"] * options.probes
-    return curvature.with_provenance(
-        probes=probes,
-        rank=min(len(units), probes),
-        noise_floor=float(np.sqrt(2 / (np.pi * probes))),
-    )
 
 
 def probe_gradients(

@@ -2,7 +2,7 @@
 
 Ray is only the transport. The build with its checkpoint, monitor and Ctrl-C stays in the calling
 process (build.py). Workers keep no state, so a new one can replace any of them. In this file:
-`ray_executor` and its crew (which worker does what), then what runs inside a worker, then how a
+`ray_executor` and its pool (which worker does what), then what runs inside a worker, then how a
 model travels to it.
 
 Ray moves objects between its processes as pickles, and anyone who reaches the cluster can run code
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ...base.errors import CocurveError, InputError, MismatchError, WorkerError
-from ...estimator.worker import Job, Measured, Note, Tick, Worker
+from ...estimator.worker import Measured, Note, Tick, Worker, WorkItem
 from ...models.identity import fingerprint_model, model_device, model_dtype
 from ...models.layers import source_of
 from ...models.loading import load_model
@@ -62,18 +62,18 @@ class RayExecutor:
         return self.cpus_per_worker
 
     @contextmanager
-    def open(self, model: PreTrainedModel, job: Job) -> Iterator[RayCrew]:
+    def open(self, model: PreTrainedModel, item: WorkItem) -> Iterator[RayPool]:
         ray = _import_ray()
         joined = not ray.is_initialized()
         if joined:
             self._join(ray)
-        crew = None
+        pool = None
         try:
-            crew = RayCrew(ray, self, model, job)
-            yield crew
+            pool = RayPool(ray, self, model, item)
+            yield pool
         finally:
-            if crew is not None:
-                crew.close()
+            if pool is not None:
+                pool.close()
             if joined:
                 ray.shutdown()
 
@@ -155,7 +155,7 @@ def _import_ray() -> Any:
     return ray
 
 
-# The crew -----------------------------------------------------------------------------------------
+# The pool -----------------------------------------------------------------------------------------
 
 
 class Turns:
@@ -200,10 +200,12 @@ class Turns:
             yield self._early.pop(self.left.popleft())
 
 
-class RayCrew:
+class RayPool:
     """Ray actors with a model each, from the first that is ready until the build ends."""
 
-    def __init__(self, ray: Any, executor: RayExecutor, model: PreTrainedModel, job: Job) -> None:
+    def __init__(
+        self, ray: Any, executor: RayExecutor, model: PreTrainedModel, item: WorkItem
+    ) -> None:
         self.ray, self.executor = ray, executor
         gpus = executor.gpus_per_worker
         if gpus is None:
@@ -214,13 +216,13 @@ class RayCrew:
         self._remote = ray.remote(num_cpus=executor.cpus_per_worker, num_gpus=gpus)(RemoteWorker)
         self._place = "cuda" if gpus else "cpu"
         self._model = ray.put(parcel(model, executor.source))
-        self._job = ray.put(job)
+        self._item = ray.put(item)
         self._running: dict[Any, tuple[Any, int | None]] = {}  # answer to come -> actor, sequence
         self._idle: list[Any] = []
         self._died: list[str] = []
         self._spare = executor.workers  # replacements: one for each worker, on average
         self._devices: set[str] = set()
-        self.units_per_batch, self.block = job.units_per_batch or 0, 1
+        self.units_per_batch, self.block = item.options.units_per_batch or 0, 1
         self.workers = executor.workers
         self.device_kind = self._place
         for _ in range(executor.workers):
@@ -254,7 +256,7 @@ class RayCrew:
 
     def _begin(self) -> None:
         actor = self._remote.remote()
-        answer = actor.start.remote(self._model, self._job, self._place, self._sharing)
+        answer = actor.start.remote(self._model, self._item, self._place, self._sharing)
         self._running[answer] = (actor, None)
 
     def _wait_for_one(self) -> None:
@@ -332,15 +334,16 @@ class RemoteWorker:
     """A `Worker` in a Ray actor."""
 
     # not in __init__: an error there would arrive as a dead actor, whatever its type
-    def start(self, parcel: Any, job: Job, place: str, sharing: int) -> tuple[int, int, str]:
-        torch.set_num_threads(job.num_threads)
+    def start(self, parcel: Any, item: WorkItem, place: str, sharing: int) -> tuple[int, int, str]:
+        self.threads = item.options.num_threads or 1
+        torch.set_num_threads(self.threads)
         self.model = unpack(parcel, place)
-        self.job, self.worker = job, Worker(self.model, job, sharing)
+        self.worker = Worker(self.model, item, sharing)
         return self.worker.units_per_batch, self.worker.block, self.worker.device
 
     def measure(self, number: int, units_per_batch: int) -> Measured:
         self.worker.units_per_batch = units_per_batch
-        with measuring(self.model, self.job.num_threads):
+        with measuring(self.model, self.threads):
             return self.worker.measure_one(number, lambda _: None)
 
 

@@ -23,7 +23,8 @@ from ...base.errors import InfeasibleError, InputError
 from ...base.progress import Progress, duration
 from ...calibration import CalibrationSet, default_calibration
 from ...curvature.matrix import Curvature
-from ...estimator.build import Build, BuildOptions
+from ...curvature.settings import BuildOptions
+from ...estimator.build import Build
 from ...estimator.estimate import estimate_curvature
 from ...measuring.answers import ALL, AnswerTable, answer_accuracy
 from ...measuring.generation import Question, demo_questions

@@ -17,13 +17,14 @@ left to predict from, and the two are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...base.errors import ArchitectureError
 from ...calibration import CalibrationSet
+from ...estimator.worker import Preparation
 from ...models.architectures import Architecture, is_packed
 from ...models.identity import embedding_weight
 from ...models.layers import source_of
@@ -73,50 +74,33 @@ def leftovers(
     return found
 
 
-def require_refittable(architecture: Architecture) -> None:
-    """Raise ArchitectureError if weights of output projections are packed in 4 bits."""
-    if any(
-        is_packed(architecture.output_projection(*block)) for block in present_blocks(architecture)
-    ):
+def preparation(architecture: Architecture, calibration: CalibrationSet) -> Preparation:
+    """Return what `leftovers` take of a model on these rows.
+
+    Raises:
+        ArchitectureError: weights of output projections are packed in 4 bits.
+    """
+    blocks = present_blocks(architecture)
+    if any(is_packed(architecture.output_projection(*block)) for block in blocks):
         raise ArchitectureError(
             "refit_ratio needs the weights of output projections, and they are packed in 4 bits. "
             "Load the model in bfloat16, or leave refit_ratio at 0."
         )
-
-
-class Preparing(NamedTuple):
-    """What `leftovers` take.
-
-    Attributes:
-        peak: bytes while they are made, weights that come included.
-        kept: bytes of the result.
-        bytes_read: bytes of weights that are read meanwhile.
-    """
-
-    peak: float
-    kept: int
-    bytes_read: int
-
-    @classmethod
-    def of(cls, architecture: Architecture, calibration: CalibrationSet, ratio: float) -> Preparing:
-        """What they take of a model on these rows: nothing at a ratio of 0."""
-        if not ratio:
-            return cls(0, 0, 0)
-        stream, rows = source_of(architecture.model), rows_together(calibration)
-        size = embedding_weight(architecture.model).element_size()
-        widths = [architecture.width(*block) for block in present_blocks(architecture)]
-        widest, hidden = max(widths), architecture.model.config.hidden_size
-        # activations of one layer, and the columns in float64; then a block's part of the sum
-        tokens = rows * calibration.seq_len
-        passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
-        solving = 6 * 8 * widest**2  # scaled, damped, factor, inverse, and the copies of LAPACK
-        present = 0 if stream is None else stream.bytes_present
-        passes = -(-len(calibration) // rows)
-        return cls(
-            8 * sum(width**2 for width in widths) + max(passing + present, solving),
-            size * sum(width**2 for width in widths),
-            0 if stream is None else passes * stream.bytes_from(0),
-        )
+    stream, rows = source_of(architecture.model), rows_together(calibration)
+    size = embedding_weight(architecture.model).element_size()
+    widths = [architecture.width(*block) for block in blocks]
+    widest, hidden = max(widths), architecture.model.config.hidden_size
+    # activations of one layer, and the columns in float64; then a block's part of the sum
+    tokens = rows * calibration.seq_len
+    passing = tokens * (size * (6 * hidden + 3 * widest) + 8 * widest) + 8 * widest**2
+    solving = 6 * 8 * widest**2  # scaled, damped, factor, inverse, and the copies of LAPACK
+    present = 0 if stream is None else stream.bytes_present
+    passes = -(-len(calibration) // rows)
+    return Preparation(
+        8 * sum(width**2 for width in widths) + max(passing + present, solving),
+        size * sum(width**2 for width in widths),
+        0 if stream is None else passes * stream.bytes_from(0),
+    )
 
 
 def _leftover(moments: Tensor, owner: Tensor, ratio: float) -> Tensor:

@@ -1,21 +1,58 @@
-"""The shifts of one sequence that a build keeps: at a few positions, on the likeliest tokens.
+"""The shifts that a build keeps: at a few positions, on the likeliest tokens.
 
 Algorithm 1 has them all for a moment, between the head and the Gram. A sketch of 1,024 positions
-and 64 tokens takes 101 MB for the 768 units of an 8B model. curvature/shifts.py says what it is
-for.
+and 64 tokens takes 101 MB for the 768 units of an 8B model. shifts.py says what it is for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .shifts import Shifts, share_of
+from ...base.schema import require_fields
+from ...curvature.matrix import Curvature
+from ...estimator.teacher import AblationPass, Ablations
+from .shifts import SHIFTS, Shifts, share_of
+from .sketched import with_shifts
 
 _LARGEST = 60_000.0  # float16 ends at 65,504; exp() of such a shift is 0 or 1 alike
+
+
+class Sketches:
+    """The sketches of the sequences that a build has done.
+
+    Args:
+        size: (positions, tokens) of the whole sketch.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self.size, self.parts = list(size), list[Shifts]()
+
+    def add(self, part: Shifts) -> None:
+        self.parts.append(part)
+
+    def attached(self, curvature: Curvature) -> Curvature:
+        """Return the H of a build with the sketch it kept."""
+        return with_shifts(curvature, Shifts.joined(self.parts)) if self.parts else curvature
+
+    def stored(self) -> dict[str, Any]:
+        """Return the fields of a checkpoint."""
+        return {"sketch": self.size, "shifts": Shifts.joined(self.parts).arrays()}
+
+    def restore(self, content: dict[str, Any]) -> str:
+        """Take over the sketch of a checkpoint; return why not, if it has another or none."""
+        found = content.get("sketch")
+        if found == self.size:
+            require_fields(content["shifts"], SHIFTS, inside="shifts")
+            self.parts = [Shifts(**content["shifts"])]
+            return ""
+        return (
+            f"no sketch of shifts: the checkpoint has {found or 'none'}, and {self.size} "
+            "(positions, tokens) was asked for"
+        )
 
 
 class SequenceSketch:
@@ -44,16 +81,9 @@ class SequenceSketch:
         self.share, self.tokens = share_of(number, sequences, size[0]), size[1]
         self.left = list(left)
 
-    def take(self, rows: slice, shift: Tensor) -> None:
-        """Keep the part of the shifts [B, P, r] of the units `left[rows]`."""
-        here = shift[:, self.chosen].gather(-1, self.ids.expand(len(shift), -1, -1))
-        self.values[self.left[rows]] = here.clamp_(-_LARGEST, _LARGEST).half()
-
-    def begin(self, probabilities: Tensor, base: Tensor | None) -> None:
-        """Choose positions and tokens by the teacher p_0 [P, r].
-
-        `base` is the shift [P, r] of the units removed already.
-        """
+    def begin(self, start: AblationPass) -> None:
+        """Choose positions and tokens by the teacher p_0 [P, r]."""
+        probabilities, base = start.teacher.probabilities, start.base
         (scored, support), device = probabilities.shape, probabilities.device
         count = min(self.share, scored)
         chosen = torch.linspace(0, scored - 1, count + 2, device=device)[1:-1].round().long()
@@ -66,8 +96,14 @@ class SequenceSketch:
         self.base = None if base is None else base[chosen].gather(-1, self.ids)
         self.chosen = chosen
 
+    def hear(self, batch: Ablations) -> None:
+        """Keep a part of the shifts [B, P, r] of the units `left[batch.rows]`."""
+        shift = batch.shift
+        here = shift[:, self.chosen].gather(-1, self.ids.expand(len(shift), -1, -1))
+        self.values[self.left[batch.rows]] = here.clamp_(-_LARGEST, _LARGEST).half()
+
     def kept(self) -> Shifts:
-        """The shifts taken, on the CPU."""
+        """Return the shifts taken, on the CPU."""
         count = len(self.values[0])
         return Shifts(
             self.values.cpu().numpy(),

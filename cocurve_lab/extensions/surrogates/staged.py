@@ -23,8 +23,7 @@ from ...base.progress import Progress
 from ...base.storage import require_settings
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...curvature.merging import TEMPERATURE
-from ...estimator.build import BuildOptions
+from ...curvature.settings import BuildOptions
 from ...estimator.estimate import build_settings, estimate_curvature, load_or_estimate
 from ...estimator.worker import Executor
 from ...solver.guards import FREE, Guards
@@ -183,7 +182,7 @@ def _options(
     positions, tokens = (0, 1) if curvature.shifts is None else curvature.shifts.probabilities.shape
     options = BuildOptions(
         groups=known["groups"],
-        temperature=known.get(TEMPERATURE, 1.0),
+        temperature=known.get("temperature", 1.0),
         refit_ratio=curvature.refit_ratio,
         sketch_positions=positions,
         sketch_top=tokens,

@@ -18,8 +18,7 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, cached_table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.merging import REFIT_RATIO
-from cocurve_lab.estimator.build import BuildOptions
+from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.estimator.estimate import estimate_curvature, load_or_estimate
 from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
@@ -467,7 +466,7 @@ def _source(evidence: Evidence) -> str:
     known = evidence.provenance
     if "curvature" not in known:
         return evidence.method
-    return f"H {known.get('top_r')} {known['curvature'].get(REFIT_RATIO)}"
+    return f"H {known.get('top_r')} {known['curvature'].get('refit_ratio')}"
 
 
 def _settled(evidence: Evidence) -> dict[str, Any]:

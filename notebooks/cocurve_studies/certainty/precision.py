@@ -13,8 +13,9 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.curvature.settings import BuildOptions
 from cocurve_lab.curvature.uncertainty import jackknife, relative
-from cocurve_lab.estimator.build import Build, BuildOptions
+from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.estimate import build_settings, estimate_curvature
 from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from cocurve_lab.extensions.analysis.stability import StopWhenConverged
