@@ -237,11 +237,7 @@ def merge(options: argparse.Namespace) -> int:
 
 
 def _shards_in(places: list[Path]) -> list[Path]:
-    """The files that were named, and the shards in the folders that were named.
-
-    Raises:
-        InputError: a place is missing or has no finished shard, or shards are of several builds.
-    """
+    """The files that were named, and the shards in the folders that were named."""
     files: list[Path] = []
     for place in places:
         if not place.exists():

@@ -126,11 +126,7 @@ def read_tokenizer(place: str, otherwise: str | None = None) -> PreTrainedTokeni
 
 
 def read_curvature(place: str) -> Curvature:
-    """Load H from a file, or from a folder that holds one: of builds, or of the authors' release.
-
-    Raises:
-        InputError: there is no H, or there are several (named).
-    """
+    """Load H from a file, or from a folder of builds or of the authors' release."""
     from ..curvature.matrix import Curvature
     from ..curvature.release import REGISTRY
     from ..estimator.files import files_in
@@ -157,12 +153,7 @@ def read_curvature(place: str) -> Curvature:
 
 
 def read_plan(path: Path) -> Selection:
-    """Read the plan in a file, or in a folder rXX of the authors' release; errors name the file.
-
-    Raises:
-        InputError: there is no such file.
-        FileFormatError: it is not a plan.
-    """
+    """Read the plan in a file, or in a folder rXX of the authors' release; errors name the file."""
     from ..curvature.release import MASK
     from ..solver.selection import Selection
 
@@ -212,11 +203,7 @@ def add_suite(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def write_new(path: Path, text: str) -> bool:
-    """Write a text to a new file; return False if the file holds exactly this text already.
-
-    Raises:
-        InputError: the file exists and holds something else.
-    """
+    """Write a text to a new file; return False if the file holds exactly this text already."""
     if path.is_file() and path.read_bytes() == text.encode():
         return False
     require_new(path, "exists and holds something else")
@@ -225,11 +212,7 @@ def write_new(path: Path, text: str) -> bool:
 
 
 def require_new(path: Path, fact: str = "exists") -> None:
-    """Check, before hours of work, that a file does not exist and can be written.
-
-    Raises:
-        InputError: names the file and the obstacle.
-    """
+    """Check, before hours of work, that a file does not exist and can be written."""
     if path.exists():
         raise InputError(
             f"{path} {fact}; it is not overwritten. Choose another file, or move it away."
@@ -241,9 +224,6 @@ def require_writable(folder: Path) -> None:
     """Check, before hours of work, that a folder can be written into. Leaves no trace.
 
     For a folder that does not exist yet, the nearest existing one above it is tried.
-
-    Raises:
-        InputError: names the folder and the reason.
     """
     place = Path(os.path.abspath(folder))
     while not os.path.lexists(place):
@@ -303,11 +283,7 @@ def add_text(
 
 
 def require_text(options: argparse.Namespace) -> None:
-    """Check, before a model is loaded, that the text file exists.
-
-    Raises:
-        InputError: names the file.
-    """
+    """Check, before a model is loaded, that the text file exists."""
     file = options.text
     if file is not None and (file.is_dir() or not file.exists()):
         fact = f"{file} is a folder" if file.is_dir() else f"there is no text {file}"
@@ -344,11 +320,7 @@ def calibration_and_held_out(
 def held_out_rows(
     options: argparse.Namespace, model: str, tokenizer: PreTrainedTokenizerBase
 ) -> CalibrationSet:
-    """Make the rows to measure on.
-
-    Raises:
-        InputError: no text is given, and the model is not the embedded one.
-    """
+    """Make the rows to measure on."""
     from ..calibration import CalibrationSet, default_calibration
     from ..models.loading import is_demo
 

@@ -92,11 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_suite(options: argparse.Namespace) -> None:
-    """Check, before hours of measuring, that the options belong together and files can be written.
-
-    Raises:
-        InputError: names the option or the file.
-    """
+    """Check, before hours of measuring, that options belong together and files can be written."""
     if (options.suite == "local") != bool(options.tasks):
         raise InputError("--tasks names the files of --suite local. Give both, or neither.")
     missing = next((file for file in options.tasks if not file.exists()), None)
@@ -116,11 +112,7 @@ def _require_suite(options: argparse.Namespace) -> None:
 
 
 def _documents(options: argparse.Namespace) -> list[str] | None:
-    """The text for the perplexity: --text, the demo model's held-out text, or None.
-
-    Raises:
-        InputError: there is no text, and no suite either.
-    """
+    """The text for the perplexity: --text, the demo model's held-out text, or None."""
     if options.text is not None:
         return read_documents(options.text)
     if is_demo(options.model) or is_demo(options.against or ""):
@@ -146,11 +138,7 @@ def _divergence(against: str, dense: Any, model: Any, rows: CalibrationSet) -> d
 
 
 def _against(options: argparse.Namespace) -> tuple[Any, CalibrationSet]:
-    """The dense model, and the rows of text that its tokenizer makes.
-
-    Raises:
-        InputError: --against has no tokenizer.
-    """
+    """The dense model, and the rows of text that its tokenizer makes."""
     dense, tokenizer = read_any_model(options.against, options)
     if tokenizer is None:
         raise InputError(f"{options.against} holds no tokenizer. Give --against a dense model.")

@@ -44,11 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def settled(options: argparse.Namespace) -> tuple[float, float, float]:
-    """Host memory in bytes, disk speed in bytes per second, and the share, as given or default.
-
-    Raises:
-        InputError: one of them is given without --build, or out of range.
-    """
+    """Host memory in bytes, disk speed in bytes per second, and the share, as given or default."""
     given = {"--host-memory": options.host_memory, "--disk": options.disk, "--share": options.share}
     for name, value in given.items():
         if value is None:

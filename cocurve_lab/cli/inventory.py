@@ -65,12 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
-    """Make the model on the meta device: shapes without weights.
-
-    Raises:
-        ArchitectureError: the family is not supported.
-        InputError: there is no such model or configuration.
-    """
+    """Make the model on the meta device: shapes without weights."""
     from ..models.identity import MANIFEST
     from ..models.load_errors import require_place
     from ..models.loading import place_of, shapes_only

@@ -112,11 +112,7 @@ def solve_on(
     guards: Guards = FREE,
     uniform: bool = False,
 ) -> Selection:
-    """A plan solved on one of SURROGATES; on the shifts at the positions of the part "fit".
-
-    Raises:
-        InputError: there is no sketch of shifts, or a uniform plan is asked of the additive KL.
-    """
+    """A plan solved on one of SURROGATES; on the shifts at the positions of the part "fit"."""
     from ..solver.solve import solve_greedy
 
     if surrogate == "additive-kl":
@@ -142,11 +138,7 @@ def _price(curvature: Curvature, selection: Selection, surrogate: str) -> str:
 
 
 def _budget(options: argparse.Namespace) -> Any:
-    """The ratio, or a Target for what may be left.
-
-    Raises:
-        InputError: --dtype is missing, or given where it has no meaning.
-    """
+    """The ratio, or a Target for what may be left."""
     from ..solver.targets import Target
 
     goal = "size" if options.size is not None else "kv_cache"
@@ -172,11 +164,7 @@ def _budget(options: argparse.Namespace) -> Any:
 
 
 def _by_gate(curvature: Any) -> float:
-    """The lambda that the redundancy gate recommends, also where undecided; prints its reason.
-
-    Raises:
-        InputError: it recommends none.
-    """
+    """The lambda that the redundancy gate recommends, also where undecided; prints its reason."""
     from ..solver.gate import redundancy_gate
 
     gate = redundancy_gate(curvature)

@@ -184,14 +184,7 @@ def _prune_running(
     there: dict[str, Any] | None,
     refit: argparse.Namespace | None,
 ) -> int:
-    """Prune a model that is also run, or that cannot be read in parts.
-
-    Args:
-        options: the command line.
-        selection: the plan.
-        there: the manifest of its result, if that is there already.
-        refit: the options of the rows to refit on, if that is asked for.
-    """
+    """Prune a model that is also run, or that cannot be read in parts."""
     from ..extensions.repairing import repair
     from ..pruner import cutting
     from ..pruner.saving import save_pruned
@@ -232,12 +225,7 @@ def _say_done(
 
 
 def _manifest_there(folder: Path, selection: Selection) -> dict[str, Any] | None:
-    """The manifest of this plan's model in a folder; None if the folder is empty or new.
-
-    Raises:
-        InputError: the folder holds anything else.
-        FileFormatError: its manifest cannot be read.
-    """
+    """The manifest of this plan's model in a folder; None if the folder is empty or new."""
     from ..pruner.manifest import read_manifest
 
     if folder.is_dir() and (folder / MANIFEST).is_file():

@@ -138,11 +138,7 @@ def run(options: argparse.Namespace) -> int:
 def _model_and_text(
     options: argparse.Namespace,
 ) -> tuple[PreTrainedModel, CalibrationSet, CalibrationSet]:
-    """The model, the rows of H, and the held-out rows after them.
-
-    Raises:
-        InputError: a number of rows below 1.
-    """
+    """The model, the rows of H, and the held-out rows after them."""
     for name in ("rows", "held_out", "refit_rows"):
         count = getattr(options, name)
         if count is not None and count < 1:
@@ -157,11 +153,7 @@ def _repair_and_file(
     calibration: CalibrationSet,
     rows: CalibrationSet,
 ) -> tuple[Repair | None, Path | None]:
-    """What is done to a plan before it is measured, and the file of what is measured.
-
-    Raises:
-        InputError: too few rows are left to refit on.
-    """
+    """What is done to a plan before it is measured, and the file of what is measured."""
     from ..extensions.repairing.repair import RepairOptions, repair
     from ..measuring.plan_memory import plans_file
 

@@ -51,9 +51,6 @@ class Limits:
             count, whatever else runs (as an ordinary user, from Linux 5.14 on).
         folder_bytes: size of all its files together. Empty files and folders have no size: only
             time limits their number.
-
-    Raises:
-        InputError: a limit is not above 0.
     """
 
     seconds: float = 5.0
@@ -110,10 +107,6 @@ def run_programs(
 
     Returns:
         One outcome per program, in their order.
-
-    Raises:
-        InputError: `allow_code_execution` is not True; bwrap does not start here.
-        CocurveError: not even a program of one import line runs here; nothing was scored.
     """
     require_permission(allow_code_execution)
     require_confinement()

@@ -46,9 +46,6 @@ class EfficiencyOptions:
         repeats: repeats of each timing, dense and pruned in turn (which goes first alternates).
         threads: torch's threads on a CPU; None keeps the present number.
         progress: show a progress bar.
-
-    Raises:
-        InputError: a number is below 1, or there is no batch size.
     """
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
@@ -86,11 +83,7 @@ class Efficiency:
     protocol: str
 
     def ratio(self, quantity: str, batch_size: int | None = None) -> float:
-        """Return pruned over dense of one row.
-
-        Raises:
-            InputError: there is no such row.
-        """
+        """Return pruned over dense of one row."""
         for row in self.rows:
             if (row["quantity"], row["batch_size"]) == (quantity, batch_size):
                 return float(row["ratio"])

@@ -67,9 +67,6 @@ def run_harness(
     Returns:
         The harness's own results, samples included, and shortened_from: the tokens of a reply that
         the task asks for, where half the context is less.
-
-    Raises:
-        InputError: a task of the harness cannot read its dataset.
     """
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
@@ -125,11 +122,7 @@ def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) ->
 
 
 def _shorten(known: Any, length: int) -> int | None:
-    """Limit replies to half the context, or nothing would be left for prompts.
-
-    Returns:
-        The tokens that the task asks for; None if it is not shortened.
-    """
+    """Limit replies to half the context, or nothing would be left for prompts."""
     settings = known.get_config("generation_kwargs")
     if known.OUTPUT_TYPE != "generate_until" or settings is None:
         return None

@@ -79,11 +79,7 @@ class EvaluationReport:
     failed: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, task: str) -> Mapping[str, float]:
-        """metric -> value of one task.
-
-        Raises:
-            InputError: the report has no such task.
-        """
+        """metric -> value of one task."""
         if task not in self.values:
             raise InputError(f"there is no task {task!r}; there are {', '.join(self.values)}.")
         return self.values[task]
@@ -131,11 +127,7 @@ class EvaluationReport:
 
     @classmethod
     def from_json(cls, text: str) -> EvaluationReport:
-        """Read a report that `to_json` wrote.
-
-        Raises:
-            FileFormatError: the text is something else.
-        """
+        """Read a report that `to_json` wrote."""
         try:
             content = parse_json(text)
             found = (content.get("format"), content.get("version")) if is_object(content) else None

@@ -42,10 +42,6 @@ class Source:
             data: a folder with a copy of the dataset as DATA/ORGANIZATION/NAME, the files as on the
                 hub; None reads the hub.
             first: only so many from the start, streamed; None reads all.
-
-        Raises:
-            InputError: `datasets` is not installed, there is no local copy, or the dataset cannot
-                be read.
         """
         place = self.dataset if data is None else str(local_copy(data, self.dataset))
         try:
@@ -72,11 +68,7 @@ class Source:
 
 
 def local_copy(data: str | os.PathLike[str], dataset: str) -> Path:
-    """Return the folder of a dataset's local copy.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the folder of a dataset's local copy."""
     place = Path(data) / dataset
     if not place.is_dir():
         raise InputError(

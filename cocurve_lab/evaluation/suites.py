@@ -57,11 +57,7 @@ class PaperText:
     def read(
         self, data: str | os.PathLike[str] | None = None, limit: int | None = None
     ) -> list[str]:
-        """Read the documents that are not blank, at most `limit`; `data` is as for `Source.rows`.
-
-        Raises:
-            InputError: as `Source.rows`.
-        """
+        """Read the documents that are not blank, at most `limit`; `data` as for `Source.rows`."""
         rows = self.source.rows(data, self.documents)
         return [row[self.field] for row in rows if row[self.field].strip()][:limit]
 
@@ -149,9 +145,6 @@ def demo_tasks() -> list[TaskFile]:
     Each family is scored by exact match of the greedy reply up to its first "." or line end, as in
     the model's card. FAMILY_choice, for families with choices, is scored by likelihood, and "texts"
     by the likelihood of whole test documents. The average is over the five exact matches.
-
-    Raises:
-        InputError: the data folder is not there (a partial checkout).
     """
     data = demo_folder().parent
     tasks, choices = [], []
@@ -186,9 +179,6 @@ def paper_task(name: str, data: str | os.PathLike[str] | None = None) -> TaskFil
     Args:
         name: a name in `PAPER_HARNESS` or `PAPER_OWN`.
         data: folder of local copies, as for `Source.rows`; None reads the hub.
-
-    Raises:
-        InputError: as `Source.rows`.
     """
     if name in PAPER_HARNESS:
         return PAPER_HARNESS[name]

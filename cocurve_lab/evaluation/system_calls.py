@@ -105,9 +105,6 @@ def refusals(machine: str | None = None) -> bytes:
 
     Args:
         machine: "x86_64" or "aarch64"; None takes this machine.
-
-    Raises:
-        InputError: the machine is another one.
     """
     machine = machine or platform.machine()
     if machine not in _AUDIT:

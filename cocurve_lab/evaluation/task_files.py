@@ -42,9 +42,6 @@ class TaskFile:
         program: for code, makes the program to execute from a record and a reply; pass@1 then
             replaces the harness's metric.
         own: the harness's own task that this stands for; None for one with a config.
-
-    Raises:
-        InputError: the name has characters other than letters, digits, _, - and dots.
     """
 
     name: str
@@ -179,11 +176,7 @@ def humaneval(rows: Iterable[Record], name: str = "humaneval") -> TaskFile:
 
 
 def mbpp(rows: Iterable[Record], name: str = "mbpp") -> TaskFile:
-    """Make MBPP with three examples between [BEGIN] and [DONE] (appendix "Evaluation Protocol").
-
-    Raises:
-        InputError: the examples (tasks 2, 3, 4) or the test split (11 to 510) are not in the rows.
-    """
+    """Make MBPP with three examples between [BEGIN] and [DONE] (appendix "Evaluation Protocol")."""
     by_number = {row["task_id"]: row for row in rows}
     tested = [row for number, row in by_number.items() if number in _TESTED]
     if not tested or any(number not in by_number for number in _SHOTS):
@@ -381,9 +374,6 @@ class LocalTask:
         suffix: text put after a query or prompt, such as "\\nAnswer:".
         until: strings that end a generated reply; code has its own.
         max_new_tokens: largest length of a generated reply; code has its own.
-
-    Raises:
-        InputError: the kind is unknown, or a reply could not end.
     """
 
     path: str | os.PathLike[str]
@@ -404,11 +394,7 @@ class LocalTask:
 
 
 def local_tasks(files: Iterable[LocalTask | str | os.PathLike[str]]) -> list[TaskFile]:
-    """Make tasks of some files; a folder stands for its .jsonl and .jsonl.gz files.
-
-    Raises:
-        InputError: no file, an unreadable one, a record of another kind, or two of one name.
-    """
+    """Make tasks of some files; a folder stands for its .jsonl and .jsonl.gz files."""
     found: list[TaskFile] = []
     for entry in files:
         given = entry if isinstance(entry, LocalTask) else LocalTask(entry)
@@ -448,11 +434,7 @@ def _task(given: LocalTask) -> TaskFile:
 
 
 def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Read the JSON objects of a .jsonl or .jsonl.gz file.
-
-    Raises:
-        InputError: no such file, no record in it, or a line that is no JSON object.
-    """
+    """Read the JSON objects of a .jsonl or .jsonl.gz file."""
     path = Path(path)
     try:
         raw = path.read_bytes()

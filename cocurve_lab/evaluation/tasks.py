@@ -43,10 +43,6 @@ class TaskOptions:
         max_length: tokens of a prompt with its reply; None takes the model's context, at most 2048.
         limits: time, memory, files and processes of each executed program.
         progress: show the harness's bars.
-
-    Raises:
-        InputError: batch_size is below 1, tasks names none, or tasks or files is one name instead
-            of a list.
     """
 
     tasks: Sequence[str] | None = None
@@ -143,9 +139,6 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
 
     Returns:
         None for a task of the paper, which is made only when its turn comes.
-
-    Raises:
-        InputError: an unknown suite or task, or a file that cannot be used.
     """
     if suite not in SUITES:
         raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
@@ -253,9 +246,6 @@ def execute_code(
         options: limits and progress.
         found: gets the score, its error over programs, and a note on what confined them and on
             what passing does not prove.
-
-    Raises:
-        InputError, CocurveError: as for `run_programs`.
     """
     assert task.program is not None
     rows = sorted(results["samples"][task.name], key=lambda row: row["doc_id"])

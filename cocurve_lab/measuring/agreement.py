@@ -206,9 +206,6 @@ def same_budget_pool(
 
     Returns:
         (method, plan) pairs: EDGE_AWARE, DIAGONAL, then the RANDOM plans, then the SWAP plans.
-
-    Raises:
-        InputError: size below 2, ratio or lambda out of range.
     """
     if size < 2:
         raise InputError(f"size is {size}, but the pool has two greedy sets. Give at least 2.")

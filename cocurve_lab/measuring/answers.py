@@ -56,9 +56,6 @@ class AnswerOptions:
         max_new_tokens: the most tokens of a reply, as in `continue_text`.
         batch_tokens: tokens per forward pass; halved when memory runs out.
         checkpoint: file to resume from and write to; it remembers plans measured earlier.
-
-    Raises:
-        InputError: a number below 1.
     """
 
     max_new_tokens: int = 32
@@ -347,11 +344,7 @@ class Case:
     def encode(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: Question
     ) -> Case:
-        """Encode a question.
-
-        Raises:
-            InputError: no reply could match the answer, or the prompt does not fit the model.
-        """
+        """Encode a question."""
         answer = question.answer or ""
         if not answer or not question.is_right(f"{answer}."):
             raise InputError(
@@ -458,12 +451,7 @@ class ReplyEngine:
     def _forward(
         self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
     ) -> Iterator[tuple[Reply, list[int], float]]:
-        """Run each reply with its n forced tokens after the prompt.
-
-        Yields:
-            The reply, the likeliest token at each of n + 1 steps, and the log probability of the
-            forced tokens in nats.
-        """
+        """Run each reply with its n forced tokens after the prompt."""
         start = 0
         while start < len(replies):
             left = zip(replies[start:], forced[start:], strict=True)

@@ -147,9 +147,6 @@ class RiskSplit(Folded):
             whole: predicted (A), kl_of_sum (B), quadratic_of_joint (C), measured (D) with its
             standard error over sequences (measured_error), units_predicted, units_measured; and
             measured_over_predicted, None where nothing is predicted.
-
-        Raises:
-            InputError: `by` is something else.
         """
         if by not in ("p_max", "shift"):
             raise InputError(f'by is {by!r}. Choose "p_max" or "shift".')
@@ -180,11 +177,7 @@ class RiskSplit(Folded):
 
     @classmethod
     def join(cls, parts: Sequence[RiskSplit]) -> RiskSplit:
-        """Put splits of one plan on different rows of a text together.
-
-        Raises:
-            InputError: no part, or parts of different plans.
-        """
+        """Put splits of one plan on different rows of a text together."""
         if len({part.selection.fingerprint for part in parts}) != 1:
             raise InputError(f"{len(parts)} parts are not those of one plan. Split one plan.")
         names = [field.name for field in fields(cls)][2:]

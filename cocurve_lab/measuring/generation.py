@@ -161,9 +161,6 @@ def read_questions(
     Args:
         place: a .jsonl file, or a folder of them.
         per_capability: the most questions of each family, the first ones; None takes all.
-
-    Raises:
-        InputError: no such file, a line that is no such object, or a number below 1.
     """
     if per_capability is not None and per_capability < 1:
         raise InputError(f"per_capability is {per_capability}. Ask for at least 1 prompt.")

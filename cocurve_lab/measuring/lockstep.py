@@ -44,9 +44,6 @@ class Sampling:
         temperature: 0 takes the likeliest token. Above 0, logits are divided by it and both rows
             choose with the same uniform draw.
         seed: seed of the draws.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     max_new_tokens: int = 64
@@ -153,12 +150,6 @@ def generate_lockstep(
         sampling: length, temperature and seed.
         unit_set: the units that names and indices refer to; by default the model's own units with
             16 FFN groups per layer.
-
-    Raises:
-        InputError: an empty prompt, or one that leaves no room in the model's context; raised by
-            the call itself, before the first step.
-        MismatchError: the selection is for other units.
-        NumericalError: NaN logits.
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
@@ -169,12 +160,7 @@ def generate_lockstep(
 def encode_prompt(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str
 ) -> list[int]:
-    """Return the token ids of a prompt.
-
-    Raises:
-        InputError: the prompt is empty, fills the model's context, or has ids that the model does
-            not know.
-    """
+    """Return the token ids of a prompt."""
     ids: list[int] = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
     if not ids:
         raise InputError("the prompt is empty. Write a few words to continue.")
@@ -217,11 +203,6 @@ def forced_kl(
     Returns:
         [T - 1] float64, nats per token over the full vocabulary; entry t scores the prediction of
         token t + 1.
-
-    Raises:
-        InputError: fewer than two tokens, or a text that does not fit the model.
-        MismatchError: the selection is for other units.
-        NumericalError: NaN or infinite logits.
     """
     architecture = describe(model)
     row = torch.as_tensor(input_ids)
@@ -260,11 +241,6 @@ def next_token_probabilities(
 
     Returns:
         [plans, V] float64; each row sums to 1.
-
-    Raises:
-        InputError: no plan, an empty prompt, or one that does not fit the model.
-        MismatchError: a selection is for other units.
-        NumericalError: NaN or infinite logits.
     """
     if not selections:
         raise InputError("next_token_probabilities got no plan. Give at least one Selection.")

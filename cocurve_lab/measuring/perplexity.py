@@ -37,9 +37,6 @@ class PerplexityOptions:
             document, as in `CalibrationSet.from_texts`).
         batch_size: windows per forward pass; None takes at most 8,192 tokens and 256 MB of logits.
         progress: show a bar; "lines" writes lines for a log file instead.
-
-    Raises:
-        InputError: an unknown join, or a batch size below 1.
     """
 
     join: Join = "blank line"
@@ -88,9 +85,6 @@ class Perplexity:
         """Return the difference in nll to another model, and its paired standard error.
 
         Both are in nats per token; the error is None with fewer than two windows.
-
-        Raises:
-            MismatchError: the windows are not the same.
         """
         if (self.window_tokens, self.protocol) != (other.window_tokens, other.protocol):
             raise MismatchError(

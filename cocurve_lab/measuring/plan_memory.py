@@ -80,10 +80,6 @@ class PlanMemory:
             shape: (rows, columns) of a plan's values.
             settings: returns the settings; called only if there is a path, because it may read all
                 weights.
-
-        Raises:
-            MismatchError: the file has other settings; the first is named.
-            FileFormatError: the file is of another kind, or damaged.
         """
         if path is None:
             return cls(kind, None, shape)

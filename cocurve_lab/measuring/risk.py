@@ -238,11 +238,6 @@ def model_risk(
 
     Returns:
         [sequences] float64, mean over scored positions, full vocabulary, nats per token.
-
-    Raises:
-        InputError: the text does not fit a model.
-        MismatchError: the vocabularies differ.
-        NumericalError: NaN or infinite logits.
     """
     pair = [describe(model) for model in (teacher, student)]
     require_one_vocabulary(*pair)
@@ -575,13 +570,7 @@ def _scored_hidden(
 def _mean_kl_and_nll(
     pair: Sequence[Architecture], hidden: Sequence[Tensor], labels: Tensor
 ) -> Tensor:
-    """Mean KL and mean nll over positions, together [B, 2] float64, nats per token.
-
-    Args:
-        pair: teacher and student; the same twice for a masked student.
-        hidden: their final hidden states [1, P, d] and [B, P, d].
-        labels: the actual next tokens [P].
-    """
+    """Mean KL and mean nll over positions, together [B, 2] float64, nats per token."""
     rows, positions, _ = hidden[1].shape
     total = torch.zeros(rows, 2, dtype=torch.float64, device=sums_on(labels.device))
     for part, logits, student in _pieces(pair, hidden):

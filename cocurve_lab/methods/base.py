@@ -90,11 +90,7 @@ class Evidence:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Evidence:
-        """Read a saved evidence.
-
-        Raises:
-            FileFormatError: truncated, hostile, or another format or version.
-        """
+        """Read a saved evidence."""
         path = as_path(path, "path")
         content = load_plain(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Measure again."):
@@ -142,23 +138,13 @@ class Method(ABC):
             model: the dense model; left as it was.
             calibration: rows; methods here use every token of them, never a label.
             seed: for methods that draw; the others ignore it.
-
-        Raises:
-            MismatchError: the units are not the model's.
-            InputError: text that does not fit the model.
-            NumericalError: the model gives NaN or infinite values.
         """
 
     @abstractmethod
     def select(
         self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """Choose the plan of a ratio, a share of removable cost in [0, 1).
-
-        Raises:
-            MismatchError: the evidence is another method's, or of other units.
-            InfeasibleError: no plan of this method reaches the ratio under the guards.
-        """
+        """Choose the plan of a ratio, a share of removable cost in [0, 1)."""
 
     def repair(
         self, model: PreTrainedModel, selection: Selection, evidence: Evidence

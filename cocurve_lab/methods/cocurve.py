@@ -111,12 +111,7 @@ class CoCurve(Method):
         return self.adopt(estimate_curvature(*inputs, progress=progress, options=options))
 
     def adopt(self, curvature: Curvature) -> Evidence:
-        """Make this method's evidence of an existing H, without the model.
-
-        Raises:
-            InputError: the surrogate needs the shifts, and they are not kept beside this H.
-            MismatchError: H was built for another refit ratio.
-        """
+        """Make this method's evidence of an existing H, without the model."""
         if curvature.refit_ratio != self.refit_ratio:
             raise MismatchError(
                 f"refit_ratio is {self.refit_ratio:g}, and this H was built with "

@@ -34,10 +34,6 @@ def take_in_order(
         ratio: share of removable cost in parameters, [0, 1).
         guards: units that would break them are passed over.
         **fields: further fields of the Selection.
-
-    Raises:
-        InputError: the ratio is out of range.
-        InfeasibleError: the order runs out first.
     """
     rules = Rules(units, guards, ratio)
     plan = PartialPlan(rules)

@@ -79,9 +79,6 @@ def collect_statistics(
             Products are float64 on a CPU, float32 on a GPU (float64 for a float64 model).
         only: blocks to gather, to bound the memory of moments; None gathers all.
         title: what the progress bar says.
-
-    Raises:
-        InputError: text that does not fit the model.
     """
     totals: dict[str, dict[Block, Tensor]] = {
         name: {} for name in ("sums", "squares", "absolutes", "row_norms", "moments")

@@ -101,10 +101,6 @@ class SlimGpt(Scored):
 
         "scores" rise along the removal order of a block. With `reconstruct` there is also one
         "moments/<layer>/<kind>" [W, W] float32 per block, X^T X / tokens.
-
-        Raises:
-            NumericalError: H is singular, as it is without damping where columns depend on one
-                another or there are fewer tokens than columns.
         """
         units, architecture = subject.units, subject.architecture
         scores = np.zeros(len(units))

@@ -99,11 +99,7 @@ class TwoSsp(Scored):
     def select(
         self, evidence: Evidence, units: UnitSet, ratio: float, guards: Guards = FREE
     ) -> Selection:
-        """Take N_attn blocks, then FFN width evenly; of the guards only kinds bind.
-
-        Raises:
-            InfeasibleError: the kinds do not hold enough.
-        """
+        """Take N_attn blocks, then FFN width evenly; of the guards only kinds bind."""
         self.require_own(evidence, units)
         ratio = require_ratio(ratio)
         kinds = Guards(kinds=guards.kinds)

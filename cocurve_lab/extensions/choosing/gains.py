@@ -143,12 +143,6 @@ def choose_gains(
 
     Returns:
         A GainsChoice: `.best` is the plan. The rule is stated in its class.
-
-    Raises:
-        InputError: no ridge, no clip, one out of range, or fewer than two rows to choose on.
-        MismatchError: the curvature is of other units, or rows are shared between calibration,
-            `held_out` and `report_on` (as far as the curvature knows its rows).
-        NumericalError: as for `solve_gains`, or NaN logits.
     """
     settings = tuple(product(sorted(set(ridges), reverse=True), sorted(set(clips))))
     if not settings:

@@ -43,10 +43,6 @@ class Neighbors:
         strength: lambda of the marginals; None takes that of `start`, or 1 where it has none.
         most: the most units to take out in one draw.
         random_share: share of the draws that are random although there is a surrogate.
-
-    Raises:
-        InputError: `start` has gains, misses its target, or breaks its guards.
-        MismatchError: the surrogate is of other units.
     """
 
     def __init__(

@@ -195,12 +195,7 @@ class Contender:
 def require_text(
     curvature: Curvature, held_out: CalibrationSet, report_on: CalibrationSet | None
 ) -> None:
-    """Raise unless there are two rows to choose on and no row serves two purposes.
-
-    Raises:
-        InputError: fewer than two held-out rows.
-        MismatchError: rows are shared between calibration, `held_out` and `report_on`.
-    """
+    """Raise unless there are two rows to choose on and no row serves two purposes."""
     if len(held_out) < 2:
         raise InputError(
             f"held_out has {len(held_out)} row, but a paired standard error needs two. Give more."

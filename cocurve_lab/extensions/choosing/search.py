@@ -59,9 +59,6 @@ class SearchOptions:
             standard errors at the end of a stage is dropped. At least half are dropped anyway.
         finalists: plans compared with the start on `held_out`, 1 to 3. The KL of the chosen one is
             the lowest of so many, which makes it a little too low.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     seed: int = 0

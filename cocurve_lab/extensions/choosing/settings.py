@@ -243,11 +243,6 @@ def choose_guards(
     Returns:
         A GuardsChoice: `.best` is the plan, `.guards` its guards. Combinations that give no plan
         are listed in `.infeasible` with the reason.
-
-    Raises:
-        InputError: an empty grid, a bad cap or protection, ratio or lambda, or too few rows.
-        InfeasibleError: no combination reaches the ratio.
-        MismatchError: as for `choose_interaction_strength`.
     """
     require_text(curvature, held_out, report_on)
     strength = float(interaction_strength)
@@ -298,11 +293,7 @@ def _same_set(plan: Selection, other: Selection | InfeasibleError) -> bool:
 
 
 def _distinct(found: Iterable[Found]) -> tuple[list[Contender], tuple[Infeasible, ...]]:
-    """Each pruned set once, in the order found, and the settings without a plan.
-
-    Raises:
-        InfeasibleError: no settings give a plan; the error is that of the first.
-    """
+    """Each pruned set once, in the order found, and the settings without a plan."""
     plans: dict[str, Contender] = {}
     errors: list[tuple[Infeasible, InfeasibleError]] = []
     for interval, guards, outcome in found:
