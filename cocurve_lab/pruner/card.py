@@ -1,6 +1,6 @@
 """The model card of a pruned model: what was removed and measured, and how to load and repeat it.
 
-A card states what the manifest records and what `CardFacts` gives. Of everything else it says that
+A card states what the manifest records and what `CardFacts` gives. It says of everything else that
 it was not measured.
 """
 
@@ -34,10 +34,6 @@ class CardFacts:
         kl_error: the standard error of `kl`, in nats per token.
         kl_text: a description of that text: source, sequences, length, scored positions.
         dense_perplexity, pruned_perplexity: results of `perplexity` on one text with one protocol.
-
-    Raises:
-        InputError: a KL is negative or not finite, or an error or text is given without a KL.
-        MismatchError: the perplexities have different protocols.
     """
 
     base_model: str | None = None
@@ -62,71 +58,116 @@ class CardFacts:
             )
 
 
+_CARD = """\
+---
+{front}
+---
+
+# {title}, pruned
+
+{summary}
+
+Pruning changes more than perplexity and KL show. **Safety behavior (refusals, bias, toxicity) \
+must be evaluated again on this model**: nothing measured on the base model can be assumed to hold.
+
+## Loading
+
+{loading}
+
+With cocurve_lab, which runs no code from the folder:
+
+```python
+import cocurve_lab as cl
+
+model = cl.load_pruned(folder)
+```
+
+{tokenizer}
+
+## What was measured
+
+{measured}
+
+## What was removed
+
+{layers}
+
+## How to repeat {what}
+
+{reproduction}
+"""
+_STOCK = """
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(folder{trust})
+```"""
+_LOADING = {
+    "stock": "All layers have the same widths, so a stock class of transformers loads the model, "
+    "and no other code is run. (A Llama whose hidden size is not a multiple of its number of heads "
+    "is saved as a Mistral, which computes the same.)" + _STOCK.format(trust=""),
+    "own code": "Layers differ in width. transformers 5.17 or newer loads them with the short "
+    "modeling file beside the weights, which does not need cocurve_lab. Read that file before you "
+    "trust it:"
+    + _STOCK.format(trust=", trust_remote_code=True")
+    + "\n\ntransformers may log that a global value is read for a per-layer attribute, and, in "
+    "`pipeline(..., trust_remote_code=True)`, that the class is not in its list. Both are "
+    "harmless.",
+    "cocurve_lab": "transformers alone cannot load a pruned model of this family: **this folder "
+    "needs cocurve_lab**.",
+}
+
+
 def model_card(manifest: Mapping[str, Any], facts: CardFacts, *, has_tokenizer: bool) -> str:
-    """Write the card as Markdown, with the front matter that the hub reads.
+    """Write the card as Markdown, with the front matter that the hub reads."""
+    from huggingface_hub import ModelCardData
 
-    Args:
-        manifest: the pruned model's, as written beside the weights.
-        facts: the measurements.
-        has_tokenizer: whether the folder holds a tokenizer.
-    """
     # a name may contain line ends, which would break the heading
-    base = " ".join((facts.base_model or manifest.get("base_model") or "").split()) or None
-    sections = [
-        _front_matter(manifest, facts, base),
-        f"# {base or 'A language model'}, pruned",
-        _summary(manifest, base),
-        "Pruning changes more than perplexity and KL show. **Safety behavior (refusals, bias, "
-        "toxicity) must be evaluated again on this model**: nothing measured on the base model "
-        "can be assumed to hold.",
-        "## Loading\n\n" + _loading(manifest, has_tokenizer),
-        "## What was measured\n\n" + _measured(manifest, facts),
-        "## What was removed\n\n" + _layers(manifest),
-        f"## How to repeat {'it' if _is_known(manifest) else 'the pruning'}\n\n"
-        + _reproduction(manifest, base),
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _front_matter(manifest: Mapping[str, Any], facts: CardFacts, base: str | None) -> str:
-    """The YAML block by which the hub files the model."""
+    base = " ".join((facts.base_model or manifest["base_model"] or "").split()) or None
     own = manifest["loads_with"] == "cocurve_lab"
-    fields: dict[str, Any] = {
-        "library_name": "cocurve-lab" if own else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["pruned", "structured-pruning", "cocurve"],
-    }
-    if base is not None and _is_hub_id(base):  # the hub rejects a card with any other name here
-        fields["base_model"] = base
-    if facts.license is not None:
-        fields["license"] = facts.license
-    # every JSON value is a YAML value, so no name can break out of its field
-    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
-    return "\n".join(["---", *lines, "---"])
+    data = ModelCardData(
+        library_name="cocurve-lab" if own else "transformers",
+        pipeline_tag="text-generation",
+        tags=["pruned", "structured-pruning", "cocurve"],
+        base_model=base if _is_hub_id(base) else None,  # the hub rejects a card with another name
+        license=facts.license,
+    )
+    return _CARD.format(
+        front=data.to_yaml(),
+        title=base or "A language model",
+        summary=_summary(manifest, base),
+        loading=_LOADING[manifest["loads_with"]],
+        tokenizer="The tokenizer is in the folder: `AutoTokenizer.from_pretrained(folder)`."
+        if has_tokenizer
+        else "Use the tokenizer of the base model; none was saved here.",
+        measured=_measured(manifest, facts),
+        layers=_layers(manifest),
+        what="it" if _is_known(manifest) else "the pruning",
+        reproduction=_reproduction(manifest, base),
+    )
 
 
-def _is_hub_id(name: str) -> bool:
+def _is_hub_id(name: str | None) -> bool:
     """Whether a name has the form owner/name."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
-        validate_repo_id(name)
+        validate_repo_id(name or "")
     except HFValidationError:
         return False
-    return "/" in name
-
-
-# Sections -----------------------------------------------------------------------------------------
-
-
-def _state(manifest: Mapping[str, Any]) -> str:
-    """The state of the weights since pruning; the first version of the manifest has none."""
-    return str(manifest.get("weights_since_pruning", "unknown"))
+    return "/" in (name or "")
 
 
 def _is_known(manifest: Mapping[str, Any]) -> bool:
     """Whether all that happened to the weights is recorded."""
-    return _state(manifest) in (*KNOWN, "converted")
+    return manifest["weights_since_pruning"] in (*KNOWN, "converted")
+
+
+def _last_change(manifest: Mapping[str, Any]) -> str:
+    if manifest["recovery"] is not None:
+        return "training"
+    return "pruning" if manifest["repair"] is None else "refitting"
 
 
 def _as_pruned(manifest: Mapping[str, Any]) -> bool:
@@ -134,155 +175,96 @@ def _as_pruned(manifest: Mapping[str, Any]) -> bool:
     return _is_known(manifest) and _last_change(manifest) == "pruning"
 
 
-def _last_change(manifest: Mapping[str, Any]) -> str:
-    """The last change of the weights that the manifest describes."""
-    if manifest.get("recovery") is not None:
-        return "training"
-    return "pruning" if manifest.get("repair") is None else "refitting"
-
-
 def _since(manifest: Mapping[str, Any]) -> str:
     """A clause on the weights since pruning."""
-    done = "" if manifest.get("repair") is None else (
-        "the output projections were refitted by least squares; "
-    )  # fmt: skip
-    if manifest.get("recovery") is not None:
+    repair, recovery, earlier = manifest["repair"], manifest["recovery"], _last_change(manifest)
+    done = "the output projections were refitted by least squares; " if repair is not None else ""
+    if recovery is not None:
         done += "low-rank updates were trained on the dense model's answers, and added; "
-    earlier = _last_change(manifest)
-    since = {
-        "unchanged": "nothing was trained after pruning.",
-        "refitted": "nothing else was trained.",
-        "trained": "nothing else was trained.",
-        "converted": f"the weights were converted to {manifest['dtype']} after {earlier}. Other "
-        f"changes between {earlier} and that conversion would not be recorded here.",
-        "changed": f"**the weights were changed after {earlier}** (by training, refitting or "
-        "merging); the kind of change is not recorded here.",
-        "unknown": f"whether the weights were changed after {earlier} is not recorded.",
-    }[_state(manifest)]
-    return done + since
-
-
-def _earlier(manifest: Mapping[str, Any]) -> str:
-    """Sentences on the rounds of pruning before the last."""
-    rounds = manifest.get("earlier_rounds") or ()
-    if not rounds:
-        return ""
-    kept = all(own.get("weights_since_pruning") in KNOWN for own in rounds)
-    between = "" if kept else " Between rounds the weights were changed, or may have been."
     return (
-        f" The model had been pruned before (rounds: {len(rounds)}). The rest of this card is "
-        "about the last round, and its ratios are shares of the parameters that could be removed "
-        f"then.{between}"
+        done
+        + {
+            "unchanged": "nothing was trained after pruning.",
+            "refitted": "nothing else was trained.",
+            "trained": "nothing else was trained.",
+            "converted": f"the weights were converted to {manifest['dtype']} after {earlier}. "
+            f"Other changes between {earlier} and that conversion would not be recorded here.",
+            "changed": f"**the weights were changed after {earlier}** (by training, refitting or "
+            "merging); the kind of change is not recorded here.",
+        }[manifest["weights_since_pruning"]]
     )
 
 
 def _summary(manifest: Mapping[str, Any], base: str | None) -> str:
     """One paragraph on the pruning, and its figures as a list."""
-    realized = f"{manifest['realized_ratio']:.2%}"
-    lines = [
+    text = (
         f"Whole attention heads and FFN channel groups of {base or 'a dense model'} were removed; "
-        f"{_since(manifest)}{_earlier(manifest)}\n",
-    ]
-    if manifest.get("target"):
-        lines.append(
-            f"- requested: {manifest['target']}; realized: {realized} of the removable parameters"
-        )
-    elif manifest.get("interaction_strength") is not None:
-        asked = f"{manifest['requested_ratio']:.2%}"
-        lines.append(f"- requested: {asked} of the removable parameters; realized: {realized}")
-    else:
-        lines.append(
-            "- units chosen by hand or by another method; realized: "
-            f"{realized} of the removable parameters"
-        )
-    fraction, cost = manifest.get("params_removed_fraction"), manifest.get("removed_parameters")
-    share = "" if fraction is None else f" ({fraction:.2%} of all, embeddings included)"
-    lines.append(
-        f"- parameters removed: {'not recorded' if cost is None else f'{cost:,}'}{share}; "
-        f"left: {manifest['parameters']:,} in {manifest['dtype']}"
+        f"{_since(manifest)}"
     )
+    rounds = manifest["earlier_rounds"]
+    if rounds:
+        text += (
+            f" The model had been pruned before (rounds: {len(rounds)}). The rest of this card is "
+            "about the last round, and its ratios are shares of the parameters that could be "
+            "removed then."
+        )
+    if any(own["weights_since_pruning"] not in KNOWN for own in rounds):
+        text += " Between rounds the weights were changed, or may have been."
+    realized = f"realized: {manifest['realized_ratio']:.2%} of the removable parameters"
+    asked = "units chosen by hand or by another method"
+    if manifest["target"]:
+        asked = f"requested: {manifest['target']}"
+    elif manifest["interaction_strength"] is not None:
+        asked = f"requested: {manifest['requested_ratio']:.2%} of the removable parameters"
     gains = len(manifest["gains"])
     folded = f"{gains} kept FFN groups have one, folded into W_down" if gains else "none"
-    lines.append(f"- units removed: {len(manifest['pruned_units'])}; gains: {folded}")
-    repair = manifest.get("repair")
+    lines = [
+        f"{asked}; {realized}",
+        f"parameters removed: {manifest['removed_parameters']:,} "
+        f"({manifest['params_removed_fraction']:.2%} of all, embeddings included); left: "
+        f"{manifest['parameters']:,} in {manifest['dtype']}",
+        f"units removed: {len(manifest['pruned_units'])}; gains: {folded}",
+    ]
+    repair, recovery = manifest["repair"], manifest["recovery"]
     if repair is not None:
-        source = " ".join(repair["calibration"].split())
         statistics = "of the model refitted so far" if repair["sequential"] else "of the dense one"
         lines.append(
-            f"- refitted: {' and '.join(repair['kinds'])} outputs, ridge {repair['ridge']:g}, on "
-            f"{repair['positions']:,} tokens ({source}), with statistics {statistics}"
+            f"refitted: {' and '.join(repair['kinds'])} outputs, ridge {repair['ridge']:g}, on "
+            f"{_source(repair)}, with statistics {statistics}"
         )
-    recovery = manifest.get("recovery")
     if recovery is not None:
-        source = " ".join(recovery["calibration"].split())
         lines.append(
-            f"- trained: updates of rank {recovery['rank']} for all linear layers, by KL from the "
-            f"dense model, {recovery['epoch']} times on {recovery['positions']:,} tokens ({source})"
+            f"trained: updates of rank {recovery['rank']} for all linear layers, by KL from the "
+            f"dense model, {recovery['epoch']} times on {_source(recovery)}"
         )
-    return "\n".join(lines)
+    return "\n".join([text, "", *(f"- {line}" for line in lines)])
 
 
-_STOCK = """```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained(folder{trust})
-```"""
-_OURS = """```python
-import cocurve_lab as cl
-
-model = cl.load_pruned(folder)
-```"""
-
-
-def _loading(manifest: Mapping[str, Any], has_tokenizer: bool) -> str:
-    """How to load the folder, without this library where that is possible, and with it."""
-    words = {
-        "stock": "All layers have the same widths, so a stock class of transformers loads the "
-        "model, and no other code is run. (A Llama whose hidden size is not a multiple of its "
-        "number of heads is saved as a Mistral, which computes the same.)\n\n"
-        + _STOCK.format(trust=""),
-        "own code": "Layers differ in width. transformers 5.17 or newer loads them with the short "
-        "modeling file beside the weights, which does not need cocurve_lab. Read that file before "
-        "you trust it:\n\n" + _STOCK.format(trust=", trust_remote_code=True") + "\n\n"
-        "transformers may log that a global value is read for a per-layer attribute. The value is "
-        "the dense model's count, and the message is harmless.\n\n"
-        '`pipeline("text-generation", model=folder, trust_remote_code=True)` works too if the '
-        "folder holds a tokenizer. transformers then logs that the class is not in its list, which "
-        "is harmless.",
-        "cocurve_lab": "transformers alone cannot load a pruned model of this family: **this "
-        "folder needs cocurve_lab**.",
-    }[manifest["loads_with"]]
-    own = "With cocurve_lab, which runs no code from the folder:\n\n" + _OURS
-    tokenizer = (
-        "The tokenizer is in the folder: `AutoTokenizer.from_pretrained(folder)`."
-        if has_tokenizer
-        else "Use the tokenizer of the base model; none was saved here."
-    )
-    return "\n\n".join([words, own, tokenizer])
+def _source(record: Mapping[str, Any]) -> str:
+    return f"{record['positions']:,} tokens ({' '.join(record['calibration'].split())})"
 
 
 def _measured(manifest: Mapping[str, Any], facts: CardFacts) -> str:
     """A table of predicted and measured quality, with the protocols."""
-    lines = ["| | value |", "|---|---|"]
+    rows = []
     if _as_pruned(manifest):  # H predicts the plan's weights, not those of later training
-        predicted = _nats(manifest.get("predicted_risk"), "not predicted")
-        lines.append(f"| KL predicted from the curvature, 1/2 s^T H s | {predicted} |")
+        predicted = _nats(manifest["predicted_risk"], "not predicted")
+        rows.append(("KL predicted from the curvature, 1/2 s^T H s", predicted))
     measured = _nats(facts.kl, "not measured", facts.kl_error)
-    lines.append(f"| KL measured on held-out text | {measured} |")
+    rows.append(("KL measured on held-out text", measured))
     for name, found in (("dense", facts.dense_perplexity), ("pruned", facts.pruned_perplexity)):
         value = "not measured" if found is None else f"{found.value:.4g} ({found.nll:.4f} nats)"
-        lines.append(f"| perplexity, {name} | {value} |")
+        rows.append((f"perplexity, {name}", value))
     notes = [] if facts.kl_text is None else [f"KL: {facts.kl_text}"]
     protocol = facts.pruned_perplexity or facts.dense_perplexity
     notes += [] if protocol is None else [f"Perplexity: {protocol.protocol}"]
     if facts.kl is None or facts.pruned_perplexity is None or facts.dense_perplexity is None:
         risk = "`cl.pruning_risk(dense, selection, held_out)` and " if _as_pruned(manifest) else ""
         notes.append(f"To measure the rest, use {risk}`cl.perplexity(model, tokenizer, text)`.")
-    return "\n\n".join(["\n".join(lines), *notes])
+    return "\n\n".join([as_markdown(("", "value"), rows), *notes])
 
 
 def _nats(value: float | None, missing: str, error: float | None = None) -> str:
-    """A value in nats per token with its standard error, or the words for a missing one."""
     spread = "" if error is None else f" ± {error:.2g}"
     return missing if value is None else f"{value:.4g}{spread} nats per token"
 
@@ -295,16 +277,10 @@ def _layers(manifest: Mapping[str, Any]) -> str:
         *("layer", "key/value heads left", "attention columns left", "FFN channels left"),
         *("attention units removed", "FFN units removed"),
     )
+    names = ("key_value_heads", "attention_columns", "ffn_columns")
     rows = (
-        (
-            index,
-            widths["key_value_heads"],
-            widths["attention_columns"],
-            widths["ffn_columns"],
-            gone[f"L{index}.attention"],
-            gone[f"L{index}.ffn"],
-        )
-        for index, widths in enumerate(manifest["layers"])
+        (n, *(layer[name] for name in names), gone[f"L{n}.attention"], gone[f"L{n}.ffn"])
+        for n, layer in enumerate(manifest["layers"])
     )
     return as_markdown(head, rows)
 
@@ -312,23 +288,23 @@ def _layers(manifest: Mapping[str, Any]) -> str:
 def _reproduction(manifest: Mapping[str, Any], base: str | None) -> str:
     """Code that repeats the pruning from the manifest, and where the plan came from."""
     # whatever a manifest holds goes into code as a literal, because it may be anybody's
-    strength, groups = manifest.get("interaction_strength"), manifest.get("ffn_groups") or 16
     solved = "The plan was not solved from H: its units were given, or chosen by another method."
-    if strength is not None:
-        guards, target = manifest.get("guards"), manifest.get("target")
+    if manifest["interaction_strength"] is not None:
+        guards, target = manifest["guards"], manifest["target"]
         given = "" if not guards else f", cl.Guards({_arguments(guards)})"
-        given += ", uniform=True" if manifest.get("uniform") else ""
+        given += ", uniform=True" if manifest["uniform"] else ""
         asked = "target" if target else repr(manifest["requested_ratio"])
-        solved = f"The plan came from `cl.solve_greedy(curvature, {asked}, {strength!r}{given})`"
+        strength = repr(manifest["interaction_strength"])
+        solved = f"The plan came from `cl.solve_greedy(curvature, {asked}, {strength}{given})`"
         solved += f" with the target {target}" if target else ""
         solved += ". Units forced in or out, and refinement, are not recorded here."
-    mark = manifest.get("curvature_fingerprint")
+    mark = manifest["curvature_fingerprint"]
     curvature = "No curvature is recorded." if mark is None else f"Curvature: `{mark}`."
     after = "" if _is_known(manifest) else " This does not repeat what came after the pruning."
     load = f"model, tokenizer = cl.load_model({json.dumps(base or 'the dense model')})"
     if base not in (None, DEMO) and not _is_hub_id(base):
         load += "  # or the path of its folder"
-    if manifest.get("earlier_rounds"):
+    if manifest["earlier_rounds"]:
         load = 'model = cl.load_pruned("the folder of the model before this round")'
         after += " Earlier rounds are listed in the manifest under `earlier_rounds`."
     return f"""The manifest lists the removed units, so H need not be built again.{after}
@@ -340,7 +316,7 @@ import cocurve_lab as cl
 
 plan = json.loads(Path("cocurve_manifest.json").read_text())
 {load}
-units = cl.enumerate_units(model, ffn_groups={groups!r})
+units = cl.enumerate_units(model, ffn_groups={manifest["ffn_groups"]!r})
 selection = cl.Selection.from_pruned(units, plan["pruned_units"])
 selection = selection.with_gains({{units.index(u): g for u, g in plan["gains"].items()}})
 assert selection.fingerprint == {manifest["selection_fingerprint"]!r}
@@ -352,31 +328,27 @@ assert selection.fingerprint == {manifest["selection_fingerprint"]!r}
 
 def _last_step(manifest: Mapping[str, Any]) -> str:
     """The lines that prune, refit if the model was refitted, and train if it was trained."""
-    repair, recovery = manifest.get("repair"), manifest.get("recovery")
+    repair, recovery = manifest["repair"], manifest["recovery"]
     lines = "pruned = cl.prune(model, selection)"
     if repair is not None:
-        own = {name: repair[name] for name in ("ridge", "kinds")}
-        own |= {"target": repair["target"]} if repair["sequential"] else {}
-        given = f"calibration, sequential={repair['sequential']}, options=options"
-        lines = f"""{_text_of(repair)}
-options = cl.RepairOptions({_arguments(own)})
-pruned = cl.repair(model, selection, {given})"""
+        own, sequential = ["ridge", "kinds"], repair["sequential"]
+        lines = f"""{_options("Repair", repair, [*own, "target"] if sequential else own)}
+pruned = cl.repair(model, selection, calibration, {sequential=}, options=options)"""
     if recovery is not None:
-        names = ("rank", "learning_rate", "epochs", "rows_per_step", "seed")
-        own = {name: recovery[name] for name in names}
+        names = ["rank", "learning_rate", "epochs", "rows_per_step", "seed"]
         lines += f"""
-{_text_of(recovery)}
-options = cl.RecoverOptions({_arguments(own)})
+{_options("Recover", recovery, names)}
 # with the same held-out rows, if there were any: the weights are those of epoch {recovery["epoch"]}
 pruned = cl.recover(model, pruned, calibration, options=options)"""
     return lines
 
 
-def _text_of(record: Mapping[str, Any]) -> str:
-    """The lines that name the calibration of a refit or a training."""
+def _options(kind: str, record: Mapping[str, Any], names: list[str]) -> str:
+    """The lines that name the text and the options of a refit or a training."""
     return f"""# the text named above: {record["sequences"]} rows
 calibration = cl.CalibrationSet(...)
-assert calibration.fingerprint == {record["calibration_fingerprint"]!r}"""
+assert calibration.fingerprint == {record["calibration_fingerprint"]!r}
+options = cl.{kind}Options({_arguments({name: record[name] for name in names})})"""
 
 
 def _arguments(values: Mapping[str, Any]) -> str:

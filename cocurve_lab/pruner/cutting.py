@@ -6,9 +6,8 @@ What stays is kept bit for bit, except that gains are folded into the columns of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..base.errors import InputError
 from ..base.seams import require_extension
@@ -60,57 +59,49 @@ def prune(
     Args:
         model: the model that the units were enumerated on.
         selection: the plan; its gains are folded into the kept columns of W_down.
-        inplace: change `model` itself, for a model that does not fit into memory twice. Otherwise a
-            new model is built by slicing, and what is cut is never copied.
-        verify: text whose first two rows the result is checked on; with `out`, what was written
-            is, before it becomes the folder.
-        out: a new folder. The pruned model is written there as `save_pruned` would, one weight
-            after the other, and never in memory as a whole. `model` may be a streamed one, or one
-            whose weights are all on disk.
+        inplace: change `model` itself. Otherwise a new model is built, and what is cut is never
+            copied.
+        verify: text; the result must compute on its first two rows what the masked model computes.
+        out: a new folder. The pruned model is written there as `save_pruned` would, weight by
+            weight, and never in memory as a whole. `model` may be streamed, or all on disk.
         tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
-        The pruned model. Its `cocurve_manifest` describes the widths, the plan, and fingerprints of
-        the dense and the pruned weights; all weights are read for these. With `out`, the folder.
+        The pruned model, whose `cocurve_manifest` describes the widths, the plan, and fingerprints
+        of the dense and the pruned weights. With `out`, the folder.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
-        InputError: the plan is not a Selection, or the weights are spread over devices or
-            offloaded; with `out`, as `save_pruned`, or the disk has too little space.
+        InputError: the weights are spread over devices, or the folder cannot be written.
         MismatchError: the model's units are not the selection's. Nothing was changed.
-        EquivalenceError: the pruned model does not compute what the masked model computes. With
-            `out`, nothing is left of it.
-        FileFormatError: with `out`: the model's weights are on disk, and damaged.
+        EquivalenceError: the check of `verify` failed. With `out`, nothing is left of the result.
     """
     require_prunable(model, selection, on_disk=out is not None)
-    text = None if verify is None else verify.rows(0, min(2, len(verify)))
+    if out is not None and inplace:
+        raise InputError(
+            "out= is given with inplace=True, which changes the model in memory. Leave one out."
+        )
+    # recorded before the cut, because inplace leaves no dense model to compare with
+    reference = None
+    if verify is not None:
+        reference = Reference.record(model, selection, verify.rows(0, min(2, len(verify))))
     if out is not None:
-        if inplace:
-            raise InputError(
-                "out= is given with inplace=True, which changes the model in memory. Leave one out."
-            )
-        check = None if text is None else _check_of_files(model, selection, text)
+        device, stream = model_device(model), source_of(model) is not None
+
+        def check(folder: Path) -> None:
+            if reference is not None:
+                reference.require_equal(load_pruned(folder, device=device, stream=stream))
+
         write = require_extension("prune to folder", "prune(out=)")
         folder: Path = write(model, selection, out, tokenizer=tokenizer, check=check)
         return folder
     origin = Origin.of(model)
-    # recorded before the cut, because inplace leaves no dense model to compare with
-    reference = None if text is None else Reference.record(model, selection, text)
     pruned = cut_model(model, selection, inplace=inplace)
-    manifest = manifest_of(describe(pruned), selection, origin)
-    pruned.cocurve_manifest = manifest  # type: ignore[assignment]
+    manifest: Any = manifest_of(describe(pruned), selection, origin)
+    pruned.cocurve_manifest = manifest
     if reference is not None:
         reference.require_equal(pruned)
     return pruned
-
-
-def _check_of_files(
-    model: PreTrainedModel, selection: Selection, text: CalibrationSet
-) -> Callable[[Path], object]:
-    """A check of a folder that was written; of a streamed model, its layers are streamed too."""
-    reference = Reference.record(model, selection, text)
-    device, stream = model_device(model), source_of(model) is not None
-    return lambda folder: reference.require_equal(load_pruned(folder, device=device, stream=stream))
 
 
 def require_prunable(
@@ -118,9 +109,7 @@ def require_prunable(
 ) -> None:
     """Raise, as `prune` does, unless this plan can be cut out of this model.
 
-    Args:
-        model, selection: as for `prune`.
-        on_disk: the weights are read one by one, so they need not be in memory.
+    With `on_disk`, weights are read one by one, so they need not be in memory.
     """
     if not isinstance(selection, Selection):
         raise InputError(
@@ -135,11 +124,6 @@ def require_prunable(
 
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
-    """Prune without a manifest: for a model that is measured and not saved.
-
-    No weight is read for a fingerprint, so this is faster than `prune`.
-
-    Args and raises: as `prune`.
-    """
+    """Prune without a manifest, and so without fingerprints: for a model that is not saved."""
     require_prunable(model, selection)
     return cut_model(model, selection, inplace=inplace)

@@ -36,15 +36,10 @@ class Equivalence:
     """The result of an equivalence check.
 
     Attributes:
-        max_abs_difference: largest |difference| between masked and pruned logits. For half
-            precision, the largest difference between layer outputs, both computed in float32,
-            relative to the layer's largest output where that is above 1.
-        sequences, tokens: amount of text compared.
-        dtype: the models' dtype.
-        raw_difference: for half precision, the largest difference of the half-precision logits; it
-            is reported but not judged.
-        logit_spacing: for half precision, the distance between neighboring numbers at the largest
-            logit.
+        max_abs_difference: largest |difference| of masked and pruned logits. For half precision, of
+            layer outputs in float32, relative to the layer's largest output where that is above 1.
+        raw_difference: for half precision, of the half-precision logits; it is not judged.
+        logit_spacing: for half precision, the distance of neighboring numbers at the largest logit.
     """
 
     max_abs_difference: float
@@ -75,25 +70,13 @@ def check_equivalence(
 ) -> Equivalence:
     """Check that the pruned model computes what the masked model computes.
 
-    In float32 and float64, all logits are compared. In half precision, raw logits differ by
-    rounding alone. There, layers are compared one by one in float32 on the same inputs, and the
-    kept weights bit for bit; the difference of raw logits is reported beside their spacing.
-
-    Args:
-        model: the dense model.
-        pruned: what `prune` returned.
-        selection: the plan.
-        calibration: text; its first `sequences` rows are used.
-        sequences: rows to compare.
-
-    Returns:
-        The measured differences.
+    In float32 and float64, all logits are compared, on the first `sequences` rows. In half
+    precision, raw logits differ by rounding alone. There, layers are compared one by one in float32
+    on the same inputs, and the kept weights bit for bit.
 
     Raises:
         EquivalenceError: a difference is above 1e-3, or a kept weight changed (named), or the model
             was refitted.
-        InputError: `sequences` is below 1, or the text does not fit the model.
-        MismatchError: the model's units are not the selection's.
     """
     if sequences < 1:
         raise InputError(f"sequences is {sequences}. Compare at least one.")
@@ -112,8 +95,6 @@ class Reference:
     """The masked model's computation on some rows, recorded before anything is cut.
 
     Attributes:
-        text: the rows.
-        dtype: the model's dtype.
         logits: masked logits, one [T, V] per row, in the model's dtype, on the CPU.
         layers: for half precision, per row and layer: the call, and the masked layer's output on
             it, both in float32.
@@ -143,11 +124,7 @@ class Reference:
             return cls(text, dtype, logits, layers, _expected_weights(architecture, selection))
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
-        """Compare a pruned model with the record.
-
-        Raises:
-            EquivalenceError: the difference is above the tolerance; says what differs.
-        """
+        """Return the differences of a pruned model, or raise EquivalenceError."""
         architecture = describe(pruned)
         name = str(self.dtype).removeprefix("torch.")
         with measuring(pruned, torch.get_num_threads()):
@@ -165,11 +142,14 @@ class Reference:
                 f"above {TOLERANCE:g}. The pruned model does not belong to this plan and model. "
                 "Prune again; if the difference persists, report the model's name."
             )
-        half = (raw, self._spacing()) if self.layers else (None, None)
-        return Equivalence(judged, len(self.text), self.text.input_ids.numel(), name, *half)
+        found = Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
+        if not self.layers:
+            return found
+        largest = torch.stack([row.abs().max() for row in self.logits]).max()
+        beyond = torch.nextafter(largest, torch.tensor(float("inf"), dtype=self.dtype))
+        return replace(found, raw_difference=raw, logit_spacing=float(beyond - largest))
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
-        """Raise EquivalenceError unless every parameter equals, bit for bit, its expected slice."""
         read = reader_of(pruned)
         found = {name: fingerprint_tensor(read(name)) for name, _ in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
@@ -191,12 +171,6 @@ class Reference:
                 worst = max(worst, float((found - expected).abs().max()) / scale)
         return worst
 
-    def _spacing(self) -> float:
-        """Distance from the largest logit to the next number of the model's dtype."""
-        largest = torch.stack([row.abs().max() for row in self.logits]).max()
-        beyond = torch.nextafter(largest, torch.tensor(float("inf"), dtype=self.dtype))
-        return float(beyond - largest)
-
 
 def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
     """Logits [T, V] of each row in turn, on the CPU."""
@@ -216,10 +190,11 @@ def _masked_layers(
     # Gains are not applied by masks here but folded into the weight and rounded once, as the
     # pruner does. Otherwise the check would measure that rounding.
     masks = replace(selection, gains={})
+    gains_alone = replace(selection, pruned=(), node_terms=None, edge_terms=None)
     recorded = []
     for layer, call in enumerate(calls):
         wide = upcast(call)
-        _, gains = kept_columns(architecture, _gains_alone(selection), layer, "ffn")
+        _, gains = kept_columns(architecture, gains_alone, layer, "ffn")
         with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
@@ -229,11 +204,6 @@ def _masked_layers(
         # on the CPU: all layers of an 8B would take gigabytes on the device
         recorded.append((replace(wide, hidden=wide.hidden.cpu()), output.cpu()))
     return recorded
-
-
-def _gains_alone(selection: Selection) -> Selection:
-    """A plan with the gains alone, and nothing pruned, so that every column counts as kept."""
-    return replace(selection, pruned=(), node_terms=None, edge_terms=None)
 
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:

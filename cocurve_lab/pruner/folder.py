@@ -33,18 +33,10 @@ _OWN_KEYS = ("per_layer_config", "allow_global_per_layer_attribute_access", "aut
 def write_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]], folder: Path
 ) -> Loader:
-    """Write config.json, and the modeling file if it is needed.
+    """Write config.json, and the modeling file if it is needed; return what loads the folder.
 
     A configuration is written only if its class, built from it without weights, has exactly this
-    model's tensors.
-
-    Args:
-        pruned: the model whose weights are in `folder`.
-        layers: the widths of each layer, as in the manifest.
-        folder: the folder to write into.
-
-    Returns:
-        What loads the folder (`Loader`).
+    model's tensors. `layers` are the widths of the manifest.
     """
     from transformers import AutoModelForCausalLM
 
@@ -66,12 +58,7 @@ def write_configuration(
 
 
 def dense_configuration(folder: Path) -> PreTrainedConfig:
-    """Read the configuration of a saved folder without its layers' widths; run no code of it.
-
-    Raises:
-        FileFormatError: config.json is missing, damaged, of an unknown model type, or it asks for
-            more than is followed (`require_usable`).
-    """
+    """Read the configuration of a saved folder without its layers' widths; run no code of it."""
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
@@ -153,7 +140,6 @@ def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _write(config: PreTrainedConfig, folder: Path) -> None:
-    """Write config.json."""
     # not by save_pretrained, which reads the counts of the whole model and warns about it
     (folder / "config.json").write_text(config.to_json_string(), encoding="utf-8")
 

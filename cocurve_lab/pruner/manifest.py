@@ -24,14 +24,12 @@ from ..base.schema import (
     is_object,
     list_of,
     nullable,
-    optional,
     parse_json,
     reading,
     require_fields,
     told,
 )
 from ..base.storage import fingerprint
-from ..extensions.repairing.least_squares_refit import Target
 from ..models.architectures import Architecture
 from ..models.families import KINDS
 from ..models.identity import MANIFEST, fingerprint_model, model_dtype, weight_marks
@@ -42,98 +40,85 @@ from .folder import Loader
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FORMAT, VERSION = "cocurve-pruned", 2
-READABLE = (1, 2)  # version 1 has no card, and its folders load with load_pruned alone
+FORMAT, VERSION = "cocurve-pruned", 3
 
 # The weights since pruning. "refitted" means by `repair`, "trained" by `recover`, and not changed
-# since; the fields "repair" and "recovery" tell how. "converted" means to another dtype: the
+# since; the fields "repair" and "recovery" say how. "converted" means to another dtype: the
 # fingerprint then differs anyway and can no longer show whether anything else changed.
-Weights = Literal["unchanged", "refitted", "trained", "converted", "changed", "unknown"]
+Weights = Literal["unchanged", "refitted", "trained", "converted", "changed"]
 KNOWN: tuple[Weights, ...] = ("unchanged", "refitted", "trained")  # no other change is possible
-_HEX = Field("64 hexadecimal digits", lambda value: _matches("[0-9a-f]{64}", value))
-_UNIT = r"L\d+\.(attention|ffn)\[\d+\]"  # `Unit.name`
-_WIDTHS: Schema = {f"{kind}_columns": COUNT for kind in KINDS}
+
+
+def _matching(pattern: str, words: str) -> Field:
+    return Field(
+        words, lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value, re.A))
+    )
+
+
+def _one_of(*values: str) -> Field:
+    return Field(f"one of {', '.join(values)}", lambda value: value in values)
+
+
+_HEX = _matching("[0-9a-f]{64}", "64 hexadecimal digits")
+_UNIT = _matching(r"L\d+\.(attention|ffn)\[\d+\]", "the name of a unit")  # `Unit.name`
+_OBJECTS = Field("a list of objects", list_of(is_object))
+_WIDTHS: Schema = dict.fromkeys(("attention_columns", "key_value_heads", "ffn_columns"), COUNT)
+_TEXT: Schema = {
+    "calibration": TEXT,
+    "calibration_fingerprint": _HEX,
+    "sequences": COUNT,
+    "positions": COUNT,
+}
 _REPAIR: Schema = {
     "method": TEXT,
     "sequential": FLAG,
-    "target": Field(
-        f"one of {', '.join(get_args(Target))}", lambda value: value in get_args(Target)
-    ),
+    "target": _one_of("stream", "write", "dense"),
     "kinds": Field("a list of kinds of units", list_of(lambda value: value in KINDS)),
     "ridge": NUMBER,
-    "calibration": TEXT,
-    "calibration_fingerprint": _HEX,
-    "sequences": COUNT,
-    "positions": COUNT,
+    **_TEXT,
 }
 _RECOVERY: Schema = {
     "method": TEXT,
-    "rank": COUNT,
     "learning_rate": NUMBER,
-    "epochs": COUNT,
-    "rows_per_step": COUNT,
-    "seed": COUNT,
-    "epoch": COUNT,
-    "calibration": TEXT,
-    "calibration_fingerprint": _HEX,
-    "sequences": COUNT,
-    "positions": COUNT,
+    **dict.fromkeys(("rank", "epochs", "rows_per_step", "seed", "epoch"), COUNT),
+    **_TEXT,
 }
 # a round of pruning; a model that went through several has one record of each
 _ROUND: Schema = {
-    "dense_fingerprint": nullable(_HEX),
-    "ffn_groups": nullable(COUNT),
-    "pruned_units": nullable(
-        Field("a list of units", list_of(lambda value: _matches(_UNIT, value)))
+    "dense_fingerprint": _HEX,
+    "ffn_groups": COUNT,
+    "pruned_units": Field("a list of units", list_of(_UNIT.fits)),
+    "gains": Field(
+        "finite numbers by unit",
+        lambda value: dict_of(is_number)(value) and all(map(_UNIT.fits, value)),
     ),
-    "gains": nullable(
-        Field(
-            "finite numbers by unit",
-            lambda value: (
-                dict_of(is_number)(value) and all(_matches(_UNIT, name) for name in value)
-            ),
-        )
-    ),
-    "selection_fingerprint": nullable(_HEX),
-    "weights_since_pruning": Field(
-        f"one of {', '.join(get_args(Weights))}, or null",
-        lambda value: value is None or value in get_args(Weights),
-    ),
-    **optional({"repair": nullable(OBJECT), "recovery": nullable(OBJECT)}),
+    "selection_fingerprint": _HEX,
+    "weights_since_pruning": _one_of(*get_args(Weights)),
+    "repair": nullable(OBJECT),
+    "recovery": nullable(OBJECT),
 }
 _FIELDS: Schema = {
+    **_ROUND,
     "format": TEXT,
     "version": COUNT,
     "dtype": TEXT,
-    "layers": Field("a list of objects", list_of(is_object)),
-    # the first version lacks some, and the numbers of a plan may be unknown
-    **optional(
-        {
-            **_ROUND,
-            "base_model": nullable(TEXT),
-            "weights_fingerprint": nullable(_HEX),
-            "earlier_rounds": Field("a list of objects", list_of(is_object)),
-            "guards": OBJECT,
-            "removed_parameters": COUNT,
-            "parameters": COUNT,
-            "requested_ratio": SHARE,
-            "target": nullable(TEXT),
-            "uniform": FLAG,
-            "realized_ratio": SHARE,
-            "params_removed_fraction": SHARE,
-            "interaction_strength": nullable(NUMBER),
-            "predicted_risk": nullable(NUMBER),
-            "curvature_fingerprint": nullable(_HEX),
-            "loads_with": Field(
-                f"one of {', '.join(get_args(Loader))}", lambda value: value in get_args(Loader)
-            ),
-        }
-    ),
+    "layers": _OBJECTS,
+    "base_model": nullable(TEXT),
+    "weights_fingerprint": _HEX,
+    "earlier_rounds": _OBJECTS,
+    "guards": OBJECT,
+    "removed_parameters": COUNT,
+    "parameters": COUNT,
+    "requested_ratio": SHARE,
+    "target": nullable(TEXT),
+    "uniform": FLAG,
+    "realized_ratio": SHARE,
+    "params_removed_fraction": SHARE,
+    "interaction_strength": nullable(NUMBER),
+    "predicted_risk": nullable(NUMBER),
+    "curvature_fingerprint": nullable(_HEX),
+    "loads_with": _one_of(*get_args(Loader)),
 }
-
-
-def _matches(pattern: str, value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,9 +135,11 @@ class Origin:
 
     @classmethod
     def of(cls, model: PreTrainedModel, marks: list[list[str]] | None = None) -> Origin:
-        """The origin of a model that is about to be cut; `marks` are its `identity.weight_marks`.
+        """Describe a model that is about to be cut; all weights are read unless `marks` are given.
 
-        All weights are read for the marks, if they are not given.
+        Args:
+            model: the model.
+            marks: its `identity.weight_marks`.
         """
         marks = weight_marks(model) if marks is None else marks
         earlier: Any = getattr(model, "cocurve_manifest", None)
@@ -167,35 +154,35 @@ def manifest_of(
     origin: Origin,
     marks: list[list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Make the manifest: widths and dtype for `load_pruned`; plan and ratios for a reader.
+    """Make the manifest of a pruned model, as JSON values.
+
+    Costs are in parameters, the risk in nats per token.
 
     Args:
         architecture: the pruned model.
         selection: the plan.
         origin: the model before.
         marks: the pruned model's `identity.weight_marks`, if they are known already.
-
-    Returns:
-        A dict of JSON values. Costs are in parameters, the risk in nats per token.
     """
-    source, earlier = str(architecture.model.config._name_or_path), origin.manifest
+    model, earlier = architecture.model, origin.manifest
+    source, units = str(model.config._name_or_path), selection.units.units
+    marks = weight_marks(model) if marks is None else marks
+    rounds = (
+        [] if earlier is None else [*earlier["earlier_rounds"], {n: earlier[n] for n in _ROUND}]
+    )
     # a path on this machine tells others nothing: keep its last part
     base = Path(source).name if Path(source).exists() else source
-    left = architecture.model.num_parameters()
-    marks = weight_marks(architecture.model) if marks is None else marks
     return {
         "format": FORMAT,
         "version": VERSION,
-        "dtype": model_dtype(architecture.model),
-        "base_model": base if earlier is None else earlier.get("base_model"),
+        "dtype": model_dtype(model),
+        "base_model": base if earlier is None else earlier["base_model"],
         "dense_fingerprint": origin.dense_fingerprint,
-        "weights_fingerprint": fingerprint(
-            weight_marks(architecture.model) if marks is None else marks
-        ),
+        "weights_fingerprint": fingerprint(marks),
         "weights_since_pruning": "unchanged",
         "repair": None,
         "recovery": None,
-        "earlier_rounds": [] if earlier is None else _rounds(earlier),
+        "earlier_rounds": rounds,
         "layers": widths_of(architecture),
         "ffn_groups": selection.units.ffn_groups,
         "guards": selection.guards.to_plain(),
@@ -204,11 +191,12 @@ def manifest_of(
         "target": None if selection.target is None else str(selection.target),
         "uniform": selection.uniform,
         "realized_ratio": selection.realized_ratio,
-        "params_removed_fraction": selection.pruned_cost / (left + selection.pruned_cost),
+        "params_removed_fraction": selection.pruned_cost
+        / (model.num_parameters() + selection.pruned_cost),
         "interaction_strength": selection.interaction_strength,
         "predicted_risk": selection.predicted_risk,
-        "pruned_units": [selection.units.units[i].name for i in selection.pruned],
-        "gains": {selection.units.units[i].name: gain for i, gain in selection.gains.items()},
+        "pruned_units": [units[i].name for i in selection.pruned],
+        "gains": {units[i].name: gain for i, gain in selection.gains.items()},
         "selection_fingerprint": selection.fingerprint,
         "curvature_fingerprint": selection.curvature_fingerprint,
     }
@@ -217,39 +205,27 @@ def manifest_of(
 def weights_now(
     model: PreTrainedModel, manifest: Mapping[str, Any], marks: list[list[str]] | None = None
 ) -> dict[str, str]:
-    """Compare the weights with those that a manifest was written for.
+    """Compare the weights of a pruned model with those that its manifest was written for.
 
     The weights alone are fingerprinted, because a saved folder may have another configuration.
 
-    Args:
-        model: the pruned model.
-        manifest: its own.
-        marks: its `identity.weight_marks`, if they are known already.
-
     Returns:
         The manifest's fields "weights_fingerprint" (of the weights as they are now) and
-        "weights_since_pruning" (`Weights`). "changed" and "unknown" stay so in every later save;
-        "converted" stays until a change is found.
+        "weights_since_pruning". "changed" stays so in every later save; "converted" stays until a
+        change is found.
     """
-    marks = weight_marks(model) if marks is None else marks
-    mark, now = manifest.get("weights_fingerprint"), fingerprint(marks)
-    state: Weights = manifest.get("weights_since_pruning", "unknown")
-    if mark is None:  # a manifest of version 1
-        state = "unknown"
-    elif now != mark and model_dtype(model) == manifest["dtype"]:
-        state = "changed"
-    elif now != mark and state in KNOWN:  # another dtype, and so other bits in any case
-        state = "converted"
+    now = fingerprint(weight_marks(model) if marks is None else marks)
+    state: Weights = manifest["weights_since_pruning"]
+    if now != manifest["weights_fingerprint"]:
+        if model_dtype(model) == manifest["dtype"]:
+            state = "changed"
+        elif state in KNOWN:  # another dtype, and so other bits in any case
+            state = "converted"
     return {"weights_fingerprint": now, "weights_since_pruning": state}
 
 
-def _rounds(earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of pruning that a model went through, oldest first."""
-    return [*earlier.get("earlier_rounds", ()), {name: earlier.get(name) for name in _ROUND}]
-
-
 def widths_of(architecture: Architecture) -> list[dict[str, int]]:
-    """Each layer's current widths, under the names of the manifest."""
+    """Return each layer's current widths, under the names of the manifest."""
     return [
         {
             "attention_columns": architecture.width(layer, "attention"),
@@ -261,11 +237,7 @@ def widths_of(architecture: Architecture) -> list[dict[str, int]]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a saved folder.
-
-    Raises:
-        FileFormatError: there is none, or it is damaged or of another format or version.
-    """
+    """Read the manifest of a saved folder; raise FileFormatError if it is missing or damaged."""
     path = folder / MANIFEST
     if not folder.is_dir():
         clean(folder.parent)  # a save that was killed while it replaced the folder
@@ -282,18 +254,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not is_object(manifest):
             raise FileFormatError(f"it is {told(manifest)}, not an object")
         found = manifest.get("format"), manifest.get("version")
-        if found[0] != FORMAT or found[1] not in READABLE:
+        if found != (FORMAT, VERSION):
             raise FileFormatError(
-                f"it is {found[0]!r} version {found[1]!r}; this code reads {FORMAT!r} versions "
-                f"{READABLE[0]} to {READABLE[-1]}"
+                f"it is {found[0]!r} version {found[1]!r}; this code reads {FORMAT!r} version "
+                f"{VERSION}"
             )
-        require_fields(manifest, _FIELDS, others=True)
-        for number, widths in enumerate(manifest["layers"]):
-            require_fields(widths, _WIDTHS, inside=f"layers[{number}]", others=True)
-        for number, earlier in enumerate(manifest.get("earlier_rounds", ())):
-            require_fields(earlier, _ROUND, inside=f"earlier_rounds[{number}]")
+        require_fields(manifest, _FIELDS)
+        for name, schema in (("layers", _WIDTHS), ("earlier_rounds", _ROUND)):
+            for number, part in enumerate(manifest[name]):
+                require_fields(part, schema, inside=f"{name}[{number}]")
         for name, schema in (("repair", _REPAIR), ("recovery", _RECOVERY)):
-            if manifest.get(name) is not None:
-                require_fields(manifest[name], schema, inside=name, others=True)
+            if manifest[name] is not None:
+                require_fields(manifest[name], schema, inside=name)
         read_dtype(manifest["dtype"])
     return manifest

@@ -22,11 +22,10 @@ from ..models.identity import MANIFEST, model_dtype
 from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
 from ..models.weights import StoredWeights, weight_files, with_stored
-from .blocks import settle_heads
 from .card import CardFacts, model_card
 from .folder import MODELING_FILE, dense_configuration, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of
-from .slicing import block_modules
+from .slicing import block_modules, settle_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,8 +55,8 @@ def save_pruned(
     Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
     a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by
     the short modeling file beside the weights. Other families need `load_pruned`. The card, and
-    "loads_with" in the manifest, say which case it is. The card also says whether the weights are
-    still those that `prune` made. The folder is written as a whole or not at all.
+    "loads_with" in the manifest, say which case it is. The folder is written as a whole or not at
+    all.
 
     Args:
         pruned: what `prune` returned.
@@ -65,14 +64,6 @@ def save_pruned(
         tokenizer: the dense model's, to save in the folder too.
         evaluation: the measurements for the card, which states no others.
         overwrite: replace a folder that holds an earlier pruned model and nothing else.
-
-    Returns:
-        The folder.
-
-    Raises:
-        InputError: the model was not made by `prune`, or the folder is a file, is not empty, holds
-            other files than a saved model, or is the working directory.
-        OSError: the folder cannot be written. Its old contents are untouched.
     """
     manifest = getattr(pruned, "cocurve_manifest", None)
     if manifest is None:
@@ -90,10 +81,7 @@ def save_pruned(
 
 @contextmanager
 def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder; `folder` becomes it when the block is left, and not before.
-
-    Raises: as `save_pruned`.
-    """
+    """Yield a temporary folder; `folder` becomes it when the block is left, and not before."""
     place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
@@ -107,13 +95,9 @@ def write_beside(
     tokenizer: PreTrainedTokenizerBase | None,
     evaluation: CardFacts | None,
 ) -> None:
-    """Write what lies beside the weights: tokenizer, configuration, manifest and card.
+    """Write the files beside the weights: tokenizer, configuration, manifest and card.
 
-    Args:
-        pruned: the model; only shapes are read, so it may live on the meta device.
-        folder: where `save_pretrained` wrote.
-        manifest: of its weights as they are now.
-        tokenizer, evaluation: as for `save_pruned`.
+    Only shapes of `pruned` are read. `manifest` is that of its weights as they are now.
     """
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -125,9 +109,9 @@ def write_beside(
         "parameters": pruned.num_parameters(),
         "loads_with": write_configuration(pruned, layers, folder),
     }
-    _write(folder / MANIFEST, json.dumps(manifest, indent=1))
     card = model_card(manifest, evaluation or CardFacts(), has_tokenizer=tokenizer is not None)
-    _write(folder / "README.md", card)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 # Loading ------------------------------------------------------------------------------------------
@@ -140,23 +124,16 @@ def load_pruned(
     dtype: torch.dtype | str | None = None,
     stream: bool = False,
 ) -> PreTrainedModel:
-    """Load what `save_pruned` wrote. No memory is allocated for weights that were cut.
+    """Load what `save_pruned` wrote, in eval mode and without gradients.
 
-    No code from the folder is run, not even its modeling file.
+    No code from the folder is run, not even its modeling file. A damaged folder raises
+    FileFormatError.
 
     Args:
         folder: the folder.
         device: by default CUDA if torch can use it, else the CPU.
         dtype: by default as saved.
         stream: leave the layers in the files, as in `load_model`.
-
-    Returns:
-        The model, in eval mode and without gradients, with its `cocurve_manifest`.
-
-    Raises:
-        FileFormatError: the folder has no manifest or one of another version, or a weight is
-            missing or has a wrong shape (named).
-        InputError: the device or dtype cannot be used, or `stream` without accelerate.
     """
     folder, target = as_path(folder, "folder"), pick_device(device)
     wanted = None if dtype is None else read_dtype(dtype)
@@ -188,18 +165,9 @@ def load_pruned(
 
 
 def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreTrainedModel:
-    """Open what `save_pruned` wrote, and leave its weights on disk.
+    """Open what `save_pruned` wrote on the meta device, and leave its weights on disk.
 
-    Args:
-        folder: the folder.
-        mapped: as for `StoredWeights`.
-
-    Returns:
-        The model on the meta device, with its `cocurve_manifest`. `models.weights.reader_of` tells
-        how to read its weights.
-
-    Raises:
-        FileFormatError: as `load_pruned`.
+    `models.weights.reader_of` reads them; `mapped` is as for `StoredWeights`.
     """
     from transformers import GenerationConfig
 
@@ -222,12 +190,7 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
 
 
 def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
-    """Make a saved pruned model on the meta device: its shapes, without reading its weights.
-
-    Raises:
-        FileFormatError: the folder has no manifest or one of another version, or the widths do not
-            fit the configuration.
-    """
+    """Make a saved pruned model on the meta device: its shapes, without reading its weights."""
     from transformers import AutoModelForCausalLM
 
     folder = as_path(folder, "folder")
@@ -266,10 +229,6 @@ def _require_free(folder: Path, *, overwrite: bool) -> None:
             f"{folder} also holds {', '.join(other)}, not written by save_pruned, which "
             "overwriting would delete. Move that away, or choose another folder."
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:

@@ -1,6 +1,7 @@
 """Slicing projections: which rows and columns of a layer stay, and the modules made of them.
 
-Each layer keeps its own widths, and may lose all its attention or all its FFN (blocks.py).
+Each layer keeps its own widths, and may lose all its attention or all its FFN. The head dimension
+stays what it was.
 """
 
 from __future__ import annotations
@@ -16,35 +17,27 @@ from torch import Tensor, nn
 from ..models.architectures import Architecture, describe, is_transposed, weight_of, widths
 from ..models.families import KINDS, Kind
 from ..solver.selection import Selection
-from .blocks import EmptyAttention, EmptyConv1D, settle_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Blocks -------------------------------------------------------------------------------------------
-
 Replacement = tuple[nn.Module, str, nn.Module]  # parent, attribute, new module
 
 
-def sliced_modules(architecture: Architecture, selection: Selection) -> list[Replacement]:
-    """Make a new module for every projection that loses rows or columns, or has a gain.
-
-    The model is not changed.
-    """
-    replacements: list[Replacement] = []
-    for layer in range(len(architecture.layers)):
-        for kind in KINDS:
-            columns, gains = kept_columns(architecture, selection, layer, kind)
-            replacements += block_modules(architecture, layer, kind, columns, gains)
-    return replacements
-
-
 def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) -> PreTrainedModel:
-    """Put the sliced modules in place, in the model itself or in a copy.
+    """Replace every projection that loses units or has a gain, in the model or in a copy of it.
 
-    The model may live on the meta device: then so does the result.
+    The model may be on the meta device: then so is the result.
     """
-    replacements = sliced_modules(describe(model), selection)
+    architecture = describe(model)
+    replacements = [
+        replacement
+        for layer in range(len(architecture.layers))
+        for kind in KINDS
+        for replacement in block_modules(
+            architecture, layer, kind, *kept_columns(architecture, selection, layer, kind)
+        )
+    ]
     if inplace:
         for parent, name, module in replacements:
             setattr(parent, name, module)
@@ -67,11 +60,8 @@ def block_modules(
 ) -> list[Replacement]:
     """Make the new modules of one block; none if it keeps everything as it is.
 
-    They are on the device of the old ones, which may be the meta device. The model is not changed.
-
     Args:
-        architecture: the model.
-        layer, kind: the block.
+        architecture, layer, kind: the model, which is not changed, and the block.
         columns: [W'] int64, kept input columns of the output projection, in whole units.
         gains: [W'] float64, factors of these columns; None if all are 1.
     """
@@ -90,7 +80,7 @@ def block_modules(
 def kept_columns(
     architecture: Architecture, selection: Selection, layer: int, kind: Kind
 ) -> tuple[Tensor, Tensor | None]:
-    """Kept input columns [W'] int64 of an output projection; their gains [W'], None if all 1."""
+    """Return kept input columns [W'] of an output projection; gains [W'], or None if all are 1."""
     width = architecture.width(layer, kind)
     keep, gains = torch.ones(width, dtype=torch.bool), torch.ones(width, dtype=torch.float64)
     for index, unit in enumerate(selection.units):
@@ -100,22 +90,6 @@ def kept_columns(
             gains[unit.start : unit.stop] = selection.gains.get(index, 1.0)
     kept = gains[keep]
     return keep.nonzero().flatten(), None if bool((kept == 1).all()) else kept
-
-
-def kept_rows(
-    architecture: Architecture, layer: int, kind: Kind, columns: Tensor
-) -> dict[str, Tensor]:
-    """Kept rows of each input projection, by name, for kept columns of the output projection."""
-    keep = {
-        name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
-        for name in architecture.input_projections(kind)
-    }
-    # columns come in whole units, so every step-th one starts a piece with rows of its own
-    step = architecture.step(layer, kind)
-    for start in columns[::step].tolist():
-        for rows in architecture.unit_rows(layer, kind, start, start + step):
-            keep[rows.projection][rows.start : rows.stop] = True
-    return {name: mask.nonzero().flatten() for name, mask in keep.items()}
 
 
 # Projections --------------------------------------------------------------------------------------
@@ -155,27 +129,28 @@ class Cut:
 def block_cuts(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor, gains: Tensor | None
 ) -> dict[str, Cut]:
-    """What stays of each projection of a block, by name; none if the block stays as it is.
-
-    Args:
-        architecture: the model; only shapes are read.
-        layer, kind: the block.
-        columns, gains: as for `block_modules`.
-    """
+    """Return the cut of each projection of a block, by name; none if the block stays as it is."""
     if len(columns) == architecture.width(layer, kind) and gains is None:
         return {}
-    rows = kept_rows(architecture, layer, kind, columns)
-    inputs = {name: Cut(rows=kept) for name, kept in rows.items()}
+    keep = {
+        name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
+        for name in architecture.input_projections(kind)
+    }
+    # columns come in whole units, so every step-th one starts a piece with rows of its own
+    step = architecture.step(layer, kind)
+    for start in columns[::step].tolist():
+        for rows in architecture.unit_rows(layer, kind, start, start + step):
+            keep[rows.projection][rows.start : rows.stop] = True
+    inputs = {name: Cut(rows=mask.nonzero().flatten()) for name, mask in keep.items()}
     return {architecture.output_name(kind): Cut(columns=columns, gains=gains), **inputs}
 
 
 def tensor_cuts(
     architecture: Architecture, selection: Selection
 ) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What `sliced_modules` does to each weight and bias, as functions by the tensor's name.
+    """Return what `cut_model` does to each weight and bias, as functions by the tensor's name.
 
-    The model may live on the meta device. A tensor without an entry stays as it is, or goes with a
-    block that is gone.
+    A tensor without an entry stays as it is, or goes with a block that is gone.
     """
     names = {id(module): name for name, module in architecture.model.named_modules()}
     found: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -193,16 +168,21 @@ def tensor_cuts(
 
 
 def slice_linear(linear: Any, cut: Cut) -> nn.Module:
-    """Make a linear layer of the same class, a Linear or Conv1D, from what stays of one.
-
-    Raises:
-        ArchitectureError: the weight is packed.
-    """
+    """Make a Linear or Conv1D from what stays of one; ArchitectureError if it is packed."""
     weight = cut.weight(weight_of(linear).detach())
     bias = None if linear.bias is None else cut.bias(linear.bias.detach())
-    make = _conv1d if is_transposed(linear) else _linear
     # clones share nothing with the dense model, not even an output projection's unsliced bias
-    return make(weight.clone(), None if bias is None else bias.clone(), linear)
+    given = linear.weight.requires_grad
+    weight = nn.Parameter(weight.clone(), requires_grad=given)
+    bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=given)
+    if is_transposed(linear):
+        return _conv1d(weight, bias).train(linear.training)
+    # on the meta device, because weights initialized here would be replaced at once
+    with torch.device("meta"):
+        module = nn.Linear(1, 1, bias=bias is not None)
+    module.out_features, module.in_features = weight.shape
+    module.weight, module.bias = weight, bias  # type: ignore[assignment]
+    return module.train(linear.training)
 
 
 def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
@@ -214,28 +194,103 @@ def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
     return folded
 
 
-def _linear(weight: Tensor, bias: Tensor | None, like: nn.Linear) -> nn.Linear:
-    # on the meta device, because weights initialized here would be replaced at once
-    with torch.device("meta"):
-        module = nn.Linear(1, 1, bias=bias is not None)
-    module.out_features, module.in_features = weight.shape
-    module.weight = nn.Parameter(weight, requires_grad=like.weight.requires_grad)
-    if bias is not None:
-        module.bias = nn.Parameter(bias, requires_grad=like.weight.requires_grad)
-    return module.train(like.training)
-
-
-def _conv1d(weight: Tensor, bias: Tensor | None, like: Any) -> nn.Module:
+def _conv1d(weight: nn.Parameter, bias: Any) -> nn.Module:
     from transformers.pytorch_utils import Conv1D
 
-    assert bias is not None
-    requires_grad = like.weight.requires_grad
-    stored = nn.Parameter(weight.T.contiguous(), requires_grad=requires_grad)
-    kept_bias = nn.Parameter(bias, requires_grad=requires_grad)
+    stored = nn.Parameter(weight.T.contiguous(), requires_grad=weight.requires_grad)
     if weight.shape[1] == 0:
-        return EmptyConv1D(stored, kept_bias).train(like.training)
+        return EmptyConv1D(stored, bias)
     with torch.device("meta"):
         module = Conv1D(1, 1)
     module.nx, module.nf = stored.shape
-    module.weight, module.bias = stored, kept_bias
-    return module.train(like.training)
+    module.weight, module.bias = stored, bias
+    return module
+
+
+# Empty blocks -------------------------------------------------------------------------------------
+
+
+class EmptyAttention(nn.Module):
+    """Replaces an attention block that lost every head. It returns the output bias, if any.
+
+    Weights that belong to no unit stay: the bias, and norms that all heads share.
+    """
+
+    def __init__(self, architecture: Architecture, layer: int, output: nn.Module) -> None:
+        super().__init__()
+        attention = architecture.block(layer, "attention")
+        self.head_dim = architecture.head_dim(layer)
+        self.num_key_value_groups = architecture.queries_per_group(layer)
+        self.layer_idx = attention.layer_idx
+        self.output_name = architecture.output_name("attention")
+        family = architecture.family
+        gone = {self.output_name, *family.qkv, *family.shared_norms}
+        for name, module in attention.named_children():
+            if name not in gone and any(True for _ in module.parameters()):
+                self.add_module(name, module)
+        self.add_module(self.output_name, output)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        layer_past: Any = None,  # the cache, in GPT-NeoX
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        rows, length, _hidden = hidden_states.shape
+        cache = layer_past if past_key_values is None else past_key_values
+        if cache is not None:
+            # transformers reads the length of the past from a layer's cache, which may be this one,
+            # so it holds one number per token
+            note = hidden_states.new_zeros(rows, 1, length, 1)
+            cache.update(note, note, self.layer_idx)
+        return getattr(self, self.output_name)(hidden_states[..., :0]), None
+
+
+class EmptyConv1D(nn.Module):
+    """A Conv1D without inputs: returns the bias. (transformers' own cannot run on none.)"""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias  # [0, out], [out]
+        self.nx, self.nf = weight.shape
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return self.bias.expand(*columns.shape[:-1], -1)
+
+
+class OwnCounts:
+    """A layer's view of the model's configuration with its own head counts.
+
+    A copy would miss later changes, for example of the attention implementation.
+    """
+
+    def __init__(self, config: Any, heads: int, groups: int) -> None:
+        self.whole = config
+        self.num_attention_heads, self.num_key_value_heads = heads, groups
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":  # not set yet while deepcopy rebuilds the object: avoid a recursion
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
+def settle_heads(architecture: Architecture) -> None:
+    """Set each attention block's head counts to its own; head_dim stays as it was."""
+    config = architecture.model.config
+    config.head_dim = architecture.head_dim(0)  # loaders would infer it from hidden / heads
+    for layer in range(len(architecture.layers)):
+        block = architecture.block(layer, "attention")
+        if isinstance(block, EmptyAttention):
+            continue
+        groups = architecture.num_groups(layer)
+        heads = groups * architecture.queries_per_group(layer)
+        if hasattr(block, "num_key_value_heads"):
+            block.num_key_value_heads = groups
+        if hasattr(block, "num_heads"):
+            block.num_heads = heads
+        for name in ("split_size", "embed_dim"):  # GPT-2 and OPT: width of the queries
+            if hasattr(block, name):
+                setattr(block, name, heads * architecture.head_dim(layer))
+        if architecture.family.counts_in_config and block.config.num_attention_heads != heads:
+            block.config = OwnCounts(config, heads, groups)

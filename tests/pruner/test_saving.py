@@ -461,28 +461,6 @@ def test_our_loader_runs_nothing_of_the_folder(folder: Path) -> None:
     assert load_pruned(folder).num_parameters() > 0
 
 
-def test_folders_of_the_first_version_are_read(folder: Path) -> None:
-    model = tiny_model()
-    pruned = cl.prune(model, plan_of(model, UNEVEN))
-    manifest = json.loads((folder / MANIFEST).read_text())
-    new = {"loads_with", "parameters", "base_model", "ffn_groups", "guards", "removed_parameters"}
-    new |= {"dense_fingerprint", "weights_fingerprint", "weights_since_pruning", "earlier_rounds"}
-    old = {key: value for key, value in manifest.items() if key not in new} | {"version": 1}
-    for name in (MODELING_FILE, "README.md"):
-        (folder / name).unlink()
-    pruned.config.save_pretrained(folder)
-    (folder / MANIFEST).write_text(json.dumps(old, indent=1))
-    loaded = load_pruned(folder)
-    ids = tiny_text(1).input_ids
-    assert torch.equal(full_logits(loaded, ids), full_logits(pruned, ids))
-    again = save_pruned(loaded, folder.parent / "again")
-    assert json.loads((again / MANIFEST).read_text())["version"] == 2
-    card = (again / "README.md").read_text()
-    assert "parameters removed: not recorded" in card
-    assert "whether the weights were changed after pruning is not recorded" in card
-    assert "KL predicted" not in card
-
-
 def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
