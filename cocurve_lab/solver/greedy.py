@@ -178,10 +178,7 @@ class Greedy(PartialPlan):
         return self.budget.costs[self.order].sum().item() if self.order else 0
 
     def selection(self, strength: float) -> Selection:
-        """The plan of the last run, recorded as made at this lambda.
-
-        Raises NumericalError if it misses the target, though the run did not stall.
-        """
+        """The plan of the last run; NumericalError if it misses the target without a stall."""
         if not self.stalled:
             self.budget.require_reached(self.order)
         units, target = self.curvature.units, self.budget.target

@@ -142,9 +142,7 @@ class Rules:
         budget: the unit costs, and the cost to remove.
         portions: how many units each block may lose; None where any number may go.
 
-    Args:
-        portions: whether the caller takes units in portions only. Without it, guards of the machine
-            are refused, because single units would break them.
+    Guards of the machine are refused unless the caller takes units in `portions`.
     """
 
     def __init__(

@@ -43,7 +43,6 @@ class LambdaPath:
     Attributes:
         segments: tile [0, maximum] without gaps; neighbors have different pruned sets.
         orders: number of removal orders passed through (several may prune the same set).
-        requested_ratio: share of removable cost asked for.
     """
 
     segments: tuple[Segment, ...]

@@ -95,10 +95,8 @@ class Selection(Folded):
     ) -> Selection:
         """Make a plan from any set of units: random, from a baseline, or chosen by hand.
 
-        Args:
-            pruned: units, names or indices.
-            curvature: H [M, M]; if given, the plan has a predicted risk.
-            **fields: further fields of Selection (`requested_ratio` defaults to the realized one).
+        With a curvature H [M, M] the plan has a predicted risk. `fields` are further fields of
+        Selection; `requested_ratio` defaults to the realized one.
 
         Raises:
             InputError: an unknown unit, or one named twice.

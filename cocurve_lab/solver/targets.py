@@ -186,12 +186,9 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Budget:
-    """The unit costs and the cost to remove, for one UnitSet.
+    """The unit costs [M], int64 or float64, and the cost `needed` that must go, for one UnitSet.
 
     Attributes:
-        costs: [M] int64 or float64, the cost that removing each unit saves; layer caps are shares
-            of it too.
-        needed: the total cost that must be removed.
         share: `needed` as a share of all costs; above 1 where no plan can reach it.
         target: the target it came from; None for a plain ratio.
         whole: the amount before anything is removed, where the target says what may be left.

@@ -59,12 +59,8 @@ def edge_variant(
             do. A unit without edges in the block then looks free to remove.
 
     Returns:
-        A Curvature over the same units, which may be indefinite. Its provenance lists the variants
-        it went through and the fingerprint of the H they started from. It has no group Grams or
-        risks: they would belong to another matrix.
-
-    Raises:
-        InputError: an unknown structure, reach or sign.
+        A Curvature over the same units, which may be indefinite, without group Grams or risks. Its
+        provenance lists the variants it went through and the fingerprint of the H before them.
     """
     _require_choice("structure", structure, get_args(Structure))
     _require_choice("reach", reach, get_args(Reach))
@@ -157,10 +153,6 @@ def solve_variant(
     Returns the greedy plan on `variant`, with its order, guards and lambda. Node and edge terms [k]
     (hence predicted risk, marginals and objective, nats per token) and the fingerprint are those of
     the full H, so the marginals are not the ones that greedy compared.
-
-    Args:
-        curvature: the full signed H [M, M], nats per token.
-        variant: the matrix to solve on, over the same units; from `edge_variant`, or any other.
 
     Raises:
         MismatchError: the two are over different units.
