@@ -1,12 +1,13 @@
 """A plan in JSON: its fields, the values each may hold, and how they must agree.
 
-Plan files are passed between people, so every field is checked before it is used.
+Plan files are passed between people, so every field is checked before it is used. A `plan` here is
+a Selection, whose file imports this one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,6 @@ from ..base.schema import (
 )
 from ..models.families import KINDS
 from .targets import ratio_budget
-
-if TYPE_CHECKING:
-    from .selection import Selection
 
 FORMAT, VERSION = "cocurve-selection", 1
 
@@ -70,7 +68,7 @@ _GUARDS: Schema = optional(
 )
 
 
-def to_plain(plan: Selection) -> dict[str, Any]:
+def to_plain(plan: Any) -> dict[str, Any]:
     """Return the fields of a plan for JSON, the rare ones only where they are set."""
     terms = (plan.node_terms, plan.edge_terms)
     node, edge = (None if numbers is None else numbers.tolist() for numbers in terms)
@@ -113,7 +111,7 @@ def read_fields(text: str) -> dict[str, Any]:
     return content
 
 
-def require_consistent(plan: Selection) -> None:
+def require_consistent(plan: Any) -> None:
     """Raise FileFormatError if two fields of a plan contradict each other; names both."""
     units, target = plan.units, plan.target
     terms = np.zeros(0) if plan.node_terms is None else plan.node_terms
@@ -146,7 +144,7 @@ def require_consistent(plan: Selection) -> None:
         raise FileFormatError(fault)
 
 
-def _is_uniform(plan: Selection) -> bool:
+def _is_uniform(plan: Any) -> bool:
     """Whether every layer loses the same counts of each kind and width."""
     layers: dict[int, Counter[tuple[str, int]]] = {}
     for unit in (plan.units[index] for index in plan.pruned):
