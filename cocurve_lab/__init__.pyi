@@ -81,9 +81,9 @@ from .extensions.surrogates.notes import preview_note as preview_note
 from .extensions.surrogates.notes import TRUSTED_STRENGTH as TRUSTED_STRENGTH
 from .curvature.matrix import BLOCKS as BLOCKS
 from .extensions.surrogates.pair_kl import PAIR_KL as PAIR_KL
-from .curvature.uncertainty import Coverage as Coverage
+from cocurve_studies.certainty.resampling import Coverage as Coverage
 from .curvature.uncertainty import Jackknife as Jackknife
-from .curvature.uncertainty import coverage as coverage
+from cocurve_studies.certainty.resampling import coverage as coverage
 from .curvature.graph import Bridges as Bridges
 from .estimator.estimate import exact_curvature as exact_curvature
 from .extensions.analysis.exact import ExactOptions as ExactOptions

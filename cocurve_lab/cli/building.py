@@ -64,43 +64,13 @@ def add_to(verbs: Any) -> None:
         default=256,
         help="r of the top-r support (256); a smaller vocabulary is taken whole",
     )
-    parser.add_argument(
-        "--full-vocabulary",
-        action="store_true",
-        help="measure the KL of removing each unit alone over the full vocabulary, not on the "
-        "top-r support; H stays the same",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        help="divide the logits by this, for a teacher that is too sure (1.0, the paper's)",
-    )
-    parser.add_argument(
-        "--refit-ratio",
-        type=float,
-        default=0.0,
-        help="ratio of the plans that will be refitted: ablations are then those that the rest of "
-        "their block makes up for (0, the paper's: masks)",
-    )
-    parser.add_argument(
-        "--sketch-positions",
-        type=int,
-        default=1024,
-        help="positions whose shifts are kept beside H, for `solve --surrogate` (1024; 0: none)",
-    )
     parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
-    parser.add_argument(
-        "--groups", type=int, default=16, help="groups of rows, for error bars (16)"
-    )
     parser.add_argument("--shard", metavar="I/N", type=shard, help="build only shard I of N")
-    parser.add_argument(
-        "--units-per-batch", type=int, help="ablations per forward pass; default: as many as fit"
-    )
-    parser.add_argument("--threads", type=int, help="CPU threads; default: as torch chooses")
-    parser.add_argument(
-        "--checkpoint-seconds", type=float, default=60.0, help="seconds between checkpoints (60)"
-    )
+    for option, name, default, text in BuildOptions.flags():
+        kind: Any = {"action": "store_true"}
+        if default is not False:
+            kind = {"type": float if isinstance(default, float) else int, "default": default}
+        parser.add_argument(f"--{name}", dest=option, help=text, **kind)
     parser.add_argument(
         "--ray", metavar="WORKERS", type=int, help="build on this number of Ray workers"
     )
@@ -139,17 +109,8 @@ def build(options: argparse.Namespace) -> int:
     from ..models.units import enumerate_units
 
     # whatever can be wrong with the options is found before minutes of loading
-    settings = BuildOptions(
-        temperature=options.temperature,
-        refit_ratio=options.refit_ratio,
-        sketch_positions=options.sketch_positions,
-        units_per_batch=options.units_per_batch,
-        groups=options.groups,
-        checkpoint_seconds=options.checkpoint_seconds,
-        num_threads=options.threads,
-        shard=options.shard,
-        full_vocabulary=options.full_vocabulary,
-    )
+    chosen = {option: getattr(options, option) for option, *_ in BuildOptions.flags()}
+    settings = BuildOptions(shard=options.shard, **chosen)
     if options.shard:
         shard_groups(options.shard, min(options.groups, options.sequences))
     require_writable(options.out)
@@ -207,7 +168,7 @@ def _executor(options: argparse.Namespace) -> Executor | None:
         options.ray,
         address=options.ray_address,
         source=options.ray_source or (_place(options.model) if options.stream else None),
-        cpus_per_worker=options.threads or 1,
+        cpus_per_worker=options.num_threads or 1,
     )
 
 

@@ -36,9 +36,6 @@ def edge_graph(
         Nodes 0 to M - 1 with name, kind, layer, index, cost (parameters), saliency H_uu and
         connectivity b_u (nats per token). Edges with `curvature` H_uv (nats per token) and
         `correlation` rho_uv, both signed. A pair with H_uv = 0 is never an edge.
-
-    Raises:
-        InputError: threshold outside [0, 1] or top_k negative.
     """
     threshold = None if threshold is None else as_float(threshold, "threshold")
     top_k = None if top_k is None else as_int(top_k, "top_k")
@@ -145,9 +142,6 @@ def bridge_units(
         connectivity: "sum" is b_u = sum over v != u of |H_uv|, nats per token, which grows with
             sqrt(H_uu) by construction; "relative" is the sum over v != u of |rho_uv|, which has no
             unit.
-
-    Raises:
-        InputError: a quantile outside [0, 1], or an unknown connectivity.
     """
     for name, value in (
         ("saliency_quantile", saliency_quantile),

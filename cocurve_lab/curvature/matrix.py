@@ -275,9 +275,6 @@ class Curvature(Folded):
         """Return the eigenvalues of H [M], largest first, nats per token.
 
         A Gram matrix has none below 0.
-
-        Raises:
-            InputError: the matrix is a pair KL.
         """
         self.require_gram("the spectrum")
         return np.linalg.eigvalsh(self.matrix)[::-1]
@@ -290,9 +287,6 @@ class Curvature(Folded):
 
         Returns:
             Nats per token.
-
-        Raises:
-            InputError: an unknown unit, or one named twice.
         """
         chosen = self.units.indices(pruned)
         return 0.5 * float(self.matrix[np.ix_(chosen, chosen)].sum())
@@ -408,9 +402,6 @@ class Curvature(Folded):
             provenance: the settings of the build.
             group_sure_positions: [G] int64, positions where the teacher is sure; None if unknown.
             group_sure_risks: [G, M] float64, the part of `group_risks` there, nats.
-
-        Raises:
-            InputError: no position in any group.
         """
         total = int(group_positions.sum())
         if total == 0:

@@ -43,11 +43,7 @@ class Buildable(Protocol):
 
 
 def shard_groups(shard: Shard, groups: int) -> list[int]:
-    """Return the groups that shard (i, n) owns; shards differ in size by at most one group.
-
-    Raises:
-        InputError: i is not in 1 ... n, or there are more shards than groups.
-    """
+    """Return the groups that shard (i, n) owns; shards differ in size by at most one group."""
     number, count = shard
     if not 1 <= number <= count:
         raise InputError(
@@ -88,10 +84,7 @@ def progress_of(curvature: Buildable) -> tuple[int, int]:
 
 
 def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
-    """Add whole builds over disjoint sequences; returns the arguments of `Curvature.from_groups`.
-
-    Raises: as `Curvature.merge`.
-    """
+    """Add whole builds over disjoint sequences: the arguments of `Curvature.from_groups`."""
     if not parts:
         raise InputError("merge needs at least one curvature, got none.")
     for number, part in enumerate(parts):
@@ -156,7 +149,7 @@ def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def join_shards(parts: Sequence[Buildable]) -> dict[str, Any]:
-    """Assemble the shards of one build; returns the arguments of `Curvature.from_groups`."""
+    """Assemble the shards of one build: the arguments of `Curvature.from_groups`."""
     if not parts:
         raise InputError("merging needs the shards of a build, got none.")
     found: dict[int, Buildable] = {}
@@ -235,7 +228,6 @@ def _assemble(parts: list[Buildable]) -> dict[str, Any]:
 
 
 def _events(parts: list[Buildable]) -> list[str]:
-    """Return the events of all shards, and one for each runtime value in which they differ."""
     events = [
         f"shard {number}: {event}"
         for number, part in enumerate(parts, start=1)

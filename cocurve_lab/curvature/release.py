@@ -28,12 +28,7 @@ _LARGEST = 1 << 26  # bytes; the published JSON files are below 600 kB
 
 
 def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, dict[str, Any]]:
-    """Read H [M, M] float64, its units, and the provenance that the registry states.
-
-    Raises:
-        FileNotFoundError: registry.json or H.npy is missing.
-        FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
-    """
+    """Read H [M, M] float64, its units, and the provenance that the registry states."""
     folder = Path(folder)
     registry = _read_registry(folder / REGISTRY)
     matrix = _read_npy(folder / "matrices" / "H.npy")
@@ -49,13 +44,7 @@ def read_release(folder: str | os.PathLike[str]) -> tuple[np.ndarray, UnitSet, d
 def read_mask(
     folder: str | os.PathLike[str], ratio: float
 ) -> tuple[UnitSet, list[int], dict[str, Any]]:
-    """Read a published mask: its units, the pruned indices, and the fields of a Selection.
-
-    Raises:
-        FileNotFoundError: no registry, or no mask for this ratio; the message lists the ratios
-            there are.
-        FileFormatError: a Git LFS pointer, another layout, or numbers that contradict each other.
-    """
+    """Read a published mask: its units, the pruned indices, and the fields of a Selection."""
     folder = Path(folder)
     path = _mask_path(folder, ratio)
     registry = _read_registry(folder / REGISTRY)
@@ -83,7 +72,6 @@ _STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cos
 
 
 def _mask_path(folder: Path, ratio: float) -> Path:
-    """Path of rXX/masks/prune_solution.json, where XX is the ratio in percent."""
     there = {
         int(path.parent.parent.name[1:]): path
         for path in folder.glob(f"r*/{MASK}")
@@ -109,7 +97,6 @@ def _positions(wanted: Any, ids: list[Any]) -> list[int]:
 def _require_stated(
     path: Path, units: UnitSet, pruned: list[int], stated: dict[str, float], ratio: float
 ) -> None:
-    """Raise FileFormatError if a figure in the mask contradicts the registry or its folder."""
     gone, total = int(units.costs[pruned].sum()), units.total_cost
     for name, found, source, tolerance in (
         ("target_prune_ratio", ratio, f"its folder {path.parent.parent.name} says", 1e-9),
@@ -188,7 +175,6 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _release_units(registry: dict[str, Any]) -> UnitSet:
-    """Our units from the published registry, with their columns; its unit order is ours."""
     towers = {row.get("tower", "lm") for row in registry["units"] if isinstance(row, dict)}
     if towers - {"lm"}:
         raise FileFormatError(
@@ -225,7 +211,6 @@ def _release_unit(row: dict[str, Any], head_dim: int) -> Unit:
 
 
 def _whole(value: Any) -> int:
-    """Return a whole number below 2^53, or raise ValueError."""
     # the published files write costs as floats, which are exact up to there
     if type(value) not in (int, float) or not 0 <= value < 1 << 53 or value != int(value):
         raise ValueError(f"a whole number (found {value!r})")
@@ -233,7 +218,6 @@ def _whole(value: Any) -> int:
 
 
 def _release_head_dim(rows: list[dict[str, Any]]) -> int:
-    """Derive head_dim from the costs: the registry does not state it."""
     # a gated FFN group costs 3 * hidden * channels; a query group of g heads costs
     # hidden * head_dim * (2g + 2), plus head_dim * (g + 2) where q, k and v have biases (Qwen2)
     ffn = next((row for row in rows if row["unit_type"] != "attn_head"), None)

@@ -7,7 +7,7 @@ checkpoint is loaded. Options at their default, the paper's, leave no trace in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,7 +100,6 @@ def _as_units(value: Any, name: str) -> tuple[Any, ...]:
 
 
 def _indices(removed: Iterable[Unit | str | int], units: UnitSet) -> list[int]:
-    """Indices of removed units, rising, so that the order of removal makes no other build."""
     gone = sorted(units.indices(removed))
     if len(gone) == len(units):
         raise InputError(f"all {len(gone)} units are removed, so none is left. Remove fewer.")
@@ -112,12 +111,11 @@ def _option(
     check: Callable[[Any, str], Any] | None = None,
     flag: str = "",
     mark: Mark | None = None,
+    name: str = "",
 ) -> Any:
-    """Declare an option: its default, its check, the help of its flag, and its place in H's mark.
-
-    An option whose default is None may be None; one without a `flag` is no flag of `cocurve build`.
-    """
-    return field(default=default, metadata={"check": check, "flag": flag, "mark": mark})
+    return field(
+        default=default, metadata={"check": check, "flag": flag, "mark": mark, "name": name}
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,9 @@ class BuildOptions:
     )
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
     checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
-    num_threads: int | None = _option(None, _as_count)
+    num_threads: int | None = _option(
+        None, _as_count, "CPU threads; default: as torch chooses", name="threads"
+    )
     on_sequence: Callable[[Any], None] | None = _option(None)
     shard: Shard | None = _option(None, as_shard)
     full_vocabulary: bool = _option(
@@ -211,6 +211,14 @@ class BuildOptions:
                 f"{name} is {getattr(self, name)} with {len(self.removed)} removed units, whose "
                 "risks are of masks on the support. Omit one of the two."
             )
+
+    @classmethod
+    def flags(cls) -> Iterator[tuple[str, str, Any, str]]:
+        """Yield each flag of `cocurve build`: option, name, default and help."""
+        for each in fields(cls):
+            if each.metadata["flag"]:
+                name = (each.metadata["name"] or each.name).replace("_", "-")
+                yield each.name, name, each.default, each.metadata["flag"]
 
     def marks(self, units: UnitSet) -> dict[str, Any]:
         """Return what of the options decides H, as it is stored; empty for the paper's build."""
@@ -320,12 +328,7 @@ def _is_matrix(value: Any) -> bool:
 
 
 def require_stored(content: dict[str, Any]) -> None:
-    """Check the fields of a stored H, one by one and against each other.
-
-    Raises:
-        FileFormatError: a field has a value of the wrong type, range or shape; the message is the
-            fact alone.
-    """
+    """Check the fields of a stored H, one by one and against each other."""
     require_fields(content, _FIELDS)
     known = require_fields(content["provenance"], _PROVENANCE, inside="provenance", others=True)
     done, rows = known.get("sequences_done"), known.get("row_fingerprints")
@@ -348,9 +351,6 @@ def require_sums(sums: dict[str, Any], size: int, *, prefix: str = "") -> None:
         sums: the arrays under the names of SUMS; None where there is none.
         size: M.
         prefix: of the names in the file, for the error.
-
-    Raises:
-        FileFormatError: they do not; the message is the fact alone.
     """
     positions, sure = sums["positions"], sums["sure_positions"]
     there = {name: array for name, array in sums.items() if array is not None}
@@ -367,11 +367,7 @@ def require_sums(sums: dict[str, Any], size: int, *, prefix: str = "") -> None:
 def require_own_grams(
     matrix: np.ndarray, group_grams: np.ndarray | None, group_positions: np.ndarray | None
 ) -> None:
-    """Check that H [M, M] is the sum of its group Grams over their positions (eq. gram).
-
-    Raises:
-        FileFormatError: it is not, so one of the two was changed; the message is the fact alone.
-    """
+    """Check that H [M, M] is the sum of its group Grams over their positions (eq. gram)."""
     if group_grams is None or group_positions is None or not group_positions.sum():
         return
     gap = np.abs(group_grams.sum(axis=0) / group_positions.sum() - matrix)

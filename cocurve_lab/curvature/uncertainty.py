@@ -1,4 +1,4 @@
-"""Error bars of H from its groups of sequences, and a test of whether they hold.
+"""Error bars of H from its groups of sequences.
 
 H is a ratio of sums, Grams over positions, and a build keeps both separately for each of (by
 default) 16 groups of sequences. Positions of one sequence depend on each other, sequences do not.
@@ -9,7 +9,7 @@ kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,11 +196,7 @@ class Groups:
 
     @classmethod
     def of(cls, curvature: Curvature) -> Groups:
-        """Take the groups of a curvature.
-
-        Raises:
-            InputError: H has no groups, or is not their mean.
-        """
+        """Take the groups of a curvature."""
         grams, positions = curvature.group_grams, curvature.group_positions
         if grams is None or positions is None:
             raise InputError(
@@ -262,10 +258,7 @@ class Groups:
 def _delete_one(
     estimate: np.ndarray, without: list[np.ndarray], positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bias and standard error from the values without each group (see `jackknife`).
-
-    NaN if there are no values, that is, with a single group.
-    """
+    """Bias and standard error from the values without each group (see `jackknife`)."""
     if not without:
         return np.full(estimate.shape, np.nan), np.full(estimate.shape, np.nan)
     h = (positions.sum() / positions).reshape(-1, *[1] * estimate.ndim)
@@ -284,13 +277,6 @@ def _function(statistic: str | Statistic) -> Statistic:
             "or give a function of a Curvature."
         )
     return NONLINEAR[statistic]
-
-
-def _named(statistic: str) -> Statistic:
-    """Return a named statistic, linear ones included, as a function of a Curvature."""
-    if statistic in LINEAR:
-        return lambda curvature: LINEAR[statistic](curvature.matrix)
-    return _function(statistic)
 
 
 def _value(function: Statistic, curvature: Curvature) -> np.ndarray:
@@ -320,133 +306,3 @@ def trust(groups: int) -> str:
 def relative(error: np.ndarray, value: np.ndarray) -> np.ndarray:
     """Return error / value; NaN where the value is not above 0."""
     return np.divide(error, value, out=np.full(np.shape(error), np.nan), where=value > 0)
-
-
-# Coverage of the intervals ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Coverage:
-    """Share of intervals of small calibrations that contain the true value; made by `coverage`.
-
-    Attributes:
-        name: name of the statistic.
-        share: share of draws whose interval contained the reference value, in the shape of the
-            statistic.
-        error_ratio: mean claimed standard error / standard deviation of the estimate over draws, in
-            the shape of the statistic; 1 is honest, NaN where the estimate never varied.
-        draws: number of resampled calibrations.
-        groups: number of groups in each.
-        confidence: the value that `share` should have.
-    """
-
-    name: str
-    share: np.ndarray
-    error_ratio: np.ndarray
-    draws: int
-    groups: int
-    confidence: float
-
-    @property
-    def simulation_error(self) -> float:
-        """Standard error of one value of `share` over this many draws, if the intervals hold."""
-        return float(np.sqrt(self.confidence * (1 - self.confidence) / self.draws))
-
-    def __repr__(self) -> str:
-        known = self.error_ratio[np.isfinite(self.error_ratio)]
-        ratio = f"{np.median(known):.2f}" if known.size else "unknown"
-        return (
-            f"Coverage of {self.name}: {self.confidence:.0%} intervals contain the reference in "
-            f"{self.share.mean():.1%} of {self.draws} calibrations in {self.groups} groups "
-            f"(± {self.simulation_error:.1%} for a single value); claimed over real error {ratio}."
-        )
-
-
-def coverage(
-    reference: Curvature,
-    statistic: str | Statistic,
-    size: int = 64,
-    groups: int = ENOUGH,
-    draws: int = 200,
-    seed: int = 0,
-) -> Coverage:
-    """Test the 95 % intervals of `jackknife` on small calibrations drawn from a large reference.
-
-    The groups of the reference stand for all text. Each draw takes `size` of them with replacement
-    as a calibration of its own, puts them in `groups` groups, and checks whether its interval
-    contains the value of the reference. Build the reference with one sequence per group
-    (`BuildOptions(groups=len(calibration))`) and several times `size` sequences.
-
-    Args:
-        reference: a much larger H with groups [R, M, M].
-        statistic: as for `jackknife`.
-        size: sequences (groups of the reference) in each drawn calibration.
-        groups: groups in each drawn calibration, from 2 to `size`.
-        draws: number of calibrations, at least 2; each takes the time of a jackknife and
-            size x M^2 x 8 bytes.
-        seed: seed of the draws.
-
-    Raises:
-        InputError: as `jackknife`, or the numbers do not fit together.
-    """
-    if not 2 <= groups <= size or draws < 2:
-        raise InputError(
-            f"groups is {groups}, size is {size} and draws is {draws}. Give 2 <= groups <= size "
-            "and draws >= 2."
-        )
-    world, random = Groups.of(reference), np.random.default_rng(seed)
-    function = _named(statistic) if isinstance(statistic, str) else statistic
-    truth = _value(function, reference)
-    # where each group begins among the drawn rows: `add.reduceat` sums from there to the next start
-    starts = np.array([part[0] for part in np.array_split(np.arange(size), groups)])
-    found, held = [], np.zeros(truth.shape)
-    for _ in range(draws):
-        rows = random.integers(len(world), size=size)
-        grams = np.add.reduceat(world.grams[rows], starts, axis=0)
-        positions = np.add.reduceat(world.positions[rows], starts)
-        matrix = grams.sum(axis=0) / positions.sum()
-        result = jackknife(Curvature(matrix, world.units, {}, grams, positions), statistic)
-        low, high = result.interval
-        held += (low <= truth) & (truth <= high)
-        found.append((result.estimate, result.standard_error))
-    estimates, errors = (np.stack(column) for column in zip(*found, strict=True))
-    ratio = relative(errors.mean(axis=0), estimates.std(axis=0, ddof=1))
-    return Coverage(result.name, held / draws, ratio, draws, groups, result.confidence)
-
-
-# H over part of the text -------------------------------------------------------------------------
-
-
-def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
-    """Return H over some of the groups of a curvature.
-
-    If H was built with one group per sequence, these are sequences.
-
-    Args:
-        curvature: H [M, M] with its groups.
-        groups: numbers of groups, from 0.
-
-    Raises:
-        InputError: H has no group Grams, or the groups have no scored position.
-    """
-    grams, positions, risks = (
-        getattr(curvature, f"group_{name}") for name in ("grams", "positions", "risks")
-    )
-    chosen = [int(group) for group in groups]
-    if grams is None or positions is None or not positions[chosen].any():
-        raise InputError(
-            f"groups {chosen} of this H have no scored position. Choose others, or give an H with "
-            "group Grams (one from estimate_curvature)."
-        )
-    # sequence i is in group i mod G (estimator/sums.py)
-    marks = curvature.provenance.get("row_fingerprints", [])
-    kept = [mark for row, mark in enumerate(marks) if row % len(grams) in chosen]
-    changes = {"row_fingerprints": kept, "num_sequences": len(kept), "sequences_done": len(kept)}
-    return Curvature(
-        grams[chosen].sum(axis=0) / positions[chosen].sum(),
-        curvature.units,
-        curvature.provenance | changes | {"calibration_fingerprint": None},
-        grams[chosen],
-        positions[chosen],
-        None if risks is None else risks[chosen],
-    )

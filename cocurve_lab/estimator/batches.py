@@ -60,11 +60,7 @@ class Batches:
         return [batch for _, batch in block_from(units, 0, self.size, self.block)]
 
     def of(self, units: Sequence[Unit], ride: Ride) -> Iterator[tuple[slice, Tensor]]:
-        """The rows of each batch, and what `ride` makes of it; one that did not fit comes again.
-
-        Raises:
-            InputError: one ablation alone does not fit.
-        """
+        """The rows of each batch, and what `ride` makes of it; one that did not fit comes again."""
         start = 0
         while start < len(units):
             block = block_from(units, start, self.size, self.block)
@@ -100,11 +96,7 @@ class Batches:
 
 
 def halved(size: int, block: int) -> tuple[int, int]:
-    """Half of the ablations per batch and per block, at least 1.
-
-    Raises:
-        InputError: both are 1 already.
-    """
+    """Half of the ablations per batch and per block, at least 1."""
     if size == block == 1:
         raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
     return max(1, size // 2), max(1, block // 2)

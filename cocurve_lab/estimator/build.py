@@ -1,6 +1,6 @@
 """The loop of a build over sequences, with checkpoints, resuming and a clean stop on Ctrl-C.
 
-Algorithm 1 on one sequence is features.py, and workers run it (worker.py). Here its results are
+Algorithm 1 on one sequence is algorithm1.py, and workers run it (worker.py). Here its results are
 summed, saved and reported.
 """
 
@@ -112,13 +112,7 @@ class Build:
         checkpoint: str | os.PathLike[str] | None,
         executor: Executor | None = None,
     ) -> Build:
-        """Set up a build, and resume it if its checkpoint exists.
-
-        Raises:
-            InputError: the shard does not exist.
-            MismatchError: the checkpoint is of another build.
-            FileFormatError: the checkpoint and the one before it cannot be read.
-        """
+        """Set up a build, and resume it if its checkpoint exists."""
         groups = settings["groups"]
         executor = executor or LocalExecutor()
         if options.shard is not None:  # a setting, so that no other shard resumes its checkpoint
@@ -242,7 +236,6 @@ class Build:
             self.options.on_sequence(self)
 
     def _book(self, measured: Measured, seconds: float) -> None:
-        """Add a finished sequence to the sums; the only place where they change."""
         for note in measured.notes:
             self._note(note)
         # a batch size that did not fit once is not tried again, here or after resuming; set before
@@ -260,15 +253,10 @@ class Build:
         )
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
-        """Return H over the sequences done, or over some of their groups.
-
-        Raises:
-            InputError: no sequence of these groups is done.
-        """
+        """Return H over the sequences done, or over some of their groups."""
         return self.sums.curvature(self.units, {"sequences_done": self.done}, groups)
 
     def _within_memory(self, step: Callable[[], Value]) -> Value:
-        """Take a step; raise InputError if it does not fit in memory at any batch size."""
         number = self.numbers[self.done]
         why = f"memory runs out on sequence {number} outside the ablations ({{error}}). {SMALLER}"
         return within_memory(step, why)
@@ -287,7 +275,6 @@ class Build:
         return WorkItem(self.units, self.calibration, self.settings["top_r"], options, left)
 
     def _settle_runtime(self, pool: WorkerPool) -> None:
-        """Record the pool's batch size and kind of device, and a move to another kind."""
         stored = self.runtime["device_kind"]
         if stored not in (None, pool.device_kind):
             self._note(f"moved from {stored} to {pool.device_kind}")
@@ -376,7 +363,6 @@ class Build:
             )
 
     def _note(self, event: str) -> None:
-        """Keep an event for the provenance, and log it now."""
         self.events.append(f"sequence {self.done}: {event}")
         log.warning(self.events[-1])
 
@@ -417,7 +403,6 @@ class Build:
                 self._note(f"resumed with the stored {name} {value}, not {asked[name]}")
 
     def _stored(self, path: Path) -> dict[str, Any]:
-        """Read a checkpoint and check its fields, which may still be those of another build."""
         content = load_plain(path, format_name=CHECKPOINT_FORMAT, version=CHECKPOINT_VERSION)
         with reading(path, "Delete it and build again."):
             require_fields(content, _CHECKPOINT)
@@ -426,7 +411,6 @@ class Build:
         return content
 
     def _require_consistent(self, content: dict[str, Any]) -> None:
-        """Raise FileFormatError unless the sums of a checkpoint are those of its sequences."""
         done, groups = content["done"], self.settings["groups"]
         if done != len(content["seconds"]):  # sequences would be counted twice
             raise FileFormatError(

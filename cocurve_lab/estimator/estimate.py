@@ -1,6 +1,6 @@
 """`estimate_curvature`: from a model to H by ablations, or to H* by derivatives.
 
-`load_or_estimate` keeps H in a folder. The algorithm itself is in features.py, the sum over
+`load_or_estimate` keeps H in a folder. The algorithm itself is in algorithm1.py, the sum over
 sequences in sums.py and build.py.
 """
 
@@ -76,18 +76,14 @@ def estimate_curvature(
     renormalized probabilities, and the whitened shifts form a Gram matrix. Replay is exact: in
     float32 the result agrees with naive full passes to 1e-5 in relative Frobenius norm.
 
-    Weights and layers run in the model's dtype. The head on the support, the whitening and the Gram
-    run in float32 (float64 for a float64 model), and sums over positions in float64. On the
-    embedded model (CPU, 6 rows, all positions), compared with float64 on the same weights, float32
-    differs by 4e-6 in Frobenius norm, float16 by 0.2 % and bfloat16 by 1.6 %. Single diagonal
-    entries differ by up to 14 % in bfloat16, because those of weak units are differences of nearly
-    equal logits.
+    Weights and layers run in the model's dtype; the head on the support, the whitening and the Gram
+    in float32 (float64 for a float64 model), and sums over positions in float64. On the embedded
+    model, compared with float64 on the same weights, float32 differs by 4e-6 in Frobenius norm,
+    float16 by 0.2 % and bfloat16 by 1.6 %; single diagonal entries by up to 14 % in bfloat16.
 
-    Two other methods give the infinitesimal H*, in which derivatives stand for removals.
-    `method="probe"` is a quick preview (`Curvature.is_preview`): an unbiased estimate of H*, not of
-    H, from random probes. Each probe costs about three forward passes, whatever the number of
-    units. `method="exact"` is H* itself, at about six times the cost of a build. Neither keeps a
-    checkpoint.
+    Two other methods give the infinitesimal H*, in which derivatives stand for removals:
+    `method="probe"` a quick unbiased preview of it from random probes, about three forward passes
+    each; `method="exact"` H* itself, at about six times the cost of a build.
 
     Args:
         model: a supported causal language model; measured in eval mode, left as it was.
@@ -205,13 +201,11 @@ def load_or_estimate(
 
 
 def _discard(checkpoint: Path) -> None:
-    """Remove the checkpoint of a build whose H is saved."""
     for leftover in (checkpoint, previous(checkpoint)):
         leftover.unlink(missing_ok=True)
 
 
 def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
-    """List the unfinished builds that this one does not resume: a setting may be mistyped."""
     files = files_in(folder).checkpoints
     others = [file.name for file in files if not file.name.startswith(whole.stem)]
     if others:
@@ -242,9 +236,6 @@ def build_settings(
 
     Reads all weights once (about 10 s for an 8B model), after checking that model, units and
     calibration fit together.
-
-    Raises:
-        InputError, MismatchError: as `estimate_curvature`.
     """
     require_type(units, UnitSet, "units")
     require_type(calibration, CalibrationSet, "calibration")
@@ -294,7 +285,6 @@ def _chosen(method: str | None, options: Options | None) -> Options:
 def _require_plain(
     options: Derivatives, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
 ) -> None:
-    """Raise InputError for a checkpoint or an executor, which only a build by ablations takes."""
     if checkpoint is not None:
         raise InputError(
             f"checkpoint is {str(checkpoint)!r}, but {options.name} keeps none. "

@@ -14,10 +14,9 @@ CoCurve Estimator", prefix-cache replay).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -30,6 +29,7 @@ from ..base.errors import ArchitectureError
 from ..models.architectures import Architecture, is_packed, weight_of
 from ..models.families import KINDS, Kind
 from ..models.identity import embedding_weight
+from ..models.layer_calls import LayerCall, first_output, replaced_forward, run_decoder
 from ..models.layers import source_of
 from ..models.runtime import is_out_of_memory
 from ..models.units import Unit
@@ -41,15 +41,6 @@ TRACE_BYTES = 256 << 20  # bytes of activations inside layers; they are kept if 
 
 
 # The teacher pass and its restarts --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """The arguments of one layer in the teacher pass: its input [1, T, d] and all others."""
-
-    hidden: Tensor
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,6 @@ class BlockTrace:
 
 
 Batched = Sequence[Sequence[Unit]]  # batches of units
-Around = Callable[[int, LayerCall], AbstractContextManager[None]]
 
 
 class Replay:
@@ -83,8 +73,8 @@ class Replay:
         architecture: the model.
         input_ids: [1, T] int64 on the model's device.
         positions: [P] int64 on the model's device, the scored positions.
-        leftovers: what an ablation takes from each block's columns [W, W] (refitted.py); None: the
-            unit's own columns, as in the paper.
+        refit_scales: what an ablation takes from each block's columns [W, W]; None: the unit's own
+            columns, as in the paper.
         along: the batches that `ride` will be asked for first. Where weights come from elsewhere,
             they ride along in this pass, while each layer is there for it.
     """
@@ -94,11 +84,11 @@ class Replay:
         architecture: Architecture,
         input_ids: Tensor,
         positions: Tensor,
-        leftovers: Mapping[tuple[int, Kind], Tensor] | None = None,
+        refit_scales: Mapping[tuple[int, Kind], Tensor] | None = None,
         along: Batched = (),
     ) -> None:
         self.architecture = architecture
-        self.positions, self.leftovers = positions, leftovers
+        self.positions, self.refit_scales = positions, refit_scales
         self.stream = source_of(architecture.model)
         self._traces: dict[int, dict[Kind, BlockTrace]] = {}
         # what rides along, and its states; None if nothing does, or if it did not fit
@@ -152,9 +142,6 @@ class Replay:
 
         Yields:
             The final hidden states [B, P, d] of each batch at the scored positions.
-
-        Raises:
-            ArchitectureError: attention does something after its output projection.
         """
         riding, self._riding = self._riding, None
         if riding is not None and list(riding[0]) == list(batches):
@@ -219,7 +206,7 @@ class Replay:
         trace = self._trace(layer)
         own = trace[kind]
         projection = self.architecture.output_projection(layer, kind)
-        taken = None if self.leftovers is None else self.leftovers[layer, kind]
+        taken = None if self.refit_scales is None else self.refit_scales[layer, kind]
         writes = _writes_without(projection, own.columns[:, keep], own.write[:, keep], units, taken)
         rows = len(units)
         hidden = self.calls[layer].hidden.to(own.write.device)[:, keep].expand(rows, -1, -1)
@@ -401,86 +388,6 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
 # Hooks and traces -------------------------------------------------------------------------------
 
 
-@contextmanager
-def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Let `module(...)` call `forward` inside the context; hooks and other modules stay."""
-    own = module.__dict__.get("forward")  # accelerate puts one on the instance: restore it
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
-
-
-def run_decoder(architecture: Architecture, input_ids: Tensor, around: Around) -> Tensor:
-    """Run the decoder once, each layer inside `around(layer, call)`, which may run it again.
-
-    Args:
-        architecture: the model.
-        input_ids: [B, T] int64 on the model's device.
-        around: what is done before and after each layer.
-
-    Returns:
-        The hidden states [B, T, d] after the final norm.
-    """
-    with ExitStack() as stack:
-        for layer, module in enumerate(architecture.layers):
-            stack.enter_context(replaced_forward(module, _within(module, partial(around, layer))))
-        return first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
-
-
-def _within(
-    module: nn.Module, around: Callable[[LayerCall], AbstractContextManager[None]]
-) -> Callable[..., Any]:
-    """The forward of a layer, with something around it that the layer's own runs do not have."""
-    forward = module.forward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        others = dict(kwargs)
-        hidden = args[0] if args else others.pop("hidden_states")
-        with replaced_forward(module, forward), around(LayerCall(hidden, args[1:], others)):
-            return forward(*args, **kwargs)
-
-    return run
-
-
-def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
-    """Run the decoder once and record how it calls each layer.
-
-    Args and returns: as `run_decoder`, and the call of every layer.
-    """
-    calls: list[LayerCall] = []
-
-    def remember(_: int, call: LayerCall) -> AbstractContextManager[None]:
-        calls.append(call)
-        return nullcontext()
-
-    return run_decoder(architecture, input_ids, remember), calls
-
-
-class _Stop(Exception):
-    """Ends a pass before its first layer runs."""
-
-
-def entering(architecture: Architecture, input_ids: Tensor) -> Tensor:
-    """Return what enters the first layer [B, T, d]; no layer runs.
-
-    Args: as `run_decoder`.
-    """
-    seen: list[Tensor] = []
-
-    def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
-        seen.append(call.hidden)
-        raise _Stop
-
-    with suppress(_Stop):
-        run_decoder(architecture, input_ids, stop)
-    return seen[0]
-
-
 def trace_bytes(architecture: Architecture, length: int) -> int:
     """Compute the bytes of the activations inside all layers: columns and writes of both blocks.
 
@@ -496,11 +403,7 @@ def trace_bytes(architecture: Architecture, length: int) -> int:
 def _block_trace(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor, write: Tensor, answer: Any
 ) -> BlockTrace:
-    """The trace of a block: at the block itself if it returns the write, else at the projection.
-
-    Raises:
-        ArchitectureError: attention does something after its output projection.
-    """
+    """The trace of a block: at the block itself if it returns the write, else at the projection."""
     block = architecture.block(layer, kind)
     if first_output(answer) is write and block is not architecture.layers[layer]:
         rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
@@ -533,15 +436,7 @@ def _writes_without(
     units: list[Unit],
     taken: Tensor | None = None,
 ) -> Tensor:
-    """The writes of a block without each of B units [B, T, d].
-
-    Args:
-        projection: the output projection of the block.
-        columns: [1, T, W], its input in the teacher pass.
-        write: [1, T, d], its output in the teacher pass.
-        units: B units of the block.
-        taken: [W, W], what goes from the columns of each unit; None: all of its own.
-    """
+    """The writes of a block without each of B units [B, T, d]."""
     if is_packed(projection):  # packed weights cannot be sliced: run them on masked columns
         masked = columns.repeat(len(units), 1, 1)
         for row, unit in zip(masked, units, strict=True):
@@ -565,8 +460,3 @@ def _writes_without(
 def widen(values: Tensor) -> Tensor:
     """Return half precision as float32, and float32 and float64 as they are."""
     return values if values.dtype == torch.float64 else values.float()
-
-
-def first_output(output: Any) -> Tensor:
-    """Return the tensor of a module's output; blocks return tuples, models output objects."""
-    return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output

@@ -51,11 +51,7 @@ class UnitRisks:
         self.sure_risk[rows] = (kl * self.sure.to(kl.device)).sum(dim=-1).cpu()
 
     def of(self, number: int) -> tuple[np.ndarray, int, np.ndarray]:
-        """Return `risk`, the number of sure positions, and `sure_risk` of a finished sequence.
-
-        Raises:
-            NumericalError: a risk is NaN or infinite.
-        """
+        """Return `risk`, the number of sure positions, and `sure_risk` of a finished sequence."""
         unknown = (~torch.isfinite(self.risk)).nonzero()
         if len(unknown):
             raise NumericalError(

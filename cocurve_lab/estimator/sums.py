@@ -88,11 +88,7 @@ class GroupSums:
     def curvature(
         self, units: UnitSet, provenance: dict[str, Any], groups: slice = slice(None)
     ) -> Curvature:
-        """Return H over the sequences done, or over some of the groups of them.
-
-        Raises:
-            InputError: no sequence of these groups is done.
-        """
+        """Return H over the sequences done, or over some of the groups of them."""
         risks, *sure = (
             None if array is None else array[groups]
             for array in (self.risks, self.sure_positions, self.sure_risks)
@@ -138,9 +134,6 @@ def sum_derivatives(
         weight: positions that a sequence counts for.
         label: of the bar.
         progress: show a bar; "lines" writes lines for a log file instead.
-
-    Raises:
-        InputError: a sequence does not fit in memory.
     """
     sums, total = GroupSums(settings["groups"], len(units), with_risks=False), len(calibration)
     with open_bar(progress, total=total, desc=label, unit="sequence") as bar:

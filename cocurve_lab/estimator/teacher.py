@@ -156,9 +156,6 @@ class TeacherSetup:
 
         Args:
             along: the batches of ablations that may ride along in the pass (`Replay`).
-
-        Raises:
-            NumericalError: NaN or infinite logits.
         """
         inputs = (self.architecture, *row(self.architecture, calibration, number))
         # ablations, and so what rides along, start from the model without `removed`

@@ -196,12 +196,7 @@ class Worker:
             yield self.measure_one(number, tick)
 
     def measure_one(self, number: int, tick: Tick) -> Measured:
-        """Run Algorithm 1 on one sequence.
-
-        Raises:
-            InputError: one ablation alone does not fit in memory.
-            NumericalError: NaN or infinite logits.
-        """
+        """Run Algorithm 1 on one sequence."""
         item, size = self.item, len(self.item.units)
         batches = Batches(self.units_per_batch, tick, self.block)
         risks, sketch = UnitRisks(item.ablated, self.full_kl), None
@@ -288,7 +283,6 @@ class Worker:
         return preparing + item.sequences * (teacher_seconds + len(left) * mean)
 
     def _layer_seconds(self, replay: Replay) -> float:
-        """Return the duration of one layer for one ablation, once its weights are there."""
         last = len(replay.calls) - 1  # no other is fetched meanwhile
         hidden = replay.calls[last].hidden.expand(self.units_per_batch, -1, -1)
         with replay.held(last):

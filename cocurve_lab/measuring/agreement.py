@@ -126,7 +126,7 @@ def predictions(curvature: Curvature, pruned: Sequence[int]) -> dict[str, float 
 
     The two without edges are what a ranking by H must beat. The second of them knows no quadratic
     form either: what it lacks of the measured risk is the interaction of the units alone. The two
-    from the shifts are not in the paper (curvature/pair_kl.py, solver/additive.py).
+    from the shifts are not in the paper (extensions/surrogates).
 
     Args:
         curvature: H [M, M].

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..estimator.replay import first_output
 from ..extensions.repairing.projection_inputs import run_rows
+from ..models.layer_calls import first_output
 from ..models.runtime import in_double
 from ..models.units import UnitSet
 from .base import Scored, Subject

@@ -44,9 +44,9 @@ import torch
 from torch import Tensor, nn
 
 from ..base.errors import InputError, NumericalError
-from ..estimator.replay import first_output
 from ..extensions.repairing.projection_inputs import present_blocks
 from ..models.architectures import Architecture
+from ..models.layer_calls import first_output
 from ..models.layers import held
 from ..models.runtime import exclusive
 from ..models.units import Unit, UnitSet

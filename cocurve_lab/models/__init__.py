@@ -7,6 +7,7 @@ In reading order:
     units.py          the removable units, their costs and their order
     masking.py        running a model with some units ablated
     layers.py         the seam for layers whose weights are loaded when they run
+    layer_calls.py    how the decoder calls its layers
     identity.py       name, device, dtype and fingerprint of a model
     runtime.py        the state a model is measured in: lock, precision, interrupts
     load_errors.py    checks before a model is loaded, and why one cannot be

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from ..base.errors import EquivalenceError, InputError
 from ..calibration import CalibrationSet
-from ..estimator.replay import LayerCall, capture_calls, first_output, widen
+from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import embedding_weight, fingerprint_tensor, model_device
+from ..models.layer_calls import LayerCall, capture_calls, first_output
 from ..models.layers import held
 from ..models.masking import ablate
 from ..models.runtime import measuring, require_measurable

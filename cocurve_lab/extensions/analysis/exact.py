@@ -26,11 +26,12 @@ from ...curvature.matrix import Curvature
 from ...estimator.algorithm1 import gram_matrix
 from ...estimator.batches import by_layer
 from ...estimator.fisher import whiten
-from ...estimator.replay import LayerCall, SupportHead, capture_calls, first_output, widen
+from ...estimator.replay import SupportHead, widen
 from ...estimator.sums import sum_derivatives
 from ...estimator.teacher import Teacher, row
 from ...models.architectures import Architecture, describe, is_packed
 from ...models.identity import model_name
+from ...models.layer_calls import LayerCall, capture_calls, first_output
 from ...models.masking import Scales, column_scales, like_columns, scaled, stack_rows
 from ...models.runtime import differentiable, measuring
 from ...models.units import Unit, UnitSet
@@ -47,9 +48,6 @@ class ExactOptions:
 
     Attributes:
         groups: number of groups of sequences whose Grams are kept separately, as in `BuildOptions`.
-
-    Raises:
-        InputError: groups is below 1.
     """
 
     method: ClassVar[str] = "infinitesimal"
@@ -80,11 +78,6 @@ class ExactOptions:
 
         Args:
             settings: from `estimate.build_settings`.
-
-        Raises:
-            ArchitectureError: the weights are packed in 4 bits.
-            InputError: a sequence does not fit in memory, or attention has no forward derivative.
-            NumericalError: the model gives NaN or infinite logits or derivatives.
         """
         architecture = describe(model)
         if any(is_packed(projection) for projection in architecture.all_projections):
@@ -109,12 +102,7 @@ class ExactOptions:
 def derivatives(
     architecture: Architecture, units: UnitSet, calibration: CalibrationSet, number: int, top_r: int
 ) -> Tensor:
-    """Compute the whitened dz/dm_u of one sequence [M, P * r], float32 or better.
-
-    Raises:
-        InputError: the attention implementation has no forward derivative.
-        NumericalError: NaN or infinite logits or derivatives.
-    """
+    """Compute the whitened dz/dm_u of one sequence [M, P * r], float32 or better."""
     ids, positions = row(architecture, calibration, number)
     final, calls = capture_calls(architecture, ids)
     teacher = Teacher(architecture, final[:, positions], top_r, number)
@@ -145,9 +133,6 @@ def hidden_tangents(
         architecture: the model.
         calls: how the teacher pass called each layer.
         units: B units of one layer.
-
-    Raises:
-        InputError: the attention implementation has no forward derivative.
     """
     # rows of a batch do not see each other, so B masks with one moving unit each give B derivatives
     # at once; nothing below the units' layer moves, so the pass starts there (see replay.py)
@@ -179,13 +164,7 @@ def _dual_masks(architecture: Architecture, units: list[Unit]) -> Scales:
 
 
 def _through_head(head: SupportHead, logits: Tensor, tangent: Tensor) -> Tensor:
-    """Compute dz/dm [B, P, r] from d(hidden)/dm [B, P, d].
-
-    Args:
-        head: the head on the support.
-        logits: the teacher's logits [P, r], at which a logit cap has its slope.
-        tangent: d(hidden)/dm.
-    """
+    """Compute dz/dm [B, P, r] from d(hidden)/dm [B, P, d]."""
     shift, slope = head.linear(tangent), head.slope(logits)
     # the bias is constant, but `linear` adds it
     if head.bias is not None:

@@ -23,11 +23,12 @@ from ...base.progress import Progress
 from ...base.storage import fingerprint
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...estimator.replay import GATHER_BYTES, SupportHead, first_output, widen
+from ...estimator.replay import GATHER_BYTES, SupportHead, widen
 from ...estimator.sums import sum_derivatives
 from ...estimator.teacher import Teacher, row
 from ...models.architectures import Architecture, describe
 from ...models.identity import model_name
+from ...models.layer_calls import first_output
 from ...models.masking import column_scales, like_columns, scaled
 from ...models.runtime import differentiable, measuring
 from ...models.units import UnitSet
@@ -45,9 +46,6 @@ class ProbeOptions:
         seed: seed of the signs. A sign depends only on the seed, the tokens of the row, the number
             of the probe, the position and the token, not on the order of rows or the device.
         groups: number of groups of sequences whose Grams are kept separately, as in `BuildOptions`.
-
-    Raises:
-        InputError: probes or groups below 1, or a negative seed.
     """
 
     method: ClassVar[str] = "probe"
@@ -85,10 +83,6 @@ class ProbeOptions:
             mean |correlation| that uncorrelated units would show; it is larger if sequences weigh
             unequally, which `ffn_redundancy_noise_floor` takes into account. `group_positions`
             counts a position once per probe. `group_risks` is None: no unit was removed.
-
-        Raises:
-            NumericalError: NaN or infinite logits or gradients.
-            InputError: a sequence does not fit in memory.
         """
         architecture = describe(model)
 
@@ -122,9 +116,6 @@ def probe_gradients(
     """Compute g for each probe of one sequence [probes, M] float64.
 
     E[g g^T] is the Gram of the sequence, a sum over its positions.
-
-    Raises:
-        NumericalError: NaN or infinite logits or gradients.
     """
     ids, positions = row(architecture, calibration, number)
     ones = column_scales(architecture, [], dict.fromkeys(units.units, 1.0))

@@ -16,8 +16,8 @@ from torch import Tensor
 from ...base.tables import fold
 from ...calibration import CalibrationSet
 from ...estimator.batches import Room, memory_needed
-from ...estimator.replay import LayerCall, first_output, run_decoder
 from ...models.architectures import Architecture
+from ...models.layer_calls import LayerCall, first_output, run_decoder
 from ...models.layers import WeightSource, held
 from ...models.masking import Scales, scaled, stack_rows
 

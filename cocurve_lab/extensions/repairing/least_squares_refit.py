@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...estimator.replay import LayerCall, capture_calls, entering, first_output, widen
+from ...estimator.replay import widen
 from ...models.architectures import Architecture, weight_of
 from ...models.families import KINDS, Kind
 from ...models.identity import model_device
+from ...models.layer_calls import LayerCall, capture_calls, entering, first_output
 from ...models.layers import held
 from ...pruner.equivalence import float32_layer, upcast
 from .least_squares import ridge_of, ridge_update, wide_product

@@ -1,7 +1,7 @@
 """The additive KL as a surrogate of its own: what it predicts for a plan, and its greedy plan.
 
 F(S) = E KL(p_0 || softmax(z_0 + sum of d_u over S)) with the shifts d_u of single units, from the
-sketch that a build keeps (curvature/shifts.py). Where the teacher is sure of its token F sees what
+sketch that a build keeps (shifts.py). Where the teacher is sure of its token F sees what
 its second order, H, cannot. With the strength lambda between F and its node part,
 
     F_lambda(S) = (1 - lambda) sum of F({u}) + lambda F(S),
@@ -14,7 +14,7 @@ the bound reads as much memory as the marginals do. Tried on 768 units of the de
 positions, ratio 0.2, one thread, the plan was the same. At lambda 1 the bound left 69 % of the
 marginals to evaluate, and the loop took 1.8 to 2.1 times as long; at lambda 0.3 it left 4 %, and
 the loop took 0.8 to 0.9 of the time. The default is lambda 1, so it is not done.
-measuring/additive_solve.py evaluates them with torch, for a GPU.
+additive_torch.py evaluates them with torch, for a GPU.
 
 This departs from the paper, which solves on H.
 """
@@ -229,8 +229,6 @@ class AdditiveKL:
         Args:
             ratio, guards, maximum, progress: as for `lambda_path`.
             part, each_step: as for `solve`.
-
-        Raises: as `lambda_path`.
         """
         greedy = _AdditiveGreedy(self.curvature, ratio, guards, keep_history=True)
         greedy.begin(self.state(part), each_step)

@@ -1,4 +1,4 @@
-"""The additive KL with torch: the solve of solver/additive.py on a GPU.
+"""The additive KL with torch: the solve of additive.py on a GPU.
 
 This departs from the paper, as that file says.
 """
@@ -36,9 +36,6 @@ class TorchAdditiveKL(AdditiveKL):
             float64.
         memory: the most bytes of likelihood ratios to keep on the device; it takes M S K numbers to
             keep all. What does not fit is computed from the float16 shifts at every step.
-
-    Raises:
-        InputError: there is no sketch, or the device or dtype cannot be used.
     """
 
     def __init__(

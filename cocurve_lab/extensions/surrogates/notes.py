@@ -68,6 +68,5 @@ def preview_note(curvature: Curvature, view: str = "instrument") -> str:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
     known = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]

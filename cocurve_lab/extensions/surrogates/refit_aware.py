@@ -58,9 +58,6 @@ def leftovers(
     Returns:
         By (layer, kind) a matrix [W, W] in the dtype of the weights: its rows of unit u times the
         columns x give what remains of x_u. One block at a time is inverted in float64.
-
-    Raises:
-        NumericalError: the moments are singular or not finite.
     """
     found, sums = {}, _moments(architecture.model, calibration)
     for key in list(sums):
@@ -75,11 +72,7 @@ def leftovers(
 
 
 def preparation(architecture: Architecture, calibration: CalibrationSet) -> Preparation:
-    """Return what `leftovers` take of a model on these rows.
-
-    Raises:
-        ArchitectureError: weights of output projections are packed in 4 bits.
-    """
+    """Return what `leftovers` take of a model on these rows."""
     blocks = present_blocks(architecture)
     if any(is_packed(architecture.output_projection(*block)) for block in blocks):
         raise ArchitectureError(

@@ -7,7 +7,7 @@ more: with d_u = z_{-u} - z_0 and p_0 the teacher, the KL of removing u alone is
 
 and if shifts add up, that of a set S is F(S) = E KL(p_0 || softmax(z_0 + sum of d_u over S)), the
 additive KL. The Hessian of F at the empty set is H. A sketch has the shifts at some of the scored
-positions, on the first tokens of the support there. pair_kl.py and solver/additive.py read it.
+positions, on the first tokens of the support there. pair_kl.py and additive.py read it.
 
 Shifts do not quite add up. A build may start where a set S is removed already: D_0 = z_S - z_0 is
 then kept as `base`, d_u = z_{S+u} - z_S, and F(S + T) = E KL(p_0 || softmax(z_0 + D_0 + sum of d_u
@@ -59,9 +59,6 @@ class Shifts:
         groups: [S] int64, the group of sequences of each position, as in `Curvature.group_grams`.
         base: D_0 [S, K] float32, nats, the shift of the units that the build had removed already;
             d is then what each other unit adds to it, and 0 for them. None where none was removed.
-
-    Raises:
-        InputError: shapes do not fit.
     """
 
     values: np.ndarray
@@ -90,11 +87,7 @@ class Shifts:
         return f"Shifts of {units} units at {positions} positions, on {tokens} tokens each"
 
     def of(self, part: Part) -> Shifts:
-        """The shifts at the positions of a part.
-
-        Raises:
-            InputError: an unknown part, or one without a position.
-        """
+        """The shifts at the positions of a part."""
         if part not in get_args(Part):
             raise InputError(f"part is {part!r}. Choose one of {', '.join(get_args(Part))}.")
         price = self.groups % _PRICE_EVERY == _PRICE_EVERY - 1
@@ -132,11 +125,7 @@ class Shifts:
 
     @classmethod
     def joined(cls, parts: Sequence[Shifts], *, in_order: bool = False) -> Shifts:
-        """Put the positions of several sketches together; `in_order` of their sequences.
-
-        Raises:
-            InputError: they have other units or another number of tokens, or only some a base.
-        """
+        """Put the positions of several sketches together; `in_order` of their sequences."""
         kinds = {(len(p.values), p.probabilities.shape[1], p.base is None) for p in parts}
         if len(kinds) != 1:
             raise InputError(

@@ -31,11 +31,7 @@ class SketchedCurvature(Curvature):
 
     @property
     def shifts(self) -> Shifts | None:
-        """The sketch of the shifts.
-
-        Raises:
-            FileFormatError, MismatchError: its file is damaged, or of another H.
-        """
+        """The sketch of the shifts."""
         return self._read
 
     @cached_property
@@ -52,9 +48,6 @@ class SketchedCurvature(Curvature):
 
         Args:
             part: the positions of the sketch to take, "all", "fit" or "price" (`shifts.Part`).
-
-        Raises:
-            InputError: there is no sketch, or it has no position of that part.
         """
         shifts: Shifts = self.require_shifts().of(part)
         sums = pair_kl_sums(shifts, int(shifts.groups.max()) + 1)
@@ -73,11 +66,7 @@ class SketchedCurvature(Curvature):
 
 
 def with_shifts(curvature: Curvature, source: Shifts | Path | None) -> SketchedCurvature:
-    """Return the same curvature with a sketch of shifts, or the file of one.
-
-    Raises:
-        InputError: the sketch has another number of units.
-    """
+    """Return the same curvature with a sketch of shifts, or the file of one."""
     if isinstance(source, Shifts) and len(source.values) != len(curvature.units):
         raise InputError(f"there are {len(curvature.units)} units, but {source}.")
     known = {field.name: getattr(curvature, field.name) for field in fields(Curvature)}

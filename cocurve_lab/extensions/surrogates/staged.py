@@ -4,7 +4,7 @@ Every surrogate is exact where it was measured and drifts from there: shifts of 
 less and less the more units are gone. `staged_plan` solves up to a ratio, builds H and the shifts
 again with those units masked, and goes on. Units are masked, not cut, so units, costs and guards
 stay those of the whole model. So does the teacher: each stage predicts the KL from the whole model,
-F(S + T) with S fixed, and not that from its own start (curvature/shifts.py, estimator/features.py).
+F(S + T) with S fixed, and not that from its own start (shifts.py, estimator/algorithm1.py).
 
 This departs from the paper, which names such a rebuild in its conclusion, as an outlook.
 """
@@ -167,12 +167,6 @@ def _require_stages(stages: Iterable[float], ratio: float) -> list[float]:
 def _options(
     model: PreTrainedModel, curvature: Curvature, calibration: CalibrationSet
 ) -> tuple[int, BuildOptions]:
-    """r and the options of the build of H, after checking that it is of this model and text.
-
-    Raises:
-        InputError: it is no complete build.
-        MismatchError: it is of another model or text.
-    """
     known = curvature.provenance
     if not known.get("complete") or known.get("top_r") is None or curvature.removed:
         raise InputError(
@@ -193,7 +187,6 @@ def _options(
 
 
 def _require_whole(found: Curvature, dense: Curvature, surrogate: str) -> None:
-    """Raise unless a build of a stage is finished, with a sketch like that of the first."""
     if not found.provenance["complete"]:
         raise KeyboardInterrupt("the build was stopped. Run again to go on.")
     if surrogate == "H":

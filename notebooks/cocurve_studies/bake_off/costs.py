@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from cocurve_lab.estimator.replay import first_output
 from cocurve_lab.models.architectures import Architecture
+from cocurve_lab.models.layer_calls import first_output
 from cocurve_lab.models.units import UnitSet
 
 

@@ -13,7 +13,7 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import ENOUGH, Groups, coverage, of_groups
+from cocurve_lab.curvature.uncertainty import ENOUGH, Groups
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
 from cocurve_lab.figures import DASHES, GUIDE, SYMBOLS, finish, graph_objects, look
 from cocurve_lab.models.units import UnitSet
@@ -21,6 +21,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..shared import Recipe, marks, plan_overlap
+from .resampling import coverage, of_groups
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -20,7 +20,6 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.curvature.uncertainty import of_groups
 from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans
@@ -31,6 +30,7 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..shared import Recipe, compared, marks
+from .resampling import of_groups
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

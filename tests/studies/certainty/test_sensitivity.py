@@ -12,8 +12,8 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick
-from cocurve_lab.curvature.uncertainty import of_groups
 from cocurve_studies.certainty import sensitivity
+from cocurve_studies.certainty.resampling import of_groups
 from cocurve_studies.certainty.sensitivity import (
     SensitivityOptions,
     outside,

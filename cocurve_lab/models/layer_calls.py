@@ -1,0 +1,110 @@
+"""How the decoder calls its layers: recorded, wrapped, or stopped before the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from .architectures import Architecture
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The arguments of one layer in the teacher pass: its input [1, T, d] and all others."""
+
+    hidden: Tensor
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+Around = Callable[[int, LayerCall], AbstractContextManager[None]]
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let `module(...)` call `forward` inside the context; hooks and other modules stay."""
+    own = module.__dict__.get("forward")  # accelerate puts one on the instance: restore it
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def run_decoder(architecture: Architecture, input_ids: Tensor, around: Around) -> Tensor:
+    """Run the decoder once, each layer inside `around(layer, call)`, which may run it again.
+
+    Args:
+        architecture: the model.
+        input_ids: [B, T] int64 on the model's device.
+        around: what is done before and after each layer.
+
+    Returns:
+        The hidden states [B, T, d] after the final norm.
+    """
+    with ExitStack() as stack:
+        for layer, module in enumerate(architecture.layers):
+            stack.enter_context(replaced_forward(module, _within(module, partial(around, layer))))
+        return first_output(architecture.decoder(input_ids=input_ids, use_cache=False))
+
+
+def _within(
+    module: nn.Module, around: Callable[[LayerCall], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    """The forward of a layer, with something around it that the layer's own runs do not have."""
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        others = dict(kwargs)
+        hidden = args[0] if args else others.pop("hidden_states")
+        with replaced_forward(module, forward), around(LayerCall(hidden, args[1:], others)):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+def capture_calls(architecture: Architecture, input_ids: Tensor) -> tuple[Tensor, list[LayerCall]]:
+    """Run the decoder once and record how it calls each layer.
+
+    Args and returns: as `run_decoder`, and the call of every layer.
+    """
+    calls: list[LayerCall] = []
+
+    def remember(_: int, call: LayerCall) -> AbstractContextManager[None]:
+        calls.append(call)
+        return nullcontext()
+
+    return run_decoder(architecture, input_ids, remember), calls
+
+
+class _Stop(Exception):
+    """Ends a pass before its first layer runs."""
+
+
+def entering(architecture: Architecture, input_ids: Tensor) -> Tensor:
+    """Return what enters the first layer [B, T, d]; no layer runs.
+
+    Args: as `run_decoder`.
+    """
+    seen: list[Tensor] = []
+
+    def stop(_: int, call: LayerCall) -> AbstractContextManager[None]:
+        seen.append(call.hidden)
+        raise _Stop
+
+    with suppress(_Stop):
+        run_decoder(architecture, input_ids, stop)
+    return seen[0]
+
+
+def first_output(output: Any) -> Tensor:
+    """Return the tensor of a module's output; blocks return tuples, models output objects."""
+    return output[0] if isinstance(output, (tuple, list)) or hasattr(output, "keys") else output
