@@ -292,7 +292,7 @@ class Worker:
 
 
 def _spread(values: np.ndarray, left: list[int], size: int) -> np.ndarray:
-    """Return values [m] or [m, m] of the units left, as [M] or [M, M] with 0 for the others."""
+    """Return values [m] or [m, m] of the units left as [M] or [M, M], 0 for the others."""
     if len(left) == size:  # nothing was removed: no copy of H for every sequence
         return values
     whole = np.zeros((size,) * values.ndim)

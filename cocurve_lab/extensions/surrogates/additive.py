@@ -8,13 +8,9 @@ its second order, H, cannot. With the strength lambda between F and its node par
 
 the greedy loop is Algorithm 2 with other interactions: g_u = F(S + u) - F(S) - F({u}).
 
-Every marginal is evaluated at every step. F is convex, so E[(p_S - p_0) . d_u] bounds the marginal
-of u from below, and units whose bound is behind could be skipped without a change of the plan. But
-the bound reads as much memory as the marginals do. Tried on 768 units of the demo model with 1,000
-positions, ratio 0.2, one thread, the plan was the same. At lambda 1 the bound left 69 % of the
-marginals to evaluate, and the loop took 1.8 to 2.1 times as long; at lambda 0.3 it left 4 %, and
-the loop took 0.8 to 0.9 of the time. The default is lambda 1, so it is not done.
-additive_torch.py evaluates them with torch, for a GPU.
+Every marginal is evaluated at every step. F is convex, so E[(p_S - p_0) . d_u] bounds that of u
+from below, but the bound reads as much memory as the marginals do, and at lambda 1, the default, it
+saved nothing. additive_torch.py evaluates them with torch, for a GPU.
 
 This departs from the paper, which solves on H.
 """
@@ -78,8 +74,7 @@ class AdditiveKL:
 
         If the build removed units beforehand, they count as part of every plan.
 
-        A plan looks too cheap at the positions that it was solved on: for its price solve on "fit"
-        and predict on "price" (`shifts.Part`).
+        For a price, solve on "fit" and predict on "price" (`shifts.Part`).
 
         Args:
             plan: a plan, or units, names or indices; gains are not considered.
