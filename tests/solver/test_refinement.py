@@ -199,13 +199,13 @@ def test_max_rounds_stops_early_with_a_better_plan(caplog: pytest.LogCaptureFixt
 def test_the_size_of_an_8b_takes_seconds() -> None:
     curvature = random_curvature(llama_8b_units(), 0, shared=1.0, positions=900)
     greedy = solve_greedy(curvature, 0.2, guards=Guards(layer_cap=0.3, protect_first=2))
-    start = time.perf_counter()
+    start = time.process_time()
     refined = refine(greedy, curvature)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert refined.objective is not None
     assert greedy.objective is not None
     assert refined.objective < greedy.objective
-    assert seconds < 20  # about 1 on an idle machine
+    assert seconds < 20  # of this process, about 1
     bound = risk_lower_bound(curvature, 0.2, greedy.guards)
     assert 0 < bound < refined.objective
 
