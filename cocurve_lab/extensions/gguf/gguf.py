@@ -89,17 +89,13 @@ def export_gguf(
         overwrite: replace an existing file.
 
     Returns:
-        The size, types and tokenizer of the file, and notes on how it differs from the model.
+        The size, types and tokenizer of the file, and notes on how it differs from the model. A
+        UserWarning says if llama.cpp may split text into other tokens.
 
     Raises:
         ArchitectureError: llama.cpp has no architecture that computes what this model computes.
-        FileFormatError: the weights are on disk, and damaged.
-        InputError: the file exists, `dtype` is unknown, llama.cpp has no such tokenizer, the
-            package `gguf` is not installed, or the disk has too little space.
+        InputError: the file exists, or llama.cpp has no such tokenizer.
         NumericalError: a weight is not finite, or too large for the stored type.
-
-    Warns:
-        UserWarning: llama.cpp may split text into other tokens than the tokenizer does.
     """
     if dtype not in get_args(GGUFDtype):
         raise InputError(f"dtype is {dtype!r}. Use one of {', '.join(get_args(GGUFDtype))}.")
@@ -150,7 +146,6 @@ def stop_tokens(model: PreTrainedModel) -> list[int]:
 
 
 def _notes(architecture: Architecture, counts: dict[str, int], dtype: GGUFDtype) -> tuple[str, ...]:
-    """Sentences on how the file differs from the model."""
     notes, window = [], window_of(architecture.model.config)
     if window is not None:
         notes.append(
@@ -177,7 +172,6 @@ def _write(
     dtype: GGUFDtype,
     notes: tuple[str, ...],
 ) -> None:
-    """Write the file: its keys, the list of its tensors, then one tensor after the other."""
     from gguf import GGUFWriter
 
     # the architectures of Nvidia's pruned Llamas and Apple's OpenELM: those with widths per layer
@@ -187,7 +181,9 @@ def _write(
         _describe_origin(writer, architecture.model, vocabulary, notes)
         vocabulary.write(writer)
         for tensor in tensors:
-            _announce(writer, tensor, dtype)
+            (shape, unit), size = tensor.stored(dtype), _bytes(tensor, dtype)
+            kind = tensor.kind(dtype)
+            writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -197,12 +193,6 @@ def _write(
             writer.write_tensor_data(tensor.values(dtype, numbers))
     finally:
         writer.close()
-
-
-def _announce(writer: GGUFWriter, tensor: FileTensor, dtype: GGUFDtype) -> None:
-    """Register a tensor's shape and type; its numbers follow later."""
-    (shape, unit), size = tensor.stored(dtype), _bytes(tensor, dtype)
-    writer.add_tensor_info(tensor.name, shape, unit, size, raw_dtype=tensor.kind(dtype))
 
 
 def _bytes(tensor: FileTensor, dtype: GGUFDtype) -> int:

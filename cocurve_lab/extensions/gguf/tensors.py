@@ -152,14 +152,9 @@ class FileTensor:
     def values(
         self, dtype: GGUFDtype, numbers: Callable[[Tensor], Tensor] = Tensor.detach
     ) -> np.ndarray:
-        """Its numbers in the stored type.
+        """Its numbers in the stored type; NumericalError if one does not fit.
 
-        Args:
-            dtype: of the file.
-            numbers: gives the numbers of a weight that may be on disk (`numbers_of`).
-
-        Raises:
-            NumericalError: a number is not finite, or too large for the type.
+        `numbers` gives the numbers of a weight that may be on disk (`models.weights.numbers_of`).
         """
         from gguf.quants import quantize
 
@@ -185,7 +180,7 @@ class FileTensor:
 
 
 def file_tensors(architecture: Architecture) -> Iterator[FileTensor]:
-    """Every tensor of the file, as views of the model's weights."""
+    """Yield every tensor of the file, as views of the model's weights."""
     embedding = architecture.model.get_input_embeddings().weight
     yield FileTensor("token_embd.weight", embedding)
     yield FileTensor("output_norm.weight", architecture.decoder.norm.weight)
@@ -233,7 +228,6 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
 
 
 def _ffn(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
-    """The tensors blk.i.ffn_*."""
     prefix, norm = f"blk.{layer}.ffn", architecture.layers[layer].post_attention_layernorm.weight
     yield FileTensor(f"{prefix}_norm.weight", norm)
     if architecture.width(layer, "ffn") == 0:  # see channels

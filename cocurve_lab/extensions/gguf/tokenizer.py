@@ -8,6 +8,7 @@ note on the difference, or the caller must choose one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -99,16 +100,13 @@ def read_vocabulary(
     stops: Sequence[int] = (),
     pretokenizer: str | None = None,
 ) -> Vocabulary:
-    """Translate a tokenizer into llama.cpp's terms.
+    """Translate a tokenizer into llama.cpp's terms; InputError if llama.cpp has no such tokenizer.
 
     Args:
         tokenizer: the model's; None for a file that takes token ids only.
         size: V, rows of the embedding; those without a token become unused tokens.
         stops: ids with which the model ends a text, in addition to the tokenizer's.
         pretokenizer: a name that llama.cpp knows, if none has the tokenizer's rules.
-
-    Raises:
-        InputError: llama.cpp has no such tokenizer, or no name for its rules.
     """
     if tokenizer is None:
         return Vocabulary(NONE, notes=("No tokenizer: the file takes token ids only.",))
@@ -178,7 +176,7 @@ def _tokens(
         elif index in added:
             # control tokens are read from text on request only and not printed; others always
             kind = TokenType.CONTROL if added[index]["special"] else TokenType.USER_DEFINED
-        elif spec["model"]["byte_fallback"] and _is_byte(text):
+        elif spec["model"]["byte_fallback"] and re.fullmatch("<0x.{2}>", text, re.DOTALL):
             kind = TokenType.BYTE
         tokens.append(text)
         types.append(int(kind))
@@ -192,17 +190,8 @@ def _like_phi3(spec: dict[str, Any]) -> bool:
     return strips == expected and "</s>" in strips
 
 
-def _is_byte(text: str) -> bool:
-    """Whether a token is a byte such as <0x0A>."""
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-
-
 def _special(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int], size: int) -> dict[str, int]:
-    """Token ids by role.
-
-    Raises:
-        InputError: there is no end-of-text token.
-    """
+    """Token ids by role."""
     roles = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "unk", "pad")}
     special = {role: int(index) for role, index in roles.items() if index is not None}
     stops = [stop for stop in stops if 0 <= stop < size]
@@ -239,11 +228,7 @@ def _added_around(
 
 
 def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
-    """The vocabulary of a byte-level BPE, without tokens and types.
-
-    Raises:
-        InputError: llama.cpp has no such tokenizer, or no name for its rules.
-    """
+    """The vocabulary of a byte-level BPE, without tokens and types."""
     normalizer = (spec["normalizer"] or {"type": None})["type"]
     if normalizer not in (None, "NFC"):
         raise InputError(
@@ -264,17 +249,9 @@ def _byte_level(spec: dict[str, Any], chosen: str | None) -> Vocabulary:
 
 
 def pretokenizer_for(spec: dict[str, Any], chosen: str | None) -> tuple[str, str | None]:
-    """Find the name with the tokenizer's rules, or the nearest; and a note on the difference.
+    """Return the name with the tokenizer's rules, or the nearest with a note on the difference.
 
-    Args:
-        spec: the contents of tokenizer.json.
-        chosen: the name the caller wants, or None.
-
-    Returns:
-        (name, note); the note is None if the rules are the tokenizer's.
-
-    Raises:
-        InputError: no name is near, and none was chosen.
+    `spec` is the content of tokenizer.json, and `chosen` the name the caller wants, or None.
     """
     rules, whole_words = tuple(_rules(spec["pre_tokenizer"])), bool(spec["model"]["ignore_merges"])
     exact = _PRETOKENIZERS.get((rules, whole_words))
@@ -325,11 +302,7 @@ def _rules(pre_tokenizer: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _sentencepiece(spec: dict[str, Any], tokens: Sequence[str], chosen: str | None) -> Vocabulary:
-    """The vocabulary of a BPE with byte fallback, without tokens and types.
-
-    Raises:
-        InputError: llama.cpp has no such tokenizer.
-    """
+    """The vocabulary of a BPE with byte fallback, without tokens and types."""
     if chosen is not None:
         raise InputError(
             f"pretokenizer is {chosen!r}, but a SentencePiece tokenizer splits no text before it "
@@ -359,9 +332,6 @@ def space_prefix(spec: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
     """Whether a SentencePiece tokenizer puts a space before a text, and notes on differences.
 
     Older tokenizers express it as normalizers, newer ones as a Metaspace pre-tokenizer.
-
-    Raises:
-        InputError: the tokenizer changes text in other ways too.
     """
     normalizer, pre_tokenizer = spec["normalizer"], spec["pre_tokenizer"] or {}
     parts = [] if normalizer is None else normalizer.get("normalizers", [normalizer])

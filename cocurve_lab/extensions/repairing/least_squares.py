@@ -16,16 +16,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def ridge_update(gram: Tensor, cross: Tensor, gamma: float) -> Tensor:
-    """D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2.
-
-    Args:
-        gram: x^T x [R, R] float64.
-        cross: e^T x [d, R] float64.
-        gamma: the ridge.
-
-    Raises:
-        NumericalError: gram + gamma I is singular, or a sum is not finite.
-    """
+    """Return D [d, R] of least ||x D^T - e||^2 + gamma ||D||^2; gram: x^T x, cross: e^T x."""
     if not bool(torch.isfinite(cross).all()):
         raise NumericalError(
             "the model gives NaN or infinite values on this text. Half precision may overflow: try "
@@ -43,7 +34,7 @@ def ridge_of(moments: Tensor, ridge: float) -> float:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower factor, or NumericalError where the matrix is not positive definite."""
+    """Return the lower factor, or raise NumericalError if the matrix is not positive definite."""
     factor, status = torch.linalg.cholesky_ex(matrix)
     if int(status) or not bool(torch.isfinite(factor).all()):
         raise NumericalError(

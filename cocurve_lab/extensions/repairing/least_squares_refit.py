@@ -35,7 +35,6 @@ class Pair:
     """The dense and the pruned model on the same rows, at the layer whose turn it is.
 
     Attributes:
-        dense, pruned: the models.
         calls: how the decoder calls each layer; masks and position embeddings have batch size 1.
         target: what a refit matches (see repair.py); "dense" takes all from the dense model.
         hidden: by model, the hidden states [B, T, d] of each batch of rows, on the CPU; only of the
@@ -66,12 +65,7 @@ class Pair:
         return cls(dense, pruned, calls, target, dict.fromkeys(needed, entered))
 
     def sums(self, layer: int, kind: Kind, kept: Tensor) -> Sums:
-        """Sum up a block's kept columns and what its output lacks, over all rows.
-
-        Args:
-            layer, kind: the block.
-            kept: [R] int64, the dense model's columns that stay.
-        """
+        """Sum up a block's kept columns `kept` [R] and what its output lacks, over all rows."""
         projection = self.pruned.output_projection(layer, kind)
         whole, start = self.dense.output_weight(layer, kind), weight_of(projection)
         sums = Sums(centred=projection.bias is not None)
@@ -167,11 +161,8 @@ def _answering(model: Architecture, layer: int, kind: Kind, write: Tensor | None
 def is_additive(architecture: Architecture, calls: Sequence[LayerCall]) -> bool:
     """Whether every block's write is added to the residual stream as it is, without a norm.
 
-    Tried on one row, in float32: without the write, the layer's output must be less by the write.
-
-    Args:
-        architecture: the model.
-        calls: of its layers, for one row.
+    Tried on the calls of one row, in float32: without the write, the layer's output must be less by
+    the write.
     """
     return all(_adds(architecture, layer, upcast(call)) for layer, call in enumerate(calls))
 
@@ -199,8 +190,7 @@ def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
 class Sums:
     """Sums over tokens of x [R], the kept columns, and e [d], what the block's output lacks.
 
-    Args:
-        centred: whether the means are taken off, for a projection with a bias.
+    `centred` takes the means off, for a projection with a bias.
     """
 
     def __init__(self, *, centred: bool) -> None:
@@ -216,11 +206,7 @@ class Sums:
         self.e = self.e.to(x.device) + e.sum(dim=0, dtype=torch.float64)
 
     def refit(self, projection: Any, ridge: float) -> None:
-        """Change a projection's weight [d, R] and bias [d] to the least squares fit, in place.
-
-        Raises:
-            NumericalError: x^T x + gamma I is singular, or not finite.
-        """
+        """Change a projection's weight [d, R] and bias [d] to the least squares fit, in place."""
         gram, cross = self.gram, self.cross
         x, e = self.x / self.tokens, self.e / self.tokens
         if self.centred:
@@ -233,5 +219,4 @@ class Sums:
 
 
 def _add_rounded(weight: Tensor, update: Tensor) -> None:
-    """Add in float64, and round once to the weight's dtype."""
     weight.copy_(weight.double() + update)

@@ -34,19 +34,9 @@ def run_rows(
     progress: bool,
     title: str,
 ) -> None:
-    """Run all rows once with hooks, which are removed on leaving, also after an exception.
+    """Run the decoder on all rows once with hooks, which are removed afterwards.
 
-    The language model's head is not run.
-
-    Args:
-        model: dense or pruned; in eval mode and without gradients meanwhile, then as it was.
-        calibration: the rows.
-        hooks: registers them, once it is known that the model can run.
-        progress: show a progress bar.
-        title: what the bar says.
-
-    Raises:
-        InputError: text that does not fit the model.
+    `hooks` registers them, once it is known that the model can run.
     """
     require_measurable(model, calibration.input_ids)
     architecture, device, step = describe(model), model_device(model), rows_together(calibration)
@@ -88,13 +78,9 @@ def watch_inputs(
     """Run all rows once and pass each output projection's input to an observer.
 
     Args:
-        model, calibration, progress, title: as for `run_rows`.
         observe: called as observe((layer, kind), X) with X [rows, T, W] in the model's dtype, in
             the order of the forward; it may keep sums of X but not X, which is not a copy.
         only: blocks to watch; None watches all that have columns.
-
-    Raises:
-        InputError: text that does not fit the model.
     """
     architecture, length = describe(model), calibration.seq_len
 

@@ -22,9 +22,8 @@ Where a norm lies between a block and the stream (Gemma 2 and 3, OLMo2, OPT-350m
 linear in the weight, and "stream" falls back to "write".
 
 Memory: the dense and the pruned model, on the CPU the hidden states of all rows (once, and four
-times for "stream"), and the sums of one block, [R, R] and [d, R] float64. Of a streamed model that
-is refitted into a folder, one layer at a time is there: its weights are read once for the calls of
-the layers, once to look for norms ("stream"), once for the refit and once to be written.
+times for "stream"), and the sums of one block, [R, R] and [d, R] float64. A streamed model that is
+refitted into a folder has one layer in memory at a time.
 """
 
 from __future__ import annotations
@@ -73,9 +72,6 @@ class RepairOptions:
         kinds: the kinds of block that are refitted; the others stay as pruned.
         target: "stream" or "write", what a sequential refit matches (see repair.py).
         progress: show a bar; "lines" writes lines for a log file instead.
-
-    Raises:
-        InputError: a value is out of range.
     """
 
     ridge: float = 0.01
@@ -91,8 +87,7 @@ class RepairOptions:
             raise InputError(f"kinds are {self.kinds!r}. Give one or both of {KINDS}.")
         if self.target not in ("stream", "write"):
             raise InputError(
-                f'target is {self.target!r}. Give "stream" or "write"; for the dense model\'s '
-                "statistics, pass sequential=False."
+                f'target is {self.target!r}. Give "stream" or "write", or sequential=False.'
             )
 
 
@@ -141,27 +136,21 @@ def repair(
     Args:
         model: the dense model; it is left as it was.
         selection: the plan.
-        calibration: rows; every token counts, whichever positions are scored. "stream" fits few
-            rows too closely: for 40 % of the demo model, with 512 columns, 4,096 tokens were too
-            few, and 32,768 were enough.
+        calibration: rows; every token counts, whichever positions are scored. "stream" overfits few
+            rows: for 40 % of the demo model, 4,096 tokens were too few, and 32,768 enough.
         sequential: statistics from the model pruned and refitted so far; False: from the dense one.
-        gains: H and held-out rows, at least two, to try gains of (eq. comp); the plan's own are
-            dropped.
+        gains: H and held-out rows, at least two, to try gains of (eq. comp) instead of the plan's.
         options: ridge, kinds, target and progress.
-        out: a new folder. The refitted model is written there as `save_pruned` would, and never in
-            memory as a whole: layer by layer, its weights are read, cut, refitted and kept on the
-            disk. `model` may be a streamed one. Not with `gains`.
+        out: a new folder. The refitted model is written there layer by layer, as `save_pruned`
+            would. `model` may be a streamed one. Not with `gains`.
         tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
-        The pruned and refitted model, on the model's device. Its manifest records the refit under
-        "repair". With `out`, the folder.
+        The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
+        the folder.
 
-    Raises:
-        InputError: no CalibrationSet, or text that does not fit the model; weights that are
-            streamed or spread over devices without `out`; else as `prune`.
-        MismatchError: held-out rows are among the calibration; else as `prune`, `choose_gains`.
-        ArchitectureError: as `prune`.
+    Raises: as `prune` and `choose_gains`, and
+        MismatchError: held-out rows are among the calibration.
         NumericalError: the statistics are singular or not finite.
     """
     require_type(options, RepairOptions, "options")
@@ -191,7 +180,6 @@ def repair(
     require_type(curvature, Curvature, "the first of gains")
     require_rows(model, held_out)
     held_out.require_disjoint(calibration)
-    require_prunable(model, selection)
     quiet = ChoiceOptions(progress=options.progress is True)
     scaled = choose_gains(model, curvature, selection, held_out, options=quiet).best
     plain = _repaired(model, selection.with_gains({}), calibration, sequential, options)
@@ -269,15 +257,9 @@ def _refit_layers(
     options: RepairOptions,
     present: Callable[[int], AbstractContextManager[None]],
 ) -> dict[str, Any]:
-    """Refit blocks of a pruned model in place.
+    """Refit blocks of a pruned model in place; return the manifest's record.
 
-    Args:
-        model, pruned, calibration, sequential, options: as for `refit`.
-        columns: what stays of each block, as from `_refitted_columns`.
-        present: given a layer, keeps its weights in both models inside its block.
-
-    Returns:
-        The manifest's record.
+    `present`, given a layer, keeps its weights in both models inside its block.
     """
     wanted: Target = options.target if sequential else "dense"
     threads, student = torch.get_num_threads(), describe(pruned)
@@ -304,10 +286,7 @@ def _refit_on_disk(
     sequential: bool,
     options: RepairOptions,
 ) -> Refit | None:
-    """The refit of a model that is written layer by layer; None if no block lost only some units.
-
-    Args: as for `repair`.
-    """
+    """The refit of a model that is written layer by layer; None if no block lost only some."""
     columns, dense = _refitted_columns(model, selection, options), describe(model)
     if not columns:
         return None

@@ -38,16 +38,8 @@ _SAME = 1e-2
 class RepairedMeter(Meter):
     """A `Meter` whose values are those of the repaired model.
 
-    A file does not know its repair. So the first value that a file holds is measured again, and
-    another result is an error.
-
-    Args:
-        repair: as the text of this file says. The same plan must give the same model again.
-        model, text, checkpoint: as for `Meter`.
-
-    Raises:
-        InputError: the repair returned neither a new model nor a context manager.
-        MismatchError: the file is of another repair, or the repaired model has another vocabulary.
+    The checkpoint does not record which repair produced it, so its first value is measured again;
+    another result raises MismatchError. The same plan must give the same model again.
     """
 
     kind = FileKind("cocurve-repaired-plans", 1, "repaired plans measured")  # columns as in risk.py
