@@ -276,7 +276,7 @@ def _chosen(method: str | None, options: Options | None) -> Options:
     allowed = [_options_of(name) for name in METHODS if method in (None, name)]
     if not isinstance(options, tuple(allowed)):
         raise InputError(
-            f"options is {type(options).__name__}, but this takes "
+            f"options is {type(options).__name__}, but estimate_curvature takes "
             f"{', '.join(each.__name__ for each in allowed)}. Pass that, or None."
         )
     return options
