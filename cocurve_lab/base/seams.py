@@ -20,6 +20,11 @@ def offer(seam: str, home: str) -> None:
     _HOMES[seam] = home
 
 
+def is_offered(seam: str) -> bool:
+    """Return whether an extension answers for a seam, without importing it."""
+    return seam in _HOMES
+
+
 def extension(seam: str) -> Callable[..., Any] | None:
     """Return what an extension offers for a seam, or None if no extension does."""
     if seam not in _HOMES:

@@ -36,6 +36,7 @@ from ..base.schema import (
     or_none,
     require_fields,
 )
+from ..base.seams import is_offered
 from ..models.units import Unit, UnitSet
 
 FULL_VOCABULARY = "full vocabulary"
@@ -197,8 +198,9 @@ class BuildOptions:
 
     @property
     def sketch(self) -> tuple[int, int] | None:
-        """(positions, tokens) of the sketch of shifts; None if none is kept."""
-        return (self.sketch_positions, self.sketch_top) if self.sketch_positions else None
+        """(positions, tokens) of the sketch of shifts; None if none is kept, or none can be."""
+        kept = self.sketch_positions and is_offered("sketches of a build")
+        return (self.sketch_positions, self.sketch_top) if kept else None
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -28,8 +28,7 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config).eval()
 text = cl.CalibrationSet(torch.randint(0, 97, (3, 20)))
 units = cl.enumerate_units(model, 4)
-options = cl.BuildOptions(sketch_positions=0)  # the sketch is an extension
-found = cl.estimate_curvature(model, units, text, 16, progress=False, options=options)
+found = cl.estimate_curvature(model, units, text, 16, progress=False)
 found = cl.Curvature.load(found.save(folder / "H.pkl"))
 plan = cl.solve_greedy(found, 0.25)
 assert cl.pruning_risk(model, plan, text) > 0
