@@ -14,10 +14,11 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.extensions.analysis import exact as infinitesimal
 from cocurve_lab.measuring import risk
+from cocurve_lab.solver.guards import FREE
 from cocurve_studies.trust.infinitesimal import (
     PlanGrid,
     compare_curvatures,
-    infinitesimal_study,
+    compare_plans,
     measure_infinitesimal,
     plot_infinitesimal,
 )
@@ -178,7 +179,7 @@ def test_a_matrix_against_itself_and_against_a_multiple() -> None:
     assert found["edge_spearman"] == pytest.approx(1.0)
     assert found["diagonal_ratio_error"] == pytest.approx(0.0, abs=1e-12)
     assert found["dead_units"] == 0
-    for row in infinitesimal_study(one, double):
+    for row in compare_plans(one, double, PlanGrid())[0]:
         assert row["overlap"] == 1.0
         assert row["risk_of_exact_by_exact"] == pytest.approx(2 * row["risk_of_exact_by_finite"])
 
@@ -194,7 +195,7 @@ def test_numbers_of_a_case_worked_by_hand() -> None:
     assert found["dead_units"] == 1
     assert np.isnan(found["edge_spearman"])  # all edges are 0
     assert found["frobenius_distance_error"] is None  # no groups
-    (row,) = infinitesimal_study(finite, other, ratios=(0.6,), strengths=(1.0,))
+    (row,), _ = compare_plans(finite, other, PlanGrid((0.6,), (1.0,), FREE))
     # H prunes units 0 and 1; H* prunes 2 and 1
     assert row["overlap"] == pytest.approx(1 / 3)
     assert row["risk_of_finite_by_finite"] == pytest.approx(1.5)
@@ -225,20 +226,21 @@ def test_a_plan_that_stalls_is_left_out_and_named() -> None:
     units = make_units()
     one, other = random_curvature(units), random_curvature(units, 1)
     guards = cl.Guards(protect_first=1, protect_last=1)
-    rows = infinitesimal_study(one, other, (0.1, 0.9), (1.0,), guards)
+    rows, pairs = compare_plans(one, other, PlanGrid((0.1, 0.9), (1.0,), guards))
     assert [row["stalled"] for row in rows] == [None, "finite"]
     assert rows[1]["overlap"] is None
     assert rows[0]["overlap"] is not None
+    assert [len(pair) for pair in pairs] == [2, 0]
 
 
 def test_bad_input_is_refused() -> None:
     one = random_curvature(make_units())
     with pytest.raises(cl.MismatchError):
-        infinitesimal_study(one, random_curvature(make_units(layers=2)))
-    with pytest.raises(cl.InputError, match="ratios is"):
-        infinitesimal_study(one, one, ratios=())
+        compare_plans(one, random_curvature(make_units(layers=2)), PlanGrid())
     with pytest.raises(cl.InputError):
-        infinitesimal_study(one, one, ratios=(1.5,))
+        PlanGrid(ratios=())
+    with pytest.raises(cl.InputError):
+        compare_plans(one, one, PlanGrid(ratios=(1.5,)))
 
 
 # Measured ---------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def test_measured_plans_and_their_cache(tmp_path: Path, monkeypatch: pytest.Monk
         difference, error = kl.paired(1, 0)
         assert row["difference"] == pytest.approx(difference, abs=1e-6)
         assert row["difference_error"] == pytest.approx(error, abs=1e-6)
-    plain = infinitesimal_study(finite, limit, grid.ratios, grid.strengths)
+    plain, _ = compare_plans(finite, limit, grid)
     assert [{name: row[name] for name in plain[0]} for row in table] == plain
 
     measured: list[Any] = []
@@ -282,7 +284,6 @@ def test_measured_plans_and_their_cache(tmp_path: Path, monkeypatch: pytest.Monk
     measure(PlanGrid((0.3,), (0.0,)))
     assert measured
     assert plot_infinitesimal(table).data[1].error_y.array is not None
-    assert plot_infinitesimal(plain).data[0].y[0] == plain[0]["overlap"]
 
 
 def test_what_was_calibrated_on_is_never_measured_on() -> None:

@@ -34,7 +34,7 @@ from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.models.identity import model_name
 from cocurve_lab.models.units import UnitSet
-from cocurve_lab.solver.guards import FREE, Guards
+from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
@@ -202,29 +202,6 @@ class PlanGrid:
                 raise InputError(f"{name} is {getattr(self, name)!r}. Give at least one.")
 
 
-def infinitesimal_study(
-    curvature: Curvature,
-    exact: Curvature,
-    ratios: Sequence[float] = RATIOS,
-    strengths: Sequence[float] = STRENGTHS,
-    guards: Guards = FREE,
-) -> Table:
-    """Compare H with H* without a model: the matrices, and their plans (section "Solver").
-
-    Args:
-        curvature: H [M, M], from ablations.
-        exact: H* [M, M], from `exact_curvature`, or a preview.
-        ratios, strengths, guards: of the plans, as for `PlanGrid`.
-
-    Returns:
-        One row per ratio and lambda: `overlap` is the Jaccard overlap of the two pruned sets, and
-        `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token, lambda 1) of the plan that P makes,
-        P and Q each "finite" or "exact". Where greedy stalls these are None and `stalled` says on
-        which matrix. The columns of `compare_curvatures` and `exact_method` stand in every row.
-    """
-    return _planned(curvature, exact, PlanGrid(ratios, strengths, guards))[0]
-
-
 def measure_infinitesimal(
     model: PreTrainedModel,
     curvature: Curvature,
@@ -236,7 +213,7 @@ def measure_infinitesimal(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Table:
-    """`infinitesimal_study` with the measured KL of both plans of every row (eq. risk).
+    """Measure the KL of the plans of H and of H* on the same held-out text (eq. risk).
 
     Args:
         model: the dense model.
@@ -251,7 +228,7 @@ def measure_infinitesimal(
         progress: show a progress bar.
 
     Returns:
-        The rows of `infinitesimal_study`, with `measured_finite` and `measured_exact`, `difference`
+        The rows of `compare_plans`, with `measured_finite` and `measured_exact`, `difference`
         (exact - finite, above 0 where finite ablations plan better) and their `_error`s: standard
         errors over held-out sequences (paired for the difference), in nats per token; None where
         greedy stalls. With `draws` the error of the difference is over draws too (columns of
@@ -272,17 +249,25 @@ def measure_infinitesimal(
     measuring = {"checkpoint": plans_file(cache, model, held_out), "progress": progress}
 
     def compute() -> Table:
-        table, pairs = _planned(curvature, exact, grid)
+        table, pairs = compare_plans(curvature, exact, grid)
         drawn = redraw(model, both, partial(_drawn_plans, grid), held_out, count, **measuring)
         return _measure(model, table, pairs, drawn, held_out=held_out, **measuring)
 
     return cached_table(cache, "infinitesimal", settings, compute)
 
 
-def _planned(
+def compare_plans(
     curvature: Curvature, exact: Curvature, grid: PlanGrid
 ) -> tuple[Table, list[list[Selection]]]:
-    """The rows of `infinitesimal_study`, and the pair of plans of each."""
+    """Compare H with H* without a model: the matrices, and their plans (section "Solver").
+
+    Returns:
+        One row per ratio and lambda, and the pair of plans of each. `overlap` is the Jaccard
+        overlap of the two pruned sets, and `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token,
+        lambda 1) of the plan that P makes, P and Q each "finite" or "exact". Where greedy stalls
+        these are None, `stalled` names the matrix, and there is no pair. Each row also has
+        `exact_method` and the columns of `compare_curvatures`.
+    """
     common: Row = {"exact_method": exact.provenance.get("method")}
     common |= compare_curvatures(curvature, exact)
     table, pairs = [], []
@@ -353,20 +338,15 @@ def _measure(
 
 # Picture ------------------------------------------------------------------------------------------
 def plot_infinitesimal(table: Table) -> Figure:
-    """KL of the plans of H* minus that of H by ratio, a line per lambda, with standard errors.
-
-    For a table of `infinitesimal_study`, which has no KL: the overlap of the plans.
-    """
+    """Plot the KL of the plans of H* minus that of H by ratio: a line per lambda, with errors."""
     figure = graph_objects().Figure()
-    measured = any("difference" in row for row in table)
-    name = "difference" if measured else "overlap"
     for number, strength in enumerate(sorted({row["interaction_strength"] for row in table})):
-        rows = [r for r in pick(table, interaction_strength=strength) if r.get(name) is not None]
-        errors = [row["difference_error"] for row in rows] if measured else None
+        rows = pick(table, interaction_strength=strength)
+        rows = [row for row in rows if row["difference"] is not None]
         figure.add_scatter(
             x=[row["requested_ratio"] for row in rows],
-            y=[row[name] for row in rows],
-            error_y={"array": errors},
+            y=[row["difference"] for row in rows],
+            error_y={"array": [row["difference_error"] for row in rows]},
             mode="lines+markers",
             name=f"λ = {strength:g}",
             marker=look(number) | {"size": 9},
@@ -374,9 +354,6 @@ def plot_infinitesimal(table: Table) -> Figure:
         )
     figure.update_xaxes(title_text="removed share of removable parameters", tickformat=".0%")
     what = "preview" if table and table[0]["exact_method"] == "probe" else "H*"
-    if not measured:
-        figure.update_yaxes(title_text="Jaccard overlap of the two plans", range=[0, 1.02])
-        return finish(figure, f"Overlap of the plans of {what} with those of H")
     figure.add_hline(y=0, line=GUIDE)
     figure.update_yaxes(title_text=f"KL of plans, {what} − H, nats per token")
     return finish(figure, f"KL of plans of {what}, less that of H (above 0: H plans better)")
