@@ -17,10 +17,10 @@ import numpy as np
 from ...base.errors import InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...measuring.risk import PlanTable, measure_plans
+from ...measuring.risk import PlanTable
 from ...solver.gains import CLIPS, RIDGES, compensated_risk, solve_gains
 from ...solver.selection import Selection
-from .racing import TIE, ChoiceOptions, require_text
+from .racing import TIE, ChoiceOptions, measure_stage, require_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,12 +152,12 @@ def choose_gains(
     require_text(curvature, held_out, report_on)
     plain = selection.with_gains({})
     plans = [plain, *(plain.with_gains(solve_gains(curvature, plain, *pair)) for pair in settings)]
-    table = _measure(model, plans, held_out, options, "held_out")
+    table = measure_stage(model, plans, held_out, options, "held_out")
     predicted = np.array([compensated_risk(curvature, plan) for plan in plans])
     choice = GainsChoice(settings, table, predicted)
     if report_on is None:
         return choice
-    report = _measure(model, [plain, choice.best], report_on, options, "report")
+    report = measure_stage(model, [plain, choice.best], report_on, options, "report")
     return GainsChoice(settings, table, predicted, report)
 
 
@@ -165,21 +165,3 @@ def _beats(table: PlanTable, plan: int, other: int) -> bool:
     """Whether a plan's KL is lower by more than TIE paired standard errors."""
     difference, error = table.paired(plan, other)
     return difference < -TIE * error
-
-
-def _measure(
-    model: PreTrainedModel,
-    plans: Sequence[Selection],
-    text: CalibrationSet,
-    options: ChoiceOptions,
-    part: str,
-) -> PlanTable:
-    """Measure plans with a checkpoint of their own, because a file belongs to one text."""
-    return measure_plans(
-        model,
-        plans,
-        text,
-        checkpoint=None if options.checkpoint is None else f"{options.checkpoint}.{part}",
-        progress=options.progress,
-        plans_per_batch=options.plans_per_batch,
-    )

@@ -19,7 +19,7 @@ from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...measuring.risk import measure_plans, standard_error
+from ...measuring.risk import PlanTable, measure_plans, standard_error
 from ...solver.guards import Guards
 from ...solver.selection import Selection
 
@@ -281,6 +281,24 @@ def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(standard_error(values[None])[0])
 
 
+def measure_stage(
+    model: PreTrainedModel,
+    plans: Sequence[Selection],
+    text: CalibrationSet,
+    options: ChoiceOptions,
+    part: str,
+) -> PlanTable:
+    """Measure plans with a checkpoint of their own, because a file belongs to one text."""
+    return measure_plans(
+        model,
+        plans,
+        text,
+        checkpoint=None if options.checkpoint is None else f"{options.checkpoint}.{part}",
+        progress=options.progress,
+        plans_per_batch=options.plans_per_batch,
+    )
+
+
 def _measure(
     model: PreTrainedModel,
     plans: Sequence[Contender],
@@ -289,15 +307,7 @@ def _measure(
     part: str,
 ) -> np.ndarray:
     """KL and nll [plans, rows, 2] of one stage, nats per token."""
-    # with a checkpoint of its own, because a file belongs to one text
-    table = measure_plans(
-        model,
-        [plan.selection for plan in plans],
-        text,
-        checkpoint=None if options.checkpoint is None else f"{options.checkpoint}.{part}",
-        progress=options.progress,
-        plans_per_batch=options.plans_per_batch,
-    )
+    table = measure_stage(model, [plan.selection for plan in plans], text, options, part)
     assert table.nll is not None  # measure_plans fills it
     return np.stack([table.kl, table.nll], axis=-1)
 
