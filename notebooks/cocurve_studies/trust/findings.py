@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 
 from cocurve_lab.base.tables import Row, Table, brief, column, pick, plus_minus
 
+from ..claims import Claim, evaluate, name_plan
 from ..findings import (
     ABOVE,
     BELOW,
@@ -51,6 +52,36 @@ STATISTICS = {  # as `fidelity_summary` calls them, where that is not how one wr
     "median_ratio": "median measured / predicted",
 }
 NEARLY = 0.95  # greedy is called nearly the best if no objective lies below this share of its own
+
+_FINITE = "KL of the plan of H* minus that of H: {change}"
+GAINS_LOWER_KL = Claim(
+    "gains",
+    "gains lower the KL ({plan})",
+    'Section "Edge-derived coupling-aware compensation"',
+    "γ {ridge:g}, τ {clip:g}: {change}",
+    value="difference",
+    holds=BELOW,
+    rows={"role": "report"},
+    needs={"ridge": ("no gains were applied: no setting beat the plan without gains", False)},
+)
+FINITE_IS_BETTER = Claim(
+    "finite or not",
+    "plans from whole removals cost less than plans from derivatives ({plan})",
+    "Section 1, Introduction",
+    _FINITE,
+    value="difference",
+    holds=ABOVE,
+    needs={"difference": (f"{_FINITE}; greedy stalls", None)},
+)
+STEPS_ARE_BETTER = Claim(
+    "steps",
+    "{surrogate} measured anew on the way makes a better plan ({plan})",
+    "Conclusion, as an outlook",
+    "KL minus one shot's: {change}",
+    value="difference",
+    holds=BELOW,
+    rows={"plan": ITERATIVE},
+)
 
 
 # Predictions --------------------------------------------------------------------------------------
@@ -333,7 +364,7 @@ def refinement_findings(table: Table) -> list[Finding]:
     reached = [row["bound"] / row["objective"] >= NEARLY for row in rows]
     beaten = [row["refined_objective"] / row["objective"] < NEARLY for row in rows]
     ours = "; ".join(
-        f"{_plan(row)}: {row['refined_objective'] / row['objective']:.3f}, "
+        f"{name_plan(row)}: {row['refined_objective'] / row['objective']:.3f}, "
         f"{row['bound'] / row['objective']:.3f}"
         for row in rows
     )
@@ -361,31 +392,12 @@ def refinement_findings(table: Table) -> list[Finding]:
 
 def gains_findings(table: Table) -> list[Finding]:
     """From `gains_study`: the KL of each compensated plan on the reported rows."""
-    found = []
-    for row in pick(table, role="report"):
-        claim = f"gains lower the KL ({_plan(row)})"
-        where = 'Section "Edge-derived coupling-aware compensation"'
-        difference, error = row["difference"], row["difference_error"]
-        if row["ridge"] is None:
-            ours = "no gains were applied: no setting beat the plan without gains"
-            found.append(Finding("gains", claim, where, ours, False))
-            continue
-        ours = f"γ {row['ridge']:g}, τ {row['clip']:g}: {plus_minus(difference, error)}"
-        found.append(Finding("gains", claim, where, ours, judged(difference, error, *BELOW)))
-    return found
+    return evaluate(GAINS_LOWER_KL, table)
 
 
 def infinitesimal_findings(table: Table) -> list[Finding]:
     """From `measure_infinitesimal`: KL of plans of H* less that of H, one finding per plan."""
-    found = []
-    for row in table:
-        claim = f"plans from whole removals cost less than plans from derivatives ({_plan(row)})"
-        ours = f"KL of the plan of H* minus that of H: {with_error(row, 'difference')}"
-        if row["difference"] is None:
-            ours += "; greedy stalls"
-        verdict = judged_column(row, "difference", *ABOVE)
-        found.append(Finding("finite or not", claim, "Section 1, Introduction", ours, verdict))
-    return found
+    return evaluate(FINITE_IS_BETTER, table)
 
 
 def redundancy_findings(table: Table) -> list[Finding]:
@@ -412,18 +424,8 @@ def redundancy_findings(table: Table) -> list[Finding]:
 
 def iterative_findings(table: Table) -> list[Finding]:
     """From `iterative_study`: KL of plans in steps less that of one shot."""
-    found = []
-    for row in pick(table, plan=ITERATIVE):
-        claim = f"{row['surrogate']} measured anew on the way makes a better plan ({_plan(row)})"
-        ours = f"KL minus one shot's: {plus_minus(row['difference'], row['difference_error'])}"
-        verdict = judged(row["difference"], row["difference_error"], *BELOW)
-        found.append(Finding("steps", claim, "Conclusion, as an outlook", ours, verdict))
-    return found
-
-
-def _plan(row: Row) -> str:
-    return f"{percent(row['requested_ratio'])}, λ {row['interaction_strength']:g}"
+    return evaluate(STEPS_ARE_BETTER, table)
 
 
 def _differences(rows: Table) -> str:
-    return "; ".join(f"{_plan(row)}: {with_error(row, 'difference')}" for row in rows)
+    return "; ".join(f"{name_plan(row)}: {with_error(row, 'difference')}" for row in rows)
