@@ -3,7 +3,7 @@
 In the order of the flow:
 
     inventory.py   `inventory`: the removable units and their costs
-    on_paper.py    `inventory --build`: what a build takes on other machines
+    forecast.py    `inventory --build`: what a build takes on other machines
     building.py    `build` and `merge`: H
     planning.py    `solve`: a plan
     searching.py   `search`: a plan of lower measured KL
@@ -11,7 +11,7 @@ In the order of the flow:
     recovering.py  `recover`: a little training
     evaluating.py  `evaluate`: perplexity, KL and tasks
     compressing.py `compress`: all of it in a given time
-    paper.py       `paper`: all of it for the paper's tables
+    (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
     demo.py        the whole flow in one command (`make demo`)
 
@@ -31,6 +31,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from ..base.errors import CocurveError, one_line
@@ -95,8 +96,7 @@ def _told(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from cocurve_studies.paper import command as paper
-
+    from .. import __version__
     from . import (
         building,
         compressing,
@@ -115,15 +115,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # a script that abbreviates would break with the next option
     )
-    from .. import __version__
-
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    flow = (
-        *(inventory, building, planning, searching, pruning, recovering),
-        *(evaluating, compressing, paper),
-    )
-    for module in flow:
+    verb_modules: list[Any] = [inventory, building, planning, searching, pruning, recovering]
+    verb_modules += [evaluating, compressing]
+    if find_spec("cocurve_studies") is not None:
+        from cocurve_studies.paper import command
+
+        verb_modules.append(command)
+    for module in verb_modules:
         module.add_to(verbs)
     return parser
 

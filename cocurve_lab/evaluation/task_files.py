@@ -1,7 +1,7 @@
-"""A task as the files the harness reads: a YAML beside a JSONL of records.
+"""Tasks as the harness reads them: a YAML beside a JSONL of records.
 
-One builder per kind of task makes a `TaskFile`; `write_task_files` writes it; `local_tasks` makes
-tasks of a user's own JSONL files.
+One builder per kind of task makes a `TaskFile` of the settings in data/tasks/KIND.yaml;
+`write_task_files` writes it; `local_tasks` makes tasks of a user's own JSONL files.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
+from ..models.loading import demo_folder
 
 Record = dict[str, Any]
 Program = Callable[[Record, str], str]  # (record, reply) -> Python source
@@ -57,73 +58,41 @@ class TaskFile:
 
 
 # Kinds of tasks -----------------------------------------------------------------------------------
-def multiple_choice(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Make a task of records with query, choices and gold: the likeliest choice after the query.
+def _config(kind: str, **changes: Any) -> Record:
+    """Read the harness's settings of a kind of task from data/tasks/KIND.yaml, with changes."""
+    import yaml
 
-    acc compares log-likelihoods, acc_norm those divided by the choice's length in bytes.
-    """
-    config = {
-        "output_type": "multiple_choice",
-        "doc_to_text": "query",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "target_delimiter": delimiter,
-        "metric_list": _means("acc", "acc_norm"),
-    }
-    return TaskFile(name, config, tuple(records), "acc_norm")
+    file = demo_folder().parent / "tasks" / f"{kind}.yaml"
+    settings: Record = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return settings | changes
 
 
-def schema(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Make a task of records with context_options, continuation and gold.
-
-    acc is the share of continuations that are likeliest after the right context.
-    """
-    config = {
-        "output_type": "multiple_choice",
-        "doc_to_text": "gold",
-        "doc_to_choice": "context_options",
-        "doc_to_target": "continuation",
-        "target_delimiter": delimiter,
-        "metric_list": _means("acc"),
-    }
-    return TaskFile(name, config, tuple(records), "acc")
+def _replies(until: Sequence[str], max_new_tokens: int) -> Record:
+    return {"until": list(until), "do_sample": False, "max_gen_toks": max_new_tokens}
 
 
-def cloze(name: str, records: Iterable[Record], delimiter: str = " ") -> TaskFile:
-    """Make a task of records with context and continuation.
+def multiple_choice(name: str, records: Iterable[Record]) -> TaskFile:
+    """Make a task of records with query, choices and gold: the likeliest choice after the query."""
+    return TaskFile(name, _config("multiple_choice"), tuple(records), "acc_norm")
 
-    acc is the share of continuations that greedy decoding would write.
-    """
-    config = {
-        "output_type": "loglikelihood",
-        "doc_to_text": "context",
-        "doc_to_target": "continuation",
-        "metric_list": _means("acc"),
-    }
-    # the harness puts its delimiter before choices, but not before a single continuation
-    asked = (row | {"continuation": delimiter + row["continuation"]} for row in records)
-    return TaskFile(name, config, tuple(asked), "acc")
+
+def schema(name: str, records: Iterable[Record]) -> TaskFile:
+    """Make a task of records with context_options, continuation and gold."""
+    return TaskFile(name, _config("schema"), tuple(records), "acc")
+
+
+def cloze(name: str, records: Iterable[Record]) -> TaskFile:
+    """Make a task of records with context and continuation."""
+    # the harness puts a space before choices, but not before a single continuation
+    asked = (row | {"continuation": " " + row["continuation"]} for row in records)
+    return TaskFile(name, _config("cloze"), tuple(asked), "acc")
 
 
 def generation(
     name: str, records: Iterable[Record], until: Sequence[str], max_new_tokens: int
 ) -> TaskFile:
-    """Make a task of records with prompt and answer.
-
-    exact_match is the share of greedy replies that, stripped, are the answer exactly.
-    """
-    config = _generate(until, max_new_tokens) | {
-        "doc_to_target": "answer",
-        "filter_list": [
-            {
-                "name": "none",
-                "filter": [
-                    {"function": "regex", "regex_pattern": r"(?s)^\s*(.*?)\s*$", "fallback": ""},
-                    {"function": "take_first"},
-                ],
-            }
-        ],
-    }
+    """Make a task of records with prompt and answer, scored by exact match of greedy replies."""
+    config = _config("generation", generation_kwargs=_replies(until, max_new_tokens))
     return TaskFile(name, config, tuple(records), "exact_match")
 
 
@@ -134,30 +103,14 @@ def code(
     until: Sequence[str],
     max_new_tokens: int,
 ) -> TaskFile:
-    """Make a task of records with prompt, whose greedy replies become programs.
-
-    pass@1 is the share of programs that run to their end.
-    """
-    config = _generate(until, max_new_tokens) | {"doc_to_target": ""}
+    """Make a task of records with prompt; pass@1 is the share of programs that run to their end."""
+    config = _config("code", generation_kwargs=_replies(until, max_new_tokens))
     return TaskFile(name, config, tuple(records), "pass@1", program)
 
 
 def rolling_text(name: str, records: Iterable[Record]) -> TaskFile:
     """Make a task of records with text: the likelihood of whole documents, per word and byte."""
-    config = {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "text",
-        "metric_list": [
-            {"metric": name, "aggregation": how, "higher_is_better": False}
-            for name, how in (
-                ("word_perplexity", "weighted_perplexity"),
-                ("byte_perplexity", "weighted_perplexity"),
-                ("bits_per_byte", "bits_per_byte"),
-            )
-        ],
-    }
-    return TaskFile(name, config, tuple(records))
+    return TaskFile(name, _config("rolling_text"), tuple(records))
 
 
 _HUMANEVAL_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -269,40 +222,7 @@ def gsm8k(rows: Iterable[Record], name: str = "gsm8k") -> TaskFile:
         }
         for row in rows
     )
-    config = _generate((), 256) | {
-        "doc_to_target": "answer",
-        "metric_list": [{**_means("exact_match")[0], "regexes_to_ignore": [","]}],
-        "filter_list": [
-            {
-                "name": "none",
-                "filter": [
-                    {"function": "regex", "regex_pattern": f"({_NUMBER})", "group_select": -1},
-                    {"function": "take_first"},
-                ],
-            }
-        ],
-    }
-    return TaskFile(name, config, tuple(asked), "exact_match")
-
-
-def _generate(until: Sequence[str], max_new_tokens: int) -> Record:
-    return {
-        "output_type": "generate_until",
-        "doc_to_text": "prompt",
-        "target_delimiter": "",
-        "generation_kwargs": {
-            "until": list(until),
-            "do_sample": False,
-            "max_gen_toks": max_new_tokens,
-        },
-        "metric_list": _means("exact_match"),
-    }
-
-
-def _means(*metrics: str) -> list[Record]:
-    return [
-        {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics
-    ]
+    return TaskFile(name, _config("gsm8k"), tuple(asked), "exact_match")
 
 
 # Files for the harness ----------------------------------------------------------------------------
