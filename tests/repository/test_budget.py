@@ -1,0 +1,53 @@
+"""The lines of each room, docstrings, comments and blanks included: no room grows past its number.
+
+A number follows its room down. A raise names its reason, or what left, in the CHANGELOG.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_LINES = {".md", ".png", ".npz", ".pyc"}
+BUDGETS = {
+    "cocurve_lab": 32_150,
+    "cocurve_lab/base": 1_440,
+    "cocurve_lab/models": 2_450,
+    "cocurve_lab/curvature": 1_970,
+    "cocurve_lab/estimator": 2_500,
+    "cocurve_lab/solver": 2_950,
+    "cocurve_lab/measuring": 2_780,
+    "cocurve_lab/pruner": 1_920,
+    "cocurve_lab/extensions": 8_110,
+    "cocurve_lab/methods": 2_140,
+    "cocurve_lab/evaluation": 2_470,
+    "cocurve_lab/cli": 2_250,
+    "notebooks/cocurve_studies": 10_850,
+    "widgets/cocurve_widgets": 11_050,
+    "tests": 46_350,
+}
+CORE_PATH = (
+    *("models/units", "models/masking", "estimator/algorithm1", "estimator/teacher"),
+    *("estimator/replay", "curvature/matrix", "solver/guards", "solver/greedy"),
+    *("solver/selection", "pruner/slicing", "pruner/cutting", "pruner/equivalence"),
+)
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("room", BUDGETS)
+def test_a_room_keeps_to_its_lines(room: str) -> None:
+    files = [path for path in (ROOT / room).rglob("*") if path.is_file()]
+    counted = [p for p in files if p.suffix not in NOT_LINES and p.parent.name != "__pycache__"]
+    assert sum(map(lines_of, counted)) <= BUDGETS[room]
+
+
+def test_the_core_is_read_in_an_hour() -> None:
+    files = [ROOT / "cocurve_lab" / f"{name}.py" for name in CORE_PATH]
+    assert sum(map(lines_of, files)) <= 3_320
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}.py`" in readme for name in CORE_PATH)
