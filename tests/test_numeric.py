@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.arguments import MOST_THREADS
 from cocurve_lab.evaluation.code_execution import Limits
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from cocurve_lab.evaluation.tasks import TaskOptions
 from cocurve_lab.measuring.perplexity import PerplexityOptions
-from cocurve_lab.models.runtime import MOST_THREADS, measuring
+from cocurve_lab.models.runtime import measuring
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 

@@ -81,3 +81,17 @@ def require_type(value: Any, wanted: type, name: str) -> None:
     """Raise InputError, naming `name` and both types, unless a value is an instance of a class."""
     if not isinstance(value, wanted):
         raise InputError(f"{name} is a {type(value).__name__}. Give a {wanted.__name__}.")
+
+
+MOST_THREADS = 1024
+
+
+def require_threads(value: Any, name: str) -> int:
+    """Return a number of CPU threads from 1 to `MOST_THREADS` as a Python int."""
+    threads = as_int(value, name, 1)
+    if threads > MOST_THREADS:  # not the number of CPUs: the bits of H depend on it
+        raise InputError(
+            f"{name} is {threads:,}; torch ends the process when it cannot start that many. Give "
+            f"at most {MOST_THREADS:,}."
+        )
+    return threads

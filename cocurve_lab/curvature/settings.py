@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..base.arguments import as_float, as_int, as_list
+from ..base.arguments import as_float, as_int, as_list, require_threads
 from ..base.errors import FileFormatError, InputError, shown
 from ..base.schema import (
     COUNT,
@@ -160,7 +160,7 @@ class BuildOptions:
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
     checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
     num_threads: int | None = _option(
-        None, _as_count, "CPU threads; default: as torch chooses", name="threads"
+        None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )
     on_sequence: Callable[[Any], None] | None = _option(None)
     shard: Shard | None = _option(None, as_shard)

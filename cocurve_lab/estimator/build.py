@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..base.arguments import require_threads
 from ..base.atomic import is_full, previous, write_atomically
 from ..base.errors import CocurveError, FileFormatError
 from ..base.progress import Progress, duration, open_bar
@@ -50,7 +51,7 @@ from ..curvature.settings import (
 from ..models.architectures import describe
 from ..models.identity import model_device
 from ..models.layers import bytes_of, source_of
-from ..models.runtime import device_name, require_threads
+from ..models.runtime import device_name
 from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
 from .sums import GroupSums, Value, within_memory

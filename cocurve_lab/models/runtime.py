@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..base.arguments import as_int
+from ..base.arguments import require_threads
 from ..base.errors import ArchitectureError, InputError
 from ..base.progress import Bar
 from .architectures import describe
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # weak, so that a lock lives only as long as its model
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-MOST_THREADS = 1024
 _REGISTRY = threading.Lock()  # guards _LOCKS
 _KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()  # models that passed require_known_head
 
@@ -41,17 +40,6 @@ def exclusive(model: nn.Module) -> threading.RLock:
     # reentrant, because a measurement that holds it masks units, which takes it again
     with _REGISTRY:
         return _LOCKS.setdefault(model, threading.RLock())
-
-
-def require_threads(value: Any, name: str) -> int:
-    """Return a number of CPU threads from 1 to `MOST_THREADS` as a Python int."""
-    threads = as_int(value, name, 1)
-    if threads > MOST_THREADS:  # not the number of CPUs: the bits of H depend on it
-        raise InputError(
-            f"{name} is {threads:,}; torch ends the process when it cannot start that many. Give "
-            f"at most {MOST_THREADS:,}."
-        )
-    return threads
 
 
 @contextmanager

@@ -975,7 +975,7 @@ def test_the_home_folder_is_found_in_every_option(
     [
         (lambda manifest: "garbage", "is damaged"),
         (lambda manifest: "[]", "is damaged"),
-        (lambda manifest: _without(manifest, "dense_fingerprint"), "does not say of which"),
+        (lambda manifest: _without(manifest, "dense_fingerprint"), "dense_fingerprint is missing"),
     ],
     ids=["garbage", "a list", "no fingerprint"],
 )
@@ -1211,7 +1211,7 @@ TERMINATED = """
 import sys, time
 import torch
 torch.set_num_threads(1)
-from cocurve_lab.estimator import features
+from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.cli import main
 real = features.gram_matrix
 def slow(features):

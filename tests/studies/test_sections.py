@@ -16,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def studies() -> set[str]:
     """The studies that findings are made for, as they are written in the code."""
     found = set()
-    for path in (ROOT / "cocurve_lab" / "studies").rglob("*.py"):
+    for path in (ROOT / "notebooks" / "cocurve_studies").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"):
+            if not (
+                isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Finding", "Claim")
+            ):
                 continue
             given = [k.value for k in node.keywords if k.arg == "study"] or node.args[:1]
             found |= {str(ast.literal_eval(x)) for x in given if isinstance(x, ast.Constant)}

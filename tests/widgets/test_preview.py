@@ -124,8 +124,8 @@ def test_the_gate_has_no_mark_and_lambda_is_bounded(opened: list[Any]) -> None:
     assert "trusted" not in explorer.status
     assert explorer.interaction_strength == 0.5  # not in the hatched part
     explorer.interaction_strength = 0.51
-    assert explorer.status.endswith("Not to be trusted: lambda is above 0.5 on a preview.")
     assert explorer.selection.pruned == cl.solve_greedy(REAL, 0.2, 0.51).pruned  # said, not changed
+    assert explorer.status.endswith("Not to be trusted: lambda is above 0.5 on a preview.")
     state = explorer.state()
     assert (state["preview"], state["_marks"]["trusted"]) == (preview_note(PREVIEW), 0.5)
 

@@ -68,7 +68,9 @@ class SketchedCurvature(Curvature):
 def with_shifts(curvature: Curvature, source: Shifts | Path | None) -> SketchedCurvature:
     """Return the same curvature with a sketch of shifts, or the file of one."""
     if isinstance(source, Shifts) and len(source.values) != len(curvature.units):
-        raise InputError(f"there are {len(curvature.units)} units, but {source}.")
+        raise InputError(
+            f"there are {len(curvature.units)} units, but {source}. Take both from one build."
+        )
     known = {field.name: getattr(curvature, field.name) for field in fields(Curvature)}
     return SketchedCurvature(**known, shift_source=source)
 
