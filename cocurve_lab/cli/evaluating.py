@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Measure a dense or pruned model: its perplexity on a text. --against adds the KL divergence from the
-dense model in nats per token, with its standard error over rows. --quantized asks, in the same
-units, whether quantized weights add their own damage to that of pruning. --suite adds tasks, run by
+dense model in nats per token, with its standard error over rows. --suite adds tasks, run by
 lm_eval. Use a text that H was not built on."""
 EXAMPLE = """\
   cocurve evaluate smaller --against demo

@@ -31,7 +31,7 @@ Allocation: a layer's share grows with the logarithm of its depth, from `first` 
 kinds alike; only their quotient matters. The published ends are tuned by hand for each ratio.
 
 Differences: every layer's inputs are those of the dense model (published: of the model with all
-earlier layers pruned). `pruner/repair.py` refits any plan with the inputs of the pruned model.
+earlier layers pruned). `repairing/repair.py` refits any plan with the inputs of the pruned model.
 """
 
 from __future__ import annotations
