@@ -1,6 +1,6 @@
 """Ablations that the rest of their block makes up for: H of a model that will be refitted.
 
-A repair refits W_O and W_down (`repairing/repair.py`), so of an ablation only that remains which the
+A repair refits W_O and W_down (`repair.py`), so of an ablation only that remains which the
 other units of its block cannot make up for. This is a departure from the paper, whose ablations are
 masks (`BuildOptions.refit_ratio`).
 
