@@ -116,6 +116,14 @@ class Visit:
     def _count(self, data: str | bytes) -> None:
         self.received += len(data)
 
+    def settled(self) -> int:
+        """The bytes received once half a second brought no more: what went before has arrived."""
+        while True:
+            before = self.received
+            self.page.wait_for_timeout(500)
+            if self.received == before:
+                return before
+
     def run_all(self, timeout: float = 500) -> None:
         """Run every cell and wait until all have a number."""
         self.page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
