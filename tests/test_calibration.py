@@ -13,6 +13,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
+from cocurve_lab.models.loading import demo_folder
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXTS = [" ".join(f"w{(7 * d + k) % 90}" for k in range(3 + d % 5)) for d in range(60)]
@@ -277,7 +278,7 @@ def test_an_unreachable_hub_asks_for_a_text_file(monkeypatch: pytest.MonkeyPatch
 def test_default_calibration_of_the_embedded_model() -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(cl.demo_folder())
+    tokenizer = AutoTokenizer.from_pretrained(demo_folder())
     built, held_out = cl.default_calibration("demo", tokenizer, 6, 3, seq_len=80)
     texts = ("calibration text of the demo model", "held-out text of the demo model")
     assert (built.source, held_out.source) == texts
@@ -286,7 +287,7 @@ def test_default_calibration_of_the_embedded_model() -> None:
     assert default_rows("demo", tokenizer, 6, seq_len=80).fingerprint == built.fingerprint
     with pytest.raises(cl.InputError):  # it is a file of its own
         cl.default_calibration("demo", tokenizer, 6, 10**5, seq_len=80)
-    folder = cl.default_calibration(str(cl.demo_folder()), tokenizer, 6, 3, seq_len=80)
+    folder = cl.default_calibration(str(demo_folder()), tokenizer, 6, 3, seq_len=80)
     assert folder[0].fingerprint == built.fingerprint
 
 

@@ -18,7 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import by_layer, memory_needed
-from cocurve_lab.evaluation.efficiency import most_held
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions, most_held
+from cocurve_lab.extensions.repairing.repair import RepairOptions
+from cocurve_lab.extensions.surrogates.additive_torch import TorchAdditiveKL
 from cocurve_lab.measuring.lockstep import Sampling, compare_text
 from cocurve_lab.methods.registry import get_method, method_names
 from cocurve_lab.models.architectures import describe
@@ -138,7 +140,7 @@ def test_a_plan_on_the_additive_kl_is_that_of_the_cpu(memory: int) -> None:
     """With TF32, whose products are off by 1e-3, marginals and plans would differ."""
     curvature = demo_build("cpu")
     numpy = curvature.additive()
-    torched = cl.TorchAdditiveKL(curvature, DEVICE, memory=memory)
+    torched = TorchAdditiveKL(curvature, DEVICE, memory=memory)
     plan = numpy.solve(0.3)
     assert torched.solve(0.3).pruned == plan.pruned
     found, expected = (one.marginals(plan.pruned) for one in (torched, numpy))
@@ -355,7 +357,7 @@ def test_a_saved_model_comes_back(family: str, heads: str, place: str, tmp_path:
 @pytest.mark.parametrize("sequential", [True, False])
 @some_models
 def test_a_refit_is_that_of_the_cpu(family: str, heads: str, sequential: bool) -> None:
-    options, text = cl.RepairOptions(progress=False), tiny_text(12)
+    options, text = RepairOptions(progress=False), tiny_text(12)
     one, other = (
         cl.repair(model, third(model), text, sequential=sequential, options=options)
         for model in both(family, heads)
@@ -381,7 +383,7 @@ def test_text_is_continued_as_on_the_cpu() -> None:
 
 def test_speed_and_memory_are_measured() -> None:
     model = tiny_model().to(DEVICE)
-    options = cl.EfficiencyOptions((1,), 16, 4, repeats=2, progress=False)
+    options = EfficiencyOptions((1,), 16, 4, repeats=2, progress=False)
     found = cl.measure_efficiency(model, cl.prune(model, third(model)), options)
     memory = next(row for row in found.rows if "memory" in row["quantity"])
     assert memory["dense"] > sum(p.numel() * p.element_size() for p in model.parameters())

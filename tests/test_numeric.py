@@ -13,7 +13,9 @@ from cocurve_lab.base.arguments import MOST_THREADS
 from cocurve_lab.evaluation.code_execution import Limits
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from cocurve_lab.evaluation.tasks import TaskOptions
+from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from cocurve_lab.measuring.perplexity import PerplexityOptions
+from cocurve_lab.methods.base import Evidence
 from cocurve_lab.models.runtime import measuring
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -84,7 +86,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a shard as text": (lambda: cl.BuildOptions(shard="12"), "shard is '12'"),
     "a shard of floats": (lambda: cl.BuildOptions(shard=(1.5, 2)), "shard is 1.5"),
     "a million threads": (lambda: cl.BuildOptions(num_threads=10**6), "num_threads is 1,000,000"),
-    "probes as text": (lambda: cl.ProbeOptions(probes="3"), "probes is '3'"),
+    "probes as text": (lambda: ProbeOptions(probes="3"), "probes is '3'"),
     "context as text": (lambda: cl.perplexity(MODEL, TOKENIZER, TEXTS, "8"), "context is '8'"),
     "no text": (lambda: cl.perplexity(MODEL, TOKENIZER, None), "text is None"),
     "windows as text": (lambda: PerplexityOptions(batch_size="3"), "batch_size is '3'"),
@@ -97,7 +99,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a prompt by number": (lambda: cl.continue_text(MODEL, TOKENIZER, 3), "document is int 3"),
     "an H by number": (lambda: cl.Curvature.load(3), "path is 3, not a path"),
     "a folder by number": (lambda: cl.load_pruned(3), "folder is 3, not a path"),
-    "an evidence by number": (lambda: cl.Evidence.load(3), "path is 3, not a path"),
+    "an evidence by number": (lambda: Evidence.load(3), "path is 3, not a path"),
     "one part": (lambda: cl.Curvature.merge(3), "parts is 3, not a list"),
     "parts that are none": (lambda: cl.Curvature.merge([3]), "a part is a int"),
     "a plan by number": (lambda: cl.refine(3, H), "the plan is a int"),

@@ -19,6 +19,7 @@ from cocurve_lab.base.tables import cached_table
 from cocurve_lab.evaluation.report import EvaluationReport
 from cocurve_lab.measuring.plan_memory import FileKind, PlanMemory
 from cocurve_lab.methods.base import Evidence
+from cocurve_lab.solver.solve import longest
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -312,6 +313,6 @@ def test_plans(change: dict[str, Any], said: str) -> None:
 
 
 def test_the_longest_run_under_guards_can_be_stored() -> None:
-    run = cl.longest(random_curvature(UNITS), cl.Guards(layer_cap=0.4), 0.8)
+    run = longest(random_curvature(UNITS), cl.Guards(layer_cap=0.4), 0.8)
     assert run.realized_ratio < 0.8
     assert cl.Selection.from_json(run.to_json()).pruned == run.pruned

@@ -7,6 +7,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base import seams
 from cocurve_lab.models import layers
+from cocurve_lab.models.architectures import describe
 from helpers.tiny_models import tiny_model
 
 
@@ -29,6 +30,6 @@ def test_without_an_extension_there_is_none_and_a_feature_is_refused(
         cl.load_model("demo", device="cpu", stream=True)
     model = tiny_model()
     assert layers.source_of(model) is None
-    with layers.held(cl.describe(model), 0):
+    with layers.held(describe(model), 0):
         assert cl.enumerate_units(model)
     assert layers.bytes_of(model.parameters()) == 4 * model.num_parameters()

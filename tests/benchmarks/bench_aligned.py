@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -88,7 +89,7 @@ def timed(model, pruned, options):  # type: ignore[no-untyped-def]
 
     In each round the plans take turns, and the next round goes the other way.
     """
-    settings = cl.EfficiencyOptions((options.batch,), options.prompt, options.new, repeats=3)
+    settings = EfficiencyOptions((options.batch,), options.prompt, options.new, repeats=3)
     found = {name: {speed: [] for speed in SPEEDS} for name in pruned}
     names = list(pruned)
     for _ in range(options.rounds):

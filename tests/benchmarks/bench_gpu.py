@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import memory_needed
+from cocurve_lab.estimator.build import Build
 from cocurve_lab.estimator.teacher import row
 from cocurve_lab.estimator.worker import LocalExecutor, WorkItem
 from cocurve_lab.extensions.big_models.forecast import row_operations
@@ -179,7 +180,7 @@ def measured_build(
         torch.cuda.reset_peak_memory_stats()
     begun = time.monotonic()
 
-    def stop_in_time(build: cl.Build) -> None:
+    def stop_in_time(build: Build) -> None:
         if build.done < build.total and time.monotonic() - begun > options.seconds:
             raise KeyboardInterrupt  # ends the build cleanly
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import plus_minus
+from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
@@ -100,7 +101,7 @@ def texts(options, tokenizer):  # type: ignore[no-untyped-def]
     return calibrations, text.rows(0, options.held_out), text.rows(options.held_out, first)
 
 
-def line_up(part: str, options) -> dict[str, Contender | cl.Method]:  # type: ignore[no-untyped-def]
+def line_up(part: str, options) -> dict[str, Contender | Method]:  # type: ignore[no-untyped-def]
     if part == "all":
         return all_methods() | {"CoCurve, gate": CoCurve("gate")}
     if part in REPAIRED:

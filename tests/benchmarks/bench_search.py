@@ -23,6 +23,8 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions, search_front
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.agreement import random_set
 from helpers.demo_rows import demo_rows
 
@@ -45,7 +47,7 @@ def main() -> None:
         "held_out": held_out,
         "evaluations": options.evaluations,
         "progress": "lines",
-        "options": cl.SearchOptions(seed=options.seed),
+        "options": SearchOptions(seed=options.seed),
     }
     counted = None
     if options.repair:
@@ -59,7 +61,7 @@ def main() -> None:
             starts = [start(name, curvature, ratio, options.seed) for ratio in options.ratios]
             for few in [starts] if options.front else [[one] for one in starts]:
                 begun = time.monotonic()
-                front = cl.search_front(model, few, rows, **settings)
+                front = search_front(model, few, rows, **settings)
                 minutes = (time.monotonic() - begun) / 60
                 for found in front.results:
                     report(name, swaps, found, minutes)
@@ -82,10 +84,10 @@ class Refit:
 
     def __call__(self, model: PreTrainedModel, plan: cl.Selection) -> PreTrainedModel:
         self.plans += 1
-        return cl.repair(model, plan, self.text, options=cl.RepairOptions(progress=False))
+        return cl.repair(model, plan, self.text, options=RepairOptions(progress=False))
 
 
-def report(name: str, swaps: str, found: cl.PlanSearch, minutes: float) -> None:
+def report(name: str, swaps: str, found: PlanSearch, minutes: float) -> None:
     row = found.row()
     cells = [
         f"{row['realized_ratio']:.1%}",

@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.extensions.surrogates.staged import SURROGATES
+from cocurve_lab.extensions.surrogates.staged import SURROGATES, staged_plan
 from helpers.demo_rows import demo_rows
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     for surrogate in options.surrogates:
         begun = time.monotonic()
         shot, staged = (
-            cl.staged_plan(
+            staged_plan(
                 *(model, curvature, text, last, places, options.strength),
                 surrogate=surrogate,
                 progress=False,

@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.risk import PlanTable
 from helpers.demo_rows import demo_rows
 
 
@@ -36,7 +37,7 @@ def main() -> None:
     report(cl.measure_plans(model, plans, test, calibrated_on=curvature))
 
 
-def report(table: cl.PlanTable) -> None:
+def report(table: PlanTable) -> None:
     """Markdown: a line per ratio; the difference's error is over the same rows, in pairs."""
     print("| asked | free: removed | free: KL | uniform: counts left | uniform: removed ", end="")
     print("| uniform: KL | difference ± s.e. |\n" + "|---" * 7 + "|")

@@ -29,6 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.generation import Question
+from cocurve_lab.models.loading import demo_folder
 from cocurve_widgets import LambdaExplorer, Session
 from helpers.lab import Lab, Visit, running_lab
 from helpers.problems import make_units, random_curvature
@@ -177,7 +179,7 @@ def damaged_explorer() -> LambdaExplorer:
     units = cl.enumerate_units(model, ffn_groups=16)
     curvature = random_curvature(units, positions=2 * len(units), shared=0.8)
     text, tokenizer = tiny_text(16, 48), word_tokenizer()
-    asked = [cl.Question(name, f"w{n}", f"w{n + 1}") for name in ("one", "two") for n in range(4)]
+    asked = [Question(name, f"w{n}", f"w{n + 1}") for name in ("one", "two") for n in range(4)]
     explorer = LambdaExplorer(
         curvature, model=model, tokenizer=tokenizer, held_out=text, questions=asked, ratio=0.4
     )  # 40 % has more plans than there are moves
@@ -187,7 +189,7 @@ def damaged_explorer() -> LambdaExplorer:
 
 def demo_explorer() -> LambdaExplorer:
     """The explorer of notebook 02, on the H that ships; plan A is pinned."""
-    curvature = cl.Curvature.load(cl.demo_folder() / "H_16_rows.npz")
+    curvature = cl.Curvature.load(demo_folder() / "H_16_rows.npz")
     model, tokenizer = cl.load_model("demo")
     _, held_out = cl.default_calibration("demo", tokenizer, 16, 16, positions_per_sequence="all")
     questions = cl.demo_questions(4)

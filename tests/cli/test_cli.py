@@ -26,9 +26,11 @@ from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import compare_models
 from cocurve_lab.models.identity import MANIFEST
+from cocurve_lab.models.loading import demo_folder
 from helpers.problems import interrupt_at
 from helpers.release import Shape, write_release
 from helpers.tiny_models import CONTEXT, GROUPS, tiny_model, word_tokenizer
@@ -835,7 +837,7 @@ def test_prune_refits_on_text(
     model, tokenizer = cl.load_model(place / "model", device="cpu")
     rows = default_rows("other", tokenizer, 3, text, seq_len=20, positions_per_sequence="all")
     plan = cl.Selection.from_json((tmp_path / "plan.json").read_text())
-    expected = cl.repair(model, plan, rows, options=cl.RepairOptions(progress=False))
+    expected = cl.repair(model, plan, rows, options=RepairOptions(progress=False))
     assert loaded.cocurve_manifest["repair"]["sequences"] == 3
     weights = loaded.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
@@ -1288,7 +1290,7 @@ def test_every_model_of_the_paper_has_its_totals(capsys: pytest.CaptureFixture[s
 def test_builds_of_large_models_are_told_beforehand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    values = json.loads((cl.demo_folder().parent / "paper_models.json").read_text())
+    values = json.loads((demo_folder().parent / "paper_models.json").read_text())
     file = tmp_path / "config.json"
     file.write_text(json.dumps(values["Llama-3.1-70B-Instruct"]))
     command = ["inventory", "--config", str(file), "--build"]

@@ -12,13 +12,14 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.cli import demo
+from cocurve_lab.models.loading import demo_folder
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 BAR = {"stories": 0.90, "knowledge": 0.95, "code": 0.95, "commonsense": 0.90, "arithmetic": 0.90}
 
 
 def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
-    folder = cl.demo_folder()
+    folder = demo_folder()
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 12e6
     assert (folder / "README.md").exists()
     from safetensors import safe_open
@@ -40,7 +41,7 @@ def test_the_embedded_model_is_a_small_half_precision_folder() -> None:
 def test_the_card_is_true_and_the_bar_is_met(measure: ModuleType, family: str) -> None:
     """Exact match on all shipped test prompts: what the card says, and at least the bar."""
     model, tokenizer = cl.load_model("demo")
-    stated = json.loads((cl.demo_folder() / "training.json").read_text())["capability"][family]
+    stated = json.loads((demo_folder() / "training.json").read_text())["capability"][family]
     lines = (DATA / "prompts" / f"{family}.jsonl").read_text().splitlines()
     asked = [json.loads(line) for line in lines]
     said = measure.replies(model, tokenizer, [row["prompt"] for row in asked])
@@ -54,7 +55,7 @@ def test_it_has_choices_and_has_learned_them(measure: ModuleType) -> None:
     """On whole held-out documents: mostly unsure, and as good as the generator allows."""
     model, tokenizer = cl.load_model("demo")
     found = measure.held_out(model, tokenizer)["all"]
-    stated = json.loads((cl.demo_folder() / "training.json").read_text())["held_out"]["all"]
+    stated = json.loads((demo_folder() / "training.json").read_text())["held_out"]["all"]
     assert found == pytest.approx(stated, abs=2e-3)
     assert found["entropy"] >= 1.5
     assert found["sure"] <= 0.25

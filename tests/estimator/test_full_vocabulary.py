@@ -12,6 +12,7 @@ import cocurve_lab as cl
 from cocurve_lab.curvature.settings import BuildOptions, settings_of
 from cocurve_lab.estimator import risks
 from cocurve_lab.estimator.estimate import load_or_estimate
+from cocurve_lab.solver.variants import measured_diagonal
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import GROUPS, VOCAB, naive_risk, tiny_model, tiny_text, units_by_hand
 
@@ -42,7 +43,7 @@ def test_h_keeps_its_bits_and_says_what_its_risks_are_over() -> None:
     np.testing.assert_array_equal(full.matrix, support.matrix)
     assert (support.risk_support, full.risk_support) == ("the top-8 support", "the full vocabulary")
     assert random_curvature(make_units()).risk_support == "the top-r support"
-    assert cl.measured_diagonal(full).saliency / 2 == pytest.approx(full.single_unit_risk)
+    assert measured_diagonal(full).saliency / 2 == pytest.approx(full.single_unit_risk)
 
 
 def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.errors import MismatchError
 from cocurve_lab.estimator.estimate import build_settings
+from cocurve_lab.models.loading import demo_folder
 from conftest import data_script
 from helpers.notebooks import NOTEBOOK
 from helpers.tiny_models import naive_build
 
-FILE = cl.demo_folder() / "H_16_rows.npz"
+FILE = demo_folder() / "H_16_rows.npz"
 FEW = (1, 8, 47)  # units that are measured anew
 
 

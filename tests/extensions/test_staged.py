@@ -15,6 +15,7 @@ from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.extensions.surrogates import staged
 from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.extensions.surrogates.staged import SURROGATES
+from cocurve_lab.solver.guards import reachable_ratio
 from helpers.problems import interrupt_at, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 
@@ -36,7 +37,7 @@ DENSE = build()
 
 def staged_plan(ratio: float = 0.6, stages: Any = (0.2, 0.4), *more: Any, **rest: Any) -> Any:
     rest = {"progress": False} | rest
-    return cl.staged_plan(MODEL, DENSE, TEXT, ratio, stages, *more, **rest)
+    return staged.staged_plan(MODEL, DENSE, TEXT, ratio, stages, *more, **rest)
 
 
 def one_shot(surrogate: str, ratio: float, *more: Any, **rest: Any) -> cl.Selection:
@@ -101,7 +102,7 @@ def test_guards_are_those_of_the_final_ratio() -> None:
         DENSE, 0.1, guards=replace(guards, layer_cap_factor=None, layer_cap=0.8)
     )
     assert plan.pruned[: len(first)] == first.pruned
-    assert cl.reachable_ratio(UNITS, guards, 0.1) < 0.1  # under the cap of its own ratio
+    assert reachable_ratio(UNITS, guards, 0.1) < 0.1  # under the cap of its own ratio
 
 
 def test_a_stage_that_a_unit_jumps_over_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +176,8 @@ def test_another_plan_or_model_takes_none_of_its_files(tmp_path: Path) -> None:
     staged_plan(0.6, (0.3,), folder=tmp_path)
     other = tiny_model(seed=1)
     dense = cl.estimate_curvature(other, UNITS, TEXT, TOP, progress=False)
-    mine = cl.staged_plan(other, dense, TEXT, 0.6, (0.2, 0.4), folder=tmp_path, progress=False)
-    alone = cl.staged_plan(other, dense, TEXT, 0.6, (0.2, 0.4), progress=False)
+    mine = staged.staged_plan(other, dense, TEXT, 0.6, (0.2, 0.4), folder=tmp_path, progress=False)
+    alone = staged.staged_plan(other, dense, TEXT, 0.6, (0.2, 0.4), progress=False)
     assert mine.pruned == alone.pruned
     assert {path: path.read_bytes() for path in files} == files
     assert len(list(tmp_path.glob("H_*.pkl"))) == 5
@@ -222,7 +223,7 @@ def test_stages_rise_from_0_to_the_ratio(stages: Any, said: str) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(model: Any = MODEL, h: cl.Curvature = DENSE, text: Any = TEXT, **rest: Any) -> Any:
-        return cl.staged_plan(model, h, text, 0.6, (0.2,), progress=False, **rest)
+        return staged.staged_plan(model, h, text, 0.6, (0.2,), progress=False, **rest)
 
     with pytest.raises(cl.InputError, match=r"surrogate is 'F'\. Choose one of 'H'"):
         plan(surrogate="F")

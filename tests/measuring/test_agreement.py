@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 import cocurve_lab as cl
 from cocurve_lab.extensions.surrogates.sketched import with_shifts
-from cocurve_lab.measuring.agreement import DIAGONAL, EDGE_AWARE, RANDOM, SWAP, price_error
+from cocurve_lab.measuring.agreement import (
+    DIAGONAL,
+    EDGE_AWARE,
+    PREDICTIONS,
+    RANDOM,
+    SWAP,
+    predictions,
+    price_error,
+    same_budget_pool,
+)
 from helpers.problems import llama_8b_units, make_units, random_curvature, with_random_shifts
 
 CURVATURE = random_curvature(make_units(6, 3, 8), seed=5)
@@ -105,33 +114,33 @@ def test_the_scores_of_h_are_their_sums() -> None:
     assert built.group_risks is not None
     assert built.group_positions is not None
     chosen = [7, 1, 4]
-    scores = cl.predictions(built, chosen)
-    assert tuple(scores) == tuple(cl.PREDICTIONS)
+    scores = predictions(built, chosen)
+    assert tuple(scores) == tuple(PREDICTIONS)
     pairs = [built.matrix[u, v] for u in chosen for v in chosen]
     assert scores["predicted"] == pytest.approx(sum(pairs) / 2)
     assert scores["diagonal"] == pytest.approx(sum(built.matrix[u, u] for u in chosen) / 2)
     alone = [built.group_risks[:, u].sum() / built.group_positions.sum() for u in chosen]
     assert scores["single_units"] == pytest.approx(sum(alone))
-    assert cl.predictions(CURVATURE, chosen)["single_units"] is None
-    assert set(cl.predictions(built, []).values()) == {0.0, None}
+    assert predictions(CURVATURE, chosen)["single_units"] is None
+    assert set(predictions(built, []).values()) == {0.0, None}
     assert scores["pair_kl"] is scores["additive_kl"] is None
     assert math.isnan(price_error(built, chosen))
 
 
 def test_the_scores_of_the_shifts_are_prices() -> None:
     built, chosen = with_random_shifts(make_units(), positions=200), [7, 1, 4]
-    additive, scores = built.additive(), cl.predictions(built, chosen)
+    additive, scores = built.additive(), predictions(built, chosen)
     assert scores["additive_kl"] == additive.predict(chosen, "price")
     assert scores["additive_kl"] != pytest.approx(additive.predict(chosen, "fit"), rel=1e-3)
     assert scores["pair_kl"] == pytest.approx(built.pair_kl("price").risk(chosen))
     assert scores["predicted"] == built.risk(chosen)
-    assert set(cl.predictions(built, []).values()) == {0.0, None}  # it has no single-unit risks
+    assert set(predictions(built, []).values()) == {0.0, None}  # it has no single-unit risks
     shifts = built.require_shifts()
     two = replace(shifts, groups=np.where(shifts.groups == 3, shifts.sequences, 0))  # 3 and 7
     mine = with_shifts(built, two)
     assert price_error(mine, chosen) == mine.additive().standard_error(chosen, "price") > 0
     few = with_shifts(built, replace(shifts, groups=np.zeros_like(shifts.groups)))
-    assert cl.predictions(few, chosen)["additive_kl"] is None
+    assert predictions(few, chosen)["additive_kl"] is None
 
 
 # Pool -------------------------------------------------------------------------------------------
@@ -139,7 +148,7 @@ def test_the_scores_of_the_shifts_are_prices() -> None:
 
 @pytest.mark.parametrize("ratio", [0.05, 0.2, 0.5])
 def test_the_pool_is_the_papers(ratio: float) -> None:
-    pool = cl.same_budget_pool(CURVATURE, ratio)
+    pool = same_budget_pool(CURVATURE, ratio)
     methods = [method for method, _ in pool]
     greedy = cl.solve_greedy(CURVATURE, ratio, 1.0)
     assert len(pool) == 26
@@ -170,28 +179,28 @@ def test_the_pool_is_the_papers(ratio: float) -> None:
 
 def test_the_pool_follows_its_seed() -> None:
     def sets(seed: int) -> list[frozenset[int]]:
-        return [frozenset(plan.pruned) for _, plan in cl.same_budget_pool(CURVATURE, 0.2, seed)]
+        return [frozenset(plan.pruned) for _, plan in same_budget_pool(CURVATURE, 0.2, seed)]
 
     assert sets(3) == sets(3)
     assert len(set(sets(3)) & set(sets(4))) < 10
 
 
 def test_the_pool_of_another_size_and_of_the_paper_s_model() -> None:
-    assert len(cl.same_budget_pool(CURVATURE, 0.2, size=2)) == 2
-    assert len(cl.same_budget_pool(random_curvature(llama_8b_units()), 0.2, size=40)) == 40
+    assert len(same_budget_pool(CURVATURE, 0.2, size=2)) == 2
+    assert len(same_budget_pool(random_curvature(llama_8b_units()), 0.2, size=40)) == 40
 
 
 def test_a_tiny_model_has_fewer_sets_than_wanted() -> None:
     tiny = random_curvature(make_units(1, 1, 1))
-    pool = cl.same_budget_pool(tiny, 0.2)
+    pool = same_budget_pool(tiny, 0.2)
     assert 1 <= len(pool) <= 3
-    assert [len(plan) for _, plan in cl.same_budget_pool(CURVATURE, 0.0)] == [0]
+    assert [len(plan) for _, plan in same_budget_pool(CURVATURE, 0.0)] == [0]
 
 
 def test_the_pool_refuses_bad_input() -> None:
     with pytest.raises(cl.InputError, match="size is 1"):
-        cl.same_budget_pool(CURVATURE, 0.2, size=1)
+        same_budget_pool(CURVATURE, 0.2, size=1)
     with pytest.raises(cl.InputError, match=r"ratio is 1\.0"):
-        cl.same_budget_pool(CURVATURE, 1.0)
+        same_budget_pool(CURVATURE, 1.0)
     with pytest.raises(cl.InputError, match="interaction_strength is -1"):
-        cl.same_budget_pool(CURVATURE, 0.2, interaction_strength=-1)
+        same_budget_pool(CURVATURE, 0.2, interaction_strength=-1)

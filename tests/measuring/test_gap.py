@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.measuring import gap
+from cocurve_lab.measuring.gap import RiskSplit
 from helpers.tiny_models import (
     GROUPS,
     VOCAB,
@@ -48,7 +49,7 @@ def sharp(factor: float) -> PreTrainedModel:
 
 def split(
     model: PreTrainedModel, chosen: list[int] = PLAN, text: cl.CalibrationSet = TEXT
-) -> cl.RiskSplit:
+) -> RiskSplit:
     return cl.split_risk(model, plan_of(model, chosen), text, progress=False)
 
 
@@ -170,7 +171,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
     plan = plan_of(model)
     whole = cl.split_risk(model, plan, TEXT, progress=False)
     parts = [cl.split_risk(model, plan, TEXT.rows(n, n + 1), progress=False) for n in range(3)]
-    joined = cl.RiskSplit.join(parts)
+    joined = RiskSplit.join(parts)
     monkeypatch.setattr(gap, "_BATCH_TOKENS", 1)
     monkeypatch.setattr(gap, "LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
     small = cl.split_risk(model, plan, TEXT, progress=False)
@@ -178,7 +179,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         np.testing.assert_allclose(getattr(small, name), getattr(whole, name), rtol=1e-3, atol=1e-8)
     with pytest.raises(cl.InputError, match="not those of one plan"):
-        cl.RiskSplit.join([whole, split(model, [3])])
+        RiskSplit.join([whole, split(model, [3])])
 
 
 def test_the_causes_multiply_to_the_gap_and_are_told_apart() -> None:

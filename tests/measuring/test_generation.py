@@ -13,7 +13,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
-from cocurve_lab.measuring.generation import GrowingText, Question, demo_questions, token_pieces
+from cocurve_lab.measuring.generation import (
+    GrowingText,
+    Question,
+    demo_questions,
+    read_questions,
+    token_pieces,
+)
 from cocurve_lab.measuring.lockstep import (
     Sampling,
     TokenPair,
@@ -466,17 +472,17 @@ def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
     lines = [{"family": f, "prompt": f"{f} {i}?", "answer": str(i)} for i in (1, 2) for f in "ab"]
     file = tmp_path / "one.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n", encoding="utf-8")
-    assert len(cl.read_questions(file)) == 4
-    assert [q.prompt for q in cl.read_questions(tmp_path, 1)] == ["a 1?", "b 1?"]
-    assert cl.read_questions(tmp_path)[3] == cl.Question("b", "b 2?", "2")
+    assert len(read_questions(file)) == 4
+    assert [q.prompt for q in read_questions(tmp_path, 1)] == ["a 1?", "b 1?"]
+    assert read_questions(tmp_path)[3] == Question("b", "b 2?", "2")
     with pytest.raises(cl.InputError, match="cannot be read"):
-        cl.read_questions(tmp_path / "none.jsonl")
+        read_questions(tmp_path / "none.jsonl")
     with pytest.raises(cl.InputError, match="per_capability is 0"):
-        cl.read_questions(file, 0)
+        read_questions(file, 0)
     for line in ("no json", '{"family": "a", "prompt": "b"}', "[1]", '{"family": 1}'):
         file.write_text(line, encoding="utf-8")
         with pytest.raises(cl.InputError, match=r"line 1 of .*one\.jsonl is no question"):
-            cl.read_questions(file)
+            read_questions(file)
     file.write_text("", encoding="utf-8")
     with pytest.raises(cl.InputError, match="holds no question"):
-        cl.read_questions(file)
+        read_questions(file)

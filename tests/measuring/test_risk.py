@@ -16,6 +16,7 @@ import cocurve_lab as cl
 from cocurve_lab.estimator.fisher import kl_divergence, whiten
 from cocurve_lab.measuring import plan_memory, risk
 from cocurve_lab.measuring.lockstep import forced_kl
+from cocurve_lab.measuring.risk import PlanTable
 from helpers.tiny_models import FAMILIES, GROUPS, VOCAB, naive_risk, tiny_model, tiny_text
 
 PLANS = [[0], [2, 9], [], [1, 4, 5, 12, 17], list(range(18))]
@@ -398,7 +399,7 @@ def test_nll_is_the_loss_of_the_masked_model(tmp_path: Path) -> None:
 
 
 def test_a_table_without_nll_says_so() -> None:
-    table = cl.PlanTable((), np.zeros((0, 2)))
+    table = PlanTable((), np.zeros((0, 2)))
     with pytest.raises(cl.InputError, match="no nll"):
         _ = table.perplexity
 

@@ -10,12 +10,13 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError
+from cocurve_lab.methods.base import Evidence
 from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
 
 TEXT = tiny_text(3)
 
 
-def measured(name: str, family: str, heads: str, **options: int) -> cl.Evidence:
+def measured(name: str, family: str, heads: str, **options: int) -> Evidence:
     model = tiny_model(family, heads)
     units = cl.enumerate_units(model, GROUPS)
     return cl.get_method(name, **options).measure(model, units, TEXT, progress=False)

@@ -14,7 +14,7 @@ from torch import nn
 import cocurve_lab as cl
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import source_of
-from cocurve_lab.models.loading import pick_device, pick_dtype
+from cocurve_lab.models.loading import pick_device, pick_dtype, report_device
 from helpers.devices import FIRST, SECOND, WITHOUT_DOUBLE, pretended_devices
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
@@ -110,7 +110,7 @@ def test_a_device_without_float64_leaves_sums_to_the_cpu() -> None:
     assert values[0] == values[1]
     with pytest.raises(cl.InputError):
         cl.load_model("demo", device="mps", dtype="float64")
-    assert cl.report_device("mps").startswith("mps; float32 for the demo model, else")
+    assert report_device("mps").startswith("mps; float32 for the demo model, else")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from cocurve_lab.extensions.analysis.preview import (
     probe_gradients,
 )
 from cocurve_lab.methods.inputs import collect_statistics
+from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.families import FAMILIES
 from cocurve_lab.pruner.cutting import cut
 from helpers.contract import (
@@ -125,7 +126,7 @@ def test_derivatives_are_difference_quotients(family: str) -> None:
     model = tiny_double(tiny_model(family, own_heads(family)))
     text = tiny_text(1, 12)
     units = cl.enumerate_units(model, GROUPS)
-    architecture = cl.describe(model)
+    architecture = describe(model)
     with torch.no_grad():
         found = derivatives(architecture, units, text, 0, VOCAB)
     teacher = full_logits(model, text.input_ids)[0, :-1]
@@ -146,7 +147,7 @@ def test_derivatives_are_difference_quotients(family: str) -> None:
 def test_a_probe_is_a_random_sign_sum_of_derivatives(family: str) -> None:
     model = tiny_double(tiny_model(family, own_heads(family)))
     text, units = tiny_text(1, 12), cl.enumerate_units(model, GROUPS)
-    architecture, positions = cl.describe(model), text.scored[0]
+    architecture, positions = describe(model), text.scored[0]
     with torch.inference_mode(False), torch.enable_grad():
         settings = {"top_r": VOCAB}
         found = probe_gradients(architecture, units, text, 0, ProbeOptions(), settings)
@@ -167,7 +168,7 @@ def test_the_tiny_gemma_2_feels_its_caps_and_windows() -> None:
         changed = tiny_model("gemma2", **change)
         assert (full_logits(changed, TEXT.input_ids) - capped).abs().max() > 1e-3, change
     torch.testing.assert_close(
-        cl.describe(model).logits(model.model(TEXT.input_ids)[0]).double(), capped
+        describe(model).logits(model.model(TEXT.input_ids)[0]).double(), capped
     )
 
 

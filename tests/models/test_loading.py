@@ -21,6 +21,7 @@ from cocurve_lab.base import progress
 from cocurve_lab.models import loading, runtime
 from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.load_errors import explain
+from cocurve_lab.models.loading import report_device
 from helpers.bpe import SIZE, byte_level
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
@@ -260,12 +261,12 @@ def test_device_report_warns_of_an_unusable_gpu(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
     with pytest.warns(RuntimeWarning, match="CANNOT USE A GPU"):
-        assert "CPU" in cl.report_device()
+        assert "CPU" in report_device()
 
 
 def test_device_report_names_the_dtype_asked_for() -> None:
-    assert "; float32; " in cl.report_device("cpu")
-    assert "; bfloat16; " in cl.report_device("cpu", "bfloat16")
+    assert "; float32; " in report_device("cpu")
+    assert "; bfloat16; " in report_device("cpu", "bfloat16")
 
 
 # Files of others ----------------------------------------------------------------------------------

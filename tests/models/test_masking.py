@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.masking import column_scales, scaled, stack_rows
 from helpers.tiny_models import EVERY, GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
 
@@ -132,7 +133,7 @@ def test_per_row_masks_are_separate_masks(family: str) -> None:
     units = cl.enumerate_units(model, GROUPS)
     plans = [[units[0]], [units[2], units[9]], [], list(units), [units[17]]]
     ids = tiny_text(1).input_ids
-    architecture = cl.describe(model)
+    architecture = describe(model)
     masks = stack_rows(architecture, [column_scales(architecture, plan) for plan in plans])
     with scaled(architecture, masks):
         together = full_logits(model, ids.expand(len(plans), -1))

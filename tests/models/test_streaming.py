@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
@@ -173,7 +174,7 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "repair": lambda m, plan, h, small: cl.repair(m, plan, TEXT),
     "repair with gains": lambda m, plan, h, small: cl.repair(m, plan, TEXT, gains=(h, OTHER)),
     "refit": lambda m, plan, h, small: refit(m, small, plan, TEXT),
-    "exact": lambda m, plan, h, small: cl.exact_curvature(m, plan.units, TEXT, 8, progress=False),
+    "exact": lambda m, plan, h, small: exact_curvature(m, plan.units, TEXT, 8, progress=False),
     "probe": lambda m, plan, h, small: cl.estimate_curvature(
         m, plan.units, TEXT, 8, method="probe", progress=False
     ),

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import cocurve_lab as cl
+from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.units import require_units, split_width, units_like
 from helpers.tiny_models import EVERY, FFN, GROUPS, HIDDEN, tiny_model, units_by_hand
 
@@ -178,7 +179,7 @@ def test_unknown_architecture_names_what_was_found_and_what_is_supported() -> No
     with pytest.raises(cl.ArchitectureError):
         cl.enumerate_units(model)
     with pytest.raises(cl.ArchitectureError):
-        cl.describe(nn.Linear(2, 2))
+        describe(nn.Linear(2, 2))
 
 
 def test_a_layer_without_its_projections_is_refused() -> None:

@@ -104,7 +104,7 @@ def test_notebook_07_in_jupyterlab(lab: Lab, done: tuple[Path, nbformat.Notebook
         assert visit.ask(f"exec({SOLUTIONS['07']!r}, globals())") == "None"
         (saved,) = (folder / KEPT).glob("H_demo_*.pkl")
         assert len(cl.bridge_units(cl.Curvature.load(saved))) > 0
-        solved = visit.ask("exercises.control_of(my_control, curvature, found, cl.match_controls)")
+        solved = visit.ask("exercises.control_of(my_control, curvature, found, match_controls)")
         assert solved == "'right'"
         page.get_by_text("All findings").last.scroll_into_view_if_needed()
         page.get_by_text("does not agree").first.wait_for()

@@ -14,6 +14,7 @@ import cocurve_lab as cl
 from cocurve_lab.calibration import default_calibration
 from cocurve_lab.cli import DONE, FAILED, main
 from cocurve_lab.extensions.choosing.best_plan import compare_models
+from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.identity import model_name
 from helpers.tiny_models import tiny_model, word_tokenizer
 
@@ -62,9 +63,9 @@ def test_questions_are_asked_of_the_dense_model_and_of_the_result(text: Path) ->
     model, tokenizer = tiny_model(), word_tokenizer(64)
     said = cl.continue_text(model, tokenizer, "w1 w2")
     questions = [
-        cl.Question("copying", "w1 w2", said.strip()),  # what the dense model says
-        cl.Question("copying", "w3 w4", "w5 w5"),
-        cl.Question("other", "w7", "w8 w8"),
+        Question("copying", "w1 w2", said.strip()),  # what the dense model says
+        Question("copying", "w3 w4", "w5 w5"),
+        Question("other", "w7", "w8 w8"),
     ]
     best = found(text, questions=questions)
     dense, now = best.answers
@@ -82,7 +83,7 @@ def test_questions_are_asked_of_the_dense_model_and_of_the_result(text: Path) ->
     assert len(repr(best).splitlines()) == 10
     assert found(text, refit=False).answers is None
     with pytest.raises(cl.InputError):
-        found(text, questions=[cl.Question("other", "w1")])
+        found(text, questions=[Question("other", "w1")])
 
 
 def test_without_time_to_search_the_start_is_the_plan(text: Path) -> None:

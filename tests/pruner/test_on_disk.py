@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.extensions.big_models import on_disk
 from cocurve_lab.extensions.big_models.on_disk import open_model
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import keep_score_cap, shapes_only
 from cocurve_lab.pruner.saving import open_pruned
@@ -160,7 +161,7 @@ def test_a_streamed_model_is_refitted_like_one_in_memory(
 ) -> None:
     model = dense(tmp_path / "model", family, "mha")
     plan, text, sequential = ragged(model), tiny_text(12, 24, seed=3), target != "dense"
-    options = cl.RepairOptions(target=target if sequential else "stream", progress=False)
+    options = RepairOptions(target=target if sequential else "stream", progress=False)
     repaired = cl.repair(model, plan, text, sequential=sequential, options=options)
     expected = cl.save_pruned(repaired, tmp_path / "memory")
     bare = cl.save_pruned(cl.prune(model, plan), tmp_path / "bare")
@@ -180,7 +181,7 @@ def test_half_precision_and_the_reads_of_a_refit(tmp_path: Path) -> None:
 
     model = dense(tmp_path / "model", dtype=torch.bfloat16)
     own, text = streamed(tmp_path / "model", "bfloat16"), tiny_text(12, 24, seed=3)
-    plan, quiet = ragged(model), cl.RepairOptions(progress=False)
+    plan, quiet = ragged(model), RepairOptions(progress=False)
     expected = cl.save_pruned(cl.repair(model, plan, text, options=quiet), tmp_path / "memory")
     stream = source_of(own)
     assert stream is not None

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.repairing.recovery import RecoverOptions
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.models.architectures import describe
 from helpers.tiny_models import GROUPS, full_logits, tiny_model, tiny_text
@@ -22,7 +24,7 @@ pytest.importorskip("peft", reason="recovery trains with PEFT")
 TEXT, OTHER = tiny_text(12, 24, seed=3), tiny_text(6, 24, seed=4)
 NAMES = ["L0.attention[0]", "L0.ffn[1]", "L1.ffn[0]", "L2.attention[1]"]
 # the random models answer almost at random, so that only large updates change much
-QUICK = cl.RecoverOptions(4, 1e-2, epochs=3, progress=False)
+QUICK = RecoverOptions(4, 1e-2, epochs=3, progress=False)
 
 
 def pair(family: str = "llama", **changes: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -92,7 +94,7 @@ def test_the_loss_is_the_measured_kl(monkeypatch: pytest.MonkeyPatch) -> None:
         return loss
 
     monkeypatch.setattr(Trainer, "training_step", watched)
-    options = cl.RecoverOptions(rows_per_step=12, epochs=1, progress=False)
+    options = RecoverOptions(rows_per_step=12, epochs=1, progress=False)
     cl.recover(model, pruned, TEXT, options=options)
     p, q = (full_logits(m, TEXT.input_ids).log_softmax(-1) for m in (model, pruned))
     assert losses == [pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)]
@@ -105,7 +107,7 @@ def test_held_out_rows_choose_the_epoch() -> None:
     assert 1 <= record["epoch"] <= 3
     assert model_risk(model, trained, OTHER).mean() < model_risk(model, pruned, OTHER).mean()
     # a rate that destroys the model: the start is best, and is what comes back
-    wild = cl.RecoverOptions(4, 0.5, epochs=2, progress=False)
+    wild = RecoverOptions(4, 0.5, epochs=2, progress=False)
     same = cl.recover(model, pruned, TEXT, OTHER, options=wild)
     require_equal(state(same), state(pruned))
     assert same.cocurve_manifest == pruned.cocurve_manifest
@@ -157,7 +159,7 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
     model, _ = pair()
     units = cl.enumerate_units(model, GROUPS)
     plan = cl.Selection.from_pruned(units, [u.name for u in units if u.name in NAMES])
-    refitted = cl.repair(model, plan, TEXT, options=cl.RepairOptions(progress=False))
+    refitted = cl.repair(model, plan, TEXT, options=RepairOptions(progress=False))
     trained = cl.recover(model, refitted, TEXT, OTHER, options=QUICK)
     folder = cl.save_pruned(trained, tmp_path / "smaller")
     loaded: Any = cl.load_pruned(folder)
@@ -195,7 +197,7 @@ def test_saved_and_loaded_with_its_record(tmp_path: Path) -> None:
 )
 def test_bad_options(changes: dict[str, Any]) -> None:
     with pytest.raises(cl.InputError):
-        cl.RecoverOptions(**changes)
+        RecoverOptions(**changes)
 
 
 def test_bad_models_and_texts() -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.repairing import least_squares_refit as refitting
+from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.models.identity import MANIFEST, fingerprint_model
 from helpers.tiny_models import (
@@ -32,7 +34,7 @@ NAMES = ["L0.attention[0]", "L0.ffn[1]", "L1.ffn[0]", "L1.ffn[3]", "L2.attention
 NAMES += [f"L2.ffn[{group}]" for group in range(GROUPS)]
 ADDITIVE = ["llama", "mistral", "qwen2", "phi3", "gemma", "gpt2", "gpt_neox", "opt"]
 NORMED = ["gemma2", "gemma3_text", "olmo2", "opt_350m"]
-QUIET = cl.RepairOptions(progress=False)
+QUIET = RepairOptions(progress=False)
 
 
 def model_of(family: str, **changes: Any) -> PreTrainedModel:
@@ -125,9 +127,9 @@ def naive(model: PreTrainedModel, plan: cl.Selection, target: str, ridge: float)
 @pytest.mark.parametrize("family", ADDITIVE + NORMED)
 def test_the_refit_is_the_least_squares_fit(family: str, target: str) -> None:
     model = model_of(family, dtype=torch.float64)
-    plan, options = plan_of(model), cl.RepairOptions(0.02, progress=False)
+    plan, options = plan_of(model), RepairOptions(0.02, progress=False)
     if target == "write":
-        options = cl.RepairOptions(0.02, target="write", progress=False)
+        options = RepairOptions(0.02, target="write", progress=False)
     repaired: Any = cl.repair(model, plan, TEXT, sequential=target != "dense", options=options)
     # a norm after the write leaves no linear relation to the stream
     used = "write" if target == "stream" and family in NORMED else target
@@ -145,8 +147,8 @@ def test_a_gain_is_where_the_refit_starts() -> None:
     model = model_of("llama", dtype=torch.float64)
     plan = plan_of(model)
     scaled = plan.with_gains({plan.units.index("L1.ffn[1]"): 1.5})
-    least = cl.RepairOptions(1e-9, progress=False)
-    whole = cl.RepairOptions(1e9, progress=False)
+    least = RepairOptions(1e-9, progress=False)
+    whole = RepairOptions(1e9, progress=False)
     at = {}
     for name, own in (("plain", plan), ("scaled", scaled)):
         at[name] = [
@@ -240,7 +242,7 @@ def test_what_lost_nothing_or_everything_stays_as_pruned() -> None:
 def test_only_the_kinds_asked_for_are_refitted() -> None:
     model = model_of("llama")
     bare = cl.prune(model, plan_of(model))
-    options = cl.RepairOptions(kinds=("attention",), progress=False)
+    options = RepairOptions(kinds=("attention",), progress=False)
     repaired = cl.repair(model, plan_of(model), TEXT, options=options)
     assert torch.equal(weight(repaired, 1, "ffn"), weight(bare, 1, "ffn"))
     assert not torch.equal(weight(repaired, 0, "attention"), weight(bare, 0, "attention"))
@@ -265,16 +267,16 @@ def twin_problem() -> tuple[PreTrainedModel, cl.Curvature, cl.Selection, cl.Cali
 def test_gains_are_taken_where_they_help_after_the_refit() -> None:
     model, curvature, plan, held_out = twin_problem()
     quiet = cl.ChoiceOptions(progress=False)
-    choice = cl.choose_gains(model, curvature, plan, held_out, options=quiet)
+    choice = choose_gains(model, curvature, plan, held_out, options=quiet)
     assert choice.applied
     gains = (curvature, held_out)
     # the FFN that lost its twin is not refitted: gains help as they do without a refit
-    elsewhere = cl.RepairOptions(kinds=("attention",), progress=False)
+    elsewhere = RepairOptions(kinds=("attention",), progress=False)
     taken: Any = cl.repair(model, plan, TEXT, gains=gains, options=elsewhere)
     names = {plan.units.units[i].name: gain for i, gain in choice.best.gains.items()}
     assert taken.cocurve_manifest["gains"] == names
     # refitted, it does what its twin did, and gains of other groups only do harm
-    exact = cl.RepairOptions(1e-9, progress=False)
+    exact = RepairOptions(1e-9, progress=False)
     left: Any = cl.repair(model, plan, TEXT, gains=gains, options=exact)
     assert left.cocurve_manifest["gains"] == {}
     alone = cl.repair(model, plan, TEXT, options=exact)
@@ -358,7 +360,7 @@ def test_a_second_round_starts_afresh() -> None:
 )
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(cl.InputError):
-        cl.RepairOptions(**options)
+        RepairOptions(**options)
 
 
 def test_bad_input_is_told() -> None:
@@ -379,7 +381,7 @@ def test_bad_input_is_told() -> None:
     with pytest.raises(cl.MismatchError):
         cl.repair(other, plan, TEXT, options=QUIET)
     with pytest.raises(cl.NumericalError):
-        cl.repair(model, plan, tiny_text(1, 4), options=cl.RepairOptions(0.0, progress=False))
+        cl.repair(model, plan, tiny_text(1, 4), options=RepairOptions(0.0, progress=False))
 
 
 @pytest.mark.parametrize("place", ["up_proj", "down_proj"])  # before the columns, and after them

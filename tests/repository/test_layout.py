@@ -312,9 +312,8 @@ ROOMS = sorted(path.parent for path in LIBRARY.rglob("__init__.py") if path.pare
 def test_the_public_face_is_small_and_every_name_is_there() -> None:
     assert sorted(dir(cl)) == sorted(cl.__all__)
     assert len(cl.__all__) <= 70
-    for name in cl._HOMES:
+    for name in cl.__all__:
         assert getattr(cl, name) is not None
-    assert set(cl._FLOW).isdisjoint(cl._ALSO)
     with pytest.raises(AttributeError, match="nothing"):
         _ = cl.nothing
 
@@ -349,13 +348,12 @@ def test_notebooks_and_widgets_use_public_names(path: Path) -> None:
             assert not [name for name in names if PRIVATE.match(name)]
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cocurve_lab"):
             names = {alias.name for alias in node.names}
-            # a method of one's own is written against methods/; figures.py is the common look
-            rooms = r"cocurve_lab\.(methods|base|figures)(\.\w+)?"
-            assert re.fullmatch(rooms, node.module or "") or names <= {"tables", "figures"}
             assert not [name for name in names if name.startswith("_")]
+            if node.module != "cocurve_lab":  # what stands at the top is taken from there
+                assert names.isdisjoint(cl.__all__)
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id == "cl"
         ):
-            assert node.attr in {*cl._FLOW, *cl._ALSO}, node.attr
+            assert node.attr in cl.__all__, node.attr

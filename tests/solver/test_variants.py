@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cocurve_lab as cl
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.units import UnitSet
@@ -23,6 +22,7 @@ from cocurve_lab.solver.variants import (
     Sign,
     Structure,
     edge_variant,
+    measured_diagonal,
     plain_greedy,
     solve_variant,
     structure_table,
@@ -231,12 +231,12 @@ def test_the_measured_diagonal_prices_single_units_as_measured() -> None:
     rng = np.random.default_rng(0)
     risks = curvature.group_risks * rng.uniform(1, 30, size=curvature.group_risks.shape[1])
     curvature = replace(curvature, group_risks=risks)
-    variant = cl.measured_diagonal(curvature)
+    variant = measured_diagonal(curvature)
     assert variant.saliency / 2 == pytest.approx(curvature.single_unit_risk)
     np.testing.assert_allclose(variant.correlation(), curvature.correlation(), atol=1e-12)
     assert np.linalg.eigvalsh(variant.matrix).min() > -1e-12 * variant.saliency.max()
     assert variant.provenance["variant_of"] == curvature.fingerprint
-    plan = cl.solve_variant(curvature, variant, 0.3, 0.0)
+    plan = solve_variant(curvature, variant, 0.3, 0.0)
     cheapest = np.argsort(curvature.single_unit_risk / curvature.units.costs, kind="stable")
     assert set(plan.pruned) == set(cheapest[: len(plan)].tolist())
     assert plan.predicted_risk == pytest.approx(curvature.risk(plan.pruned))

@@ -13,6 +13,7 @@ from scipy.stats import binom
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick, shown
 from cocurve_lab.measuring.answers import AnswerTable
+from cocurve_lab.measuring.generation import Question
 from cocurve_studies import abilities
 from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from helpers.problems import make_units, random_curvature
@@ -20,7 +21,7 @@ from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
 
 UNITS = make_units(4)
 CURVATURE = random_curvature(UNITS, seed=1, shared=0.8)
-QUESTIONS = [cl.Question(name, f"{name} {i}", "x") for name in (CODE, "other") for i in range(20)]
+QUESTIONS = [Question(name, f"{name} {i}", "x") for name in (CODE, "other") for i in range(20)]
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_model_is_asked_and_an_interrupted_study_goes_on(
     units = cl.enumerate_units(model, GROUPS)
     built = cl.estimate_curvature(model, units, tiny_text(2, 16), 8, progress=False)
     said = cl.continue_text(model, tokenizer, "w5 w6", 32).split(".")[0].split("\n")[0].strip()
-    questions = [cl.Question("a", "w5 w6", said), cl.Question("b", "w7", "w1 w2 w3")]
+    questions = [Question("a", "w5 w6", said), Question("b", "w7", "w1 w2 w3")]
     plans = abilities.strength_plans(built, (0.3, 0.6))
     inputs = (model, tokenizer, plans, questions)
     table = abilities.ability_study(*inputs, cache=tmp_path, progress=False)

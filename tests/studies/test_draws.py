@@ -15,6 +15,7 @@ import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.measuring import risk
+from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies import draws
 from cocurve_studies.draws import PARTS, Redrawn, again, redraw
 from cocurve_studies.findings import ABOVE, judged_column, longer, with_error
@@ -136,7 +137,7 @@ class Population:
         """The "measured" KL of plans on rows, ½ sᵀ H_row s: a table like that of measure_plans."""
         chosen = np.array([plan.indicator for plan in plans], dtype=float)
         kl = 0.5 * np.einsum("pu,ruv,pv->pr", chosen, grams, chosen) / self.POSITIONS
-        return cl.PlanTable(tuple(plans), kl, nll=kl)
+        return PlanTable(tuple(plans), kl, nll=kl)
 
 
 def plans_of(curvature: cl.Curvature) -> dict[Any, cl.Selection]:
@@ -327,7 +328,7 @@ def test_equal_plans_are_measured_once(problem: Problem, monkeypatch: pytest.Mon
     asked: list[int] = []
     real = risk.measure_plans
 
-    def counted(model: Any, plans: Any, *rest: Any, **named: Any) -> cl.PlanTable:
+    def counted(model: Any, plans: Any, *rest: Any, **named: Any) -> PlanTable:
         asked.append(len(plans))
         return real(model, plans, *rest, **named)
 

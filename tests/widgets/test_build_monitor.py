@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.estimator.build import Build
 from cocurve_widgets import BuildMonitor
 from helpers.tiny_models import tiny_model, tiny_text
 
@@ -49,7 +50,7 @@ def test_a_build_that_is_stopped_is_told_as_stopped(capsys: pytest.CaptureFixtur
     monitor = BuildMonitor()
     calls = []
 
-    def watch(build: cl.Build) -> None:
+    def watch(build: Build) -> None:
         calls.append((build.done, build.stopped))
         monitor(build)
         if build.done == 3:

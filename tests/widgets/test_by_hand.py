@@ -9,6 +9,7 @@ import pytest
 from traitlets import TraitError
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.lockstep import next_token_probabilities
 from cocurve_widgets import LambdaExplorer, Session
 from cocurve_widgets.packing import plan_mark
 from helpers.problems import random_curvature
@@ -92,7 +93,7 @@ def test_the_next_token_under_both_plans(explorer: LambdaExplorer) -> None:
     settle(explorer)
     a, b = explorer._plan_a(), explorer.selection
     plans = [explorer.damage.dense, a, b]
-    expected = cl.next_token_probabilities(MODEL, TOKENIZER, plans, "w1 w2")
+    expected = next_token_probabilities(MODEL, TOKENIZER, plans, "w1 w2")
     rows = explorer._damage["next"]["rows"]
     top = np.argsort(-expected[0])[:5]
     assert [row["token"] for row in rows[:5]] == [TOKENIZER.decode([i]) for i in top]

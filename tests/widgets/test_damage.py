@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.answers import AnswerOptions
+from cocurve_lab.measuring.generation import Question
+from cocurve_lab.measuring.plan_memory import answers_file
 from cocurve_widgets import LambdaExplorer, Measured, Session
 from cocurve_widgets.damage import STAGES, plain
 from cocurve_widgets.session import text_name
@@ -19,7 +22,7 @@ from helpers.waiting import eventually
 
 MODEL, TOKENIZER, TEXT = tiny_model(), word_tokenizer(), tiny_text(6)
 CURVATURE = random_curvature(cl.enumerate_units(MODEL, 4), seed=7)
-QUESTIONS = [cl.Question(name, f"w{n}", f"w{n + 1}") for name in ("easy", "hard") for n in range(4)]
+QUESTIONS = [Question(name, f"w{n}", f"w{n + 1}") for name in ("easy", "hard") for n in range(4)]
 
 
 def make(**more: object) -> LambdaExplorer:
@@ -190,8 +193,8 @@ def test_kl_and_answers_outlive_the_kernel_in_a_folder(
 
 
 def test_answers_are_shared_with_the_studies_of_the_folder(tmp_path: Path) -> None:
-    place = cl.answers_file(tmp_path, MODEL, QUESTIONS)
-    options = cl.AnswerOptions(checkpoint=place)
+    place = answers_file(tmp_path, MODEL, QUESTIONS)
+    options = AnswerOptions(checkpoint=place)
     plans = [cl.Selection.from_pruned(CURVATURE.units, part) for part in ([], [1, 5])]
     table = cl.answer_accuracy(MODEL, TOKENIZER, plans, QUESTIONS, options=options, progress=False)
     explorer = make(cache=tmp_path, live=False)

@@ -38,7 +38,8 @@ MADE = """
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, CurvatureMap, GenerationCompare, LambdaExplorer
 from cocurve_widgets import FidelityScatter
-H = cl.Curvature.load(cl.demo_folder() / "H_16_rows.npz")
+from cocurve_lab.models.loading import demo_folder
+H = cl.Curvature.load(demo_folder() / "H_16_rows.npz")
 model, tokenizer = cl.load_model("demo")
 _, held_out = cl.default_calibration(
     "demo", tokenizer, 2, 2, seq_len=32, positions_per_sequence="all"

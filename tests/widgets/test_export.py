@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
+from cocurve_lab.solver.guards import reachable_ratio
+from cocurve_lab.solver.path import LambdaPath
 from cocurve_widgets import Measured, Session, export_html
 from cocurve_widgets.export import MODULES
 from cocurve_widgets.instrument import front
@@ -108,7 +110,7 @@ def test_a_curvature_of_the_release_layout_is_enough(tmp_path: Path) -> None:
 
 
 def every_part_of_the_slider_has_a_plan_of_its_own(
-    slider: Any, root: Any, path: cl.LambdaPath
+    slider: Any, root: Any, path: LambdaPath
 ) -> None:
     most = int(slider.get_attribute("max"))
     for k, segment in enumerate(path.segments):
@@ -161,7 +163,7 @@ def test_page_works_offline(lab: Lab, tmp_path: Path, size: str) -> None:
         page.get_by_label("size of the cap").press("Enter")
         error = root.locator(".cc-error")
         expect(error).to_contain_text("out of reach")
-        limit = cl.reachable_ratio(curvature.units, cl.Guards(layer_cap=0.1), 0.2)
+        limit = reachable_ratio(curvature.units, cl.Guards(layer_cap=0.1), 0.2)
         expect(error).to_contain_text(f"{100 * limit:.2f} %")
         page.get_by_label("layer cap", exact=True).select_option("none")
         before = " ".join(map(str, wanted))

@@ -20,6 +20,8 @@ from ipywidgets.widgets.widget import _instances
 from scipy.stats import spearmanr
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.measuring.risk import PlanTable
 from cocurve_widgets import FidelityScatter, Measured, Session
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text, units_by_hand
@@ -62,7 +64,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Every chunk waits for a turn; release() gives one."""
     turns, real = threading.Semaphore(0), cl.measure_plans
 
-    def measure(*args: Any, **kwargs: Any) -> cl.PlanTable:
+    def measure(*args: Any, **kwargs: Any) -> PlanTable:
         assert turns.acquire(timeout=30)
         return real(*args, **kwargs)
 
@@ -352,7 +354,7 @@ def test_a_split_is_that_of_the_library_and_says_how_far_it_is(
 ) -> None:
     plan, words, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
 
-    def split(*args: Any, **kwargs: Any) -> cl.RiskSplit:
+    def split(*args: Any, **kwargs: Any) -> RiskSplit:
         words.append(scatter.measurer.words())
         return real(*args, **kwargs)
 
@@ -381,7 +383,7 @@ def test_a_stopped_split_keeps_its_rows_and_goes_on(
 ) -> None:
     plan, done, real = cl.solve_greedy(CURVATURE, 0.3), [], cl.split_risk
 
-    def split(*args: Any, **kwargs: Any) -> cl.RiskSplit:
+    def split(*args: Any, **kwargs: Any) -> RiskSplit:
         if len(done) == 2 and how == "Ctrl-C":
             done.append(0)
             raise KeyboardInterrupt

@@ -18,6 +18,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief, plus_minus, typeset
 from cocurve_lab.figures import COLORS, ORDERED, SIGNED
+from cocurve_lab.solver.guards import reachable_ratio
 from cocurve_widgets.fidelity_figure import RATIOS
 from cocurve_widgets.instrument import front
 from cocurve_widgets.lambda_explorer import MODULES
@@ -59,7 +60,7 @@ def controls(ratio: float, strength: float, guards: cl.Guards) -> dict[str, Any]
 
 def case(curvature: cl.Curvature, ratio: float, strength: float, guards: cl.Guards) -> dict:
     found = {"controls": controls(ratio, strength, guards)}
-    found["most"] = cl.reachable_ratio(curvature.units, guards, ratio)
+    found["most"] = reachable_ratio(curvature.units, guards, ratio)
     try:
         plan = cl.solve_greedy(curvature, ratio, strength, guards)
     except cl.InfeasibleError:

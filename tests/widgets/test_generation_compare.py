@@ -18,7 +18,7 @@ import torch
 
 import cocurve_lab as cl
 from cocurve_lab.measuring.generation import Question
-from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
+from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl, generate_lockstep
 from cocurve_lab.models.runtime import exclusive
 from cocurve_widgets import GenerationCompare, Session
 from cocurve_widgets.session import Cancelled
@@ -134,7 +134,7 @@ def test_an_empty_plan_gives_equal_texts(bench: Bench) -> None:
 def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
     """Make every token take some time; returns a list with one entry per token."""
     made: list[int] = []
-    original = cl.generate_lockstep
+    original = generate_lockstep
 
     def slow(*args: Any) -> Iterator[Any]:
         for pair in original(*args):
@@ -170,7 +170,7 @@ def test_stop_stops_within_a_token_and_keeps_the_text(
 
 
 def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cl.generate_lockstep
+    original = generate_lockstep
 
     def interrupted(*args: Any) -> Iterator[Any]:
         for number, pair in enumerate(original(*args)):

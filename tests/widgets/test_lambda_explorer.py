@@ -20,7 +20,9 @@ from traitlets import TraitError
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session
+from cocurve_lab.measuring.generation import Question
+from cocurve_lab.solver.guards import reachable_ratio
+from cocurve_widgets import BridgeExplorer, LambdaExplorer, Measured, Session, solving
 from cocurve_widgets.instrument import to_gexf
 from cocurve_widgets.packing import plan_mark
 from helpers.problems import make_units, random_curvature, with_random_shifts
@@ -62,7 +64,7 @@ def test_a_move_is_solved_once_and_only_for_a_reader(
     explorer: LambdaExplorer, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
     solves: list[float] = []
-    longest = cl.longest
+    longest = solving.longest
 
     def counted(curvature: Any, guards: Any, upto: float, strength: float) -> cl.Selection:
         solves.append(strength)
@@ -75,7 +77,7 @@ def test_a_move_is_solved_once_and_only_for_a_reader(
         explorer.session.observe(lambda change: heard.append(change["new"]), "selection")
     if reader == "linked":
         other = BridgeExplorer(CURVATURE, session=explorer.session)
-    monkeypatch.setattr(cl, "longest", counted)
+    monkeypatch.setattr(solving, "longest", counted)
     moves = [0.1, 0.2, 0.3, 0.4]
     for strength in moves:
         explorer.interaction_strength = strength
@@ -144,7 +146,7 @@ def test_ratio_zero_is_the_empty_plan(explorer: LambdaExplorer) -> None:
 def test_unreachable_ratio_says_both_limits_inside_the_widget(explorer: LambdaExplorer) -> None:
     explorer.layer_cap, explorer.ratio = 0.3, 0.5
     assert explorer.selection is None
-    reachable = cl.reachable_ratio(CURVATURE.units, explorer.guards, 0.5)
+    reachable = reachable_ratio(CURVATURE.units, explorer.guards, 0.5)
     assert explorer._ends["reachable"] == pytest.approx(reachable)
     assert "0.5" in explorer.error
     assert explorer._view["feasible"] is False
@@ -239,7 +241,7 @@ def test_both_plans_are_measured_with_their_right_answers() -> None:
     with pytest.raises(cl.InputError, match="no model"):
         explorer.measure(tiny_text())
     explorer.session.attach(model, tokenizer)
-    questions = [cl.Question("easy", "w1 w2", "w3"), cl.Question("hard", "w4", "w5")]
+    questions = [Question("easy", "w1 w2", "w3"), Question("hard", "w4", "w5")]
     explorer.pin(cl.solve_greedy(curvature, 0.2, 1.0))
     explorer.measure(tiny_text(), questions)
     a, b = explorer._marks["measured"]

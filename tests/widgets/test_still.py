@@ -19,7 +19,8 @@ EVERY = """
 import cocurve_lab as cl
 from cocurve_widgets import BridgeExplorer, BuildMonitor, CurvatureMap, FidelityScatter
 from cocurve_widgets import GenerationCompare, LambdaExplorer
-H = cl.Curvature.load(cl.demo_folder() / "H_16_rows.npz")
+from cocurve_lab.models.loading import demo_folder
+H = cl.Curvature.load(demo_folder() / "H_16_rows.npz")
 model, tokenizer = cl.load_model("demo")
 _, held_out = cl.default_calibration(
     "demo", tokenizer, 2, 2, seq_len=32, positions_per_sequence="all"

@@ -12,6 +12,7 @@ import numpy as np
 from traitlets import Bool, Bytes, Dict, Enum, Float, Int, List, TraitError, observe, validate
 
 import cocurve_lab as cl
+from cocurve_lab.curvature.matrix import BLOCKS
 from cocurve_lab.figures import COLORS
 
 from .instrument import KIT, Instrument, counted, front, guarded, named_matrix, plan_code
@@ -88,7 +89,7 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
     edges_of = Enum(("all", "bridges"), "all").tag(sync=True)
     compared_ratio = Float(None, allow_none=True).tag(sync=True)
     sign = Enum(("both", "positive", "negative"), "both").tag(sync=True)
-    blocks: List[str] = List(default_value=list(cl.BLOCKS)).tag(sync=True)
+    blocks: List[str] = List(default_value=list(BLOCKS)).tag(sync=True)
     ego = Bool(False).tag(sync=True)
     saliency_quantile = Float(0.5).tag(sync=True)
     connectivity_quantile = Float(0.5).tag(sync=True)
@@ -153,10 +154,10 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
 
     @validate("blocks")
     def _known_blocks(self, proposal: Any) -> list[str]:
-        unknown = [block for block in proposal.value if block not in cl.BLOCKS]
+        unknown = [block for block in proposal.value if block not in BLOCKS]
         if unknown:
-            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(cl.BLOCKS)}.")
-        return [block for block in cl.BLOCKS if block in proposal.value]
+            raise TraitError(f"blocks holds {unknown[0]!r}. Choose from {', '.join(BLOCKS)}.")
+        return [block for block in BLOCKS if block in proposal.value]
 
     @validate("brushed")
     def _known_units(self, proposal: Any) -> list[int]:

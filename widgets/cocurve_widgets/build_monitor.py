@@ -9,7 +9,9 @@ import anywidget
 from traitlets import Float, Int, List, Unicode
 
 import cocurve_lab as cl
+from cocurve_lab.estimator.build import Build
 from cocurve_lab.figures import COLORS
+from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from .instrument import KIT, counted, front
 from .still import Still, plot_html
@@ -52,13 +54,13 @@ class BuildMonitor(Still, anywidget.AnyWidget):
     error = Unicode().tag(sync=True)
 
     def __init__(self, ratio: float = 0.2, interaction_strength: float = 1.0) -> None:
-        cl.require_ratio(ratio)
-        cl.require_strength(interaction_strength)
+        require_ratio(ratio)
+        require_strength(interaction_strength)
         self._plan = (ratio, interaction_strength)
         self._looked = 0.0
         super().__init__()
 
-    def __call__(self, build: cl.Build) -> None:
+    def __call__(self, build: Build) -> None:
         """Update from a build, which calls this after each sequence and when it is stopped."""
         total = build.total
         last = build.done == total or bool(build.stopped)
@@ -95,7 +97,7 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         return text + (". Interrupt the kernel to pause." if running else ".")
 
 
-def _overlap(build: cl.Build, ratio: float, strength: float) -> float | None:
+def _overlap(build: Build, ratio: float, strength: float) -> float | None:
     """Overlap of the plans of even and odd groups; None until each half has a sequence."""
     try:
         halves = [build.so_far(slice(start, None, 2)) for start in (0, 1)]

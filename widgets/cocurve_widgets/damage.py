@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.plan_memory import answers_file, plans_file
+from cocurve_lab.models.architectures import describe
 
 from .packing import plan_mark
 from .session import CancelToken, MeasuredPlan, Session, text_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from cocurve_lab.measuring.answers import Asker
+    from cocurve_lab.measuring.generation import Question
+    from cocurve_lab.measuring.risk import Meter
 
 REST = 0.15  # seconds without a move before anything is measured
 ALL = 1_000_000
@@ -62,7 +68,7 @@ class Damage:
         self,
         session: Session,
         held_out: cl.CalibrationSet,
-        questions: Sequence[cl.Question] = (),
+        questions: Sequence[Question] = (),
         *,
         changed: Callable[[], None],
         failed: Callable[[Exception], None],
@@ -80,8 +86,8 @@ class Damage:
         self._names = [q.capability for q in questions if q.answer is not None]
         self._turns = _in_turn(self._names)
         self.asked = dict(Counter(self._names))
-        self._meter: cl.Meter | None = None
-        self._asker: cl.Asker | None = None
+        self._meter: Meter | None = None
+        self._asker: Asker | None = None
         self._when: dict[str, float] = {}  # plan -> time of its last value
         self._next: dict[tuple[str, str], np.ndarray] = {}  # prompt, plan -> next token [V]
         self._plans: dict[str, cl.Selection] = {}
@@ -252,13 +258,16 @@ class Damage:
         self._changed()
 
     def _begin(self, model: PreTrainedModel) -> None:
-        place = cl.plans_file(self._cache, model, self.held_out)
-        self._meter = cl.Meter(model, self.held_out, checkpoint=place)
+        from cocurve_lab.measuring.answers import AnswerOptions, Asker
+        from cocurve_lab.measuring.risk import Meter
+
+        place = plans_file(self._cache, model, self.held_out)
+        self._meter = Meter(model, self.held_out, checkpoint=place)
         self._next = {}
         if self._names:
             tokenizer, questions = self.session.require_tokenizer(), self._questions
-            options = cl.AnswerOptions(checkpoint=cl.answers_file(self._cache, model, questions))
-            self._asker = cl.Asker(model, tokenizer, questions, options)
+            options = AnswerOptions(checkpoint=answers_file(self._cache, model, questions))
+            self._asker = Asker(model, tokenizer, questions, options)
 
     def _next_step(self) -> Step | None:
         """The first of the stages that some plan has not passed; None when all is measured."""
@@ -305,8 +314,10 @@ class Damage:
 
     def _predict(self, model: PreTrainedModel) -> None:
         """Predict the next token of the prompt under the dense model and all plans."""
+        from cocurve_lab.measuring.lockstep import next_token_probabilities
+
         plans, tokenizer = self._asked(), self.session.require_tokenizer()
-        found = cl.next_token_probabilities(model, tokenizer, plans, self.prompt)
+        found = next_token_probabilities(model, tokenizer, plans, self.prompt)
         marks = [(self.prompt, plan.fingerprint) for plan in plans]
         self._next = dict(zip(marks, found, strict=True))
 
@@ -394,7 +405,7 @@ def _stoppable(model: PreTrainedModel, token: CancelToken) -> Iterator[None]:
     def check(*_: Any) -> None:
         token.check()
 
-    hooks = [layer.register_forward_pre_hook(check) for layer in cl.describe(model).layers]
+    hooks = [layer.register_forward_pre_hook(check) for layer in describe(model).layers]
     try:
         yield
     finally:

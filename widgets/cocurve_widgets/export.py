@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cocurve_lab as cl
+from cocurve_lab.base.atomic import write_atomically
 
 from .bridge_explorer import BridgeExplorer
 from .curvature_map import CurvatureMap
@@ -108,7 +109,7 @@ def export_html(
         data=json.dumps(_plain(states), separators=(",", ":")).replace("<", "\\u003c"),
         script=front(*MODULES),
     )
-    cl.write_atomically(path := Path(path), text.encode())
+    write_atomically(path := Path(path), text.encode())
     return path
 
 

@@ -15,8 +15,8 @@ import plotly.graph_objects as go
 from plotly.serializers import custom_serializers
 from traitlets import Dict, Unicode
 
-import cocurve_lab as cl
 from cocurve_lab.figures import ORDERED, PALETTE, finish
+from cocurve_lab.measuring.agreement import POOL_METHODS
 
 from .instrument import front
 
@@ -29,7 +29,7 @@ RATIOS = [  # upper end of the realized ratio, name, color
     (0.45, "35 to 45 %", ORDERED[4]),
     (np.inf, "above 45 %", ORDERED[5]),
 ]
-EDGE_AWARE, DIAGONAL, RANDOM, SWAP = cl.POOL_METHODS
+EDGE_AWARE, DIAGONAL, RANDOM, SWAP = POOL_METHODS
 OTHER = "other plan"
 MARKERS = {
     "diagonal, λ = 0": "circle",

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import cocurve_lab as cl
+from cocurve_lab.measuring.gap import RiskSplit
 
 from .instrument import counted
 from .session import Cancelled, CancelToken, MeasuredPlan, Session, measured_on
@@ -87,7 +88,7 @@ class Measurer:
             self._end(token)
 
     def split_here(
-        self, plan: cl.Selection, held_out: cl.CalibrationSet, parts: list[cl.RiskSplit]
+        self, plan: cl.Selection, held_out: cl.CalibrationSet, parts: list[RiskSplit]
     ) -> None:
         """Split the risk of a plan in this thread, row by row, until done or cancelled.
 

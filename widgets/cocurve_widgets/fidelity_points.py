@@ -11,6 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
+from cocurve_lab.extensions.surrogates.pair_kl import PAIR_KL
+from cocurve_lab.measuring.agreement import predictions
 
 from .fidelity_figure import DIAGONAL, EDGE_AWARE, OTHER, RANDOM, SWAP
 from .instrument import counted, plan_code
@@ -24,8 +27,8 @@ SCORES = ("predicted_risk", "diagonal_risk", "single_units_risk")
 # what can predict: its name -> (key of a row, title of the axis)
 SURROGATES = {
     "H": ("predicted_risk", "predicted ½ sᵀHs, nats per token"),
-    cl.PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
-    cl.ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
+    PAIR_KL: ("pair_kl_risk", "predicted pair KL ½ sᵀQs, nats per token"),
+    ADDITIVE_KL: ("additive_kl_risk", "predicted additive KL F(S), nats per token"),
 }
 RIVAL_RANKS = ("spearman_diagonal", "spearman_single_units")
 Rows = list[dict[str, Any]]
@@ -100,7 +103,7 @@ def plan_row(curvature: cl.Curvature, book: Book, record: MeasuredPlan) -> dict[
     """One measured plan as a row of `FidelityScatter.points`."""
     plan = record.selection
     method, name = book.name(plan)
-    scores = cl.predictions(curvature, plan.pruned)
+    scores = predictions(curvature, plan.pruned)
     return {
         "kind": "plan",
         "method": method,

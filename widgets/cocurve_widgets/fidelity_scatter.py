@@ -12,6 +12,9 @@ from traitlets import Float, Int, List, Unicode, validate
 
 import cocurve_lab as cl
 from cocurve_lab.figures import COLORS
+from cocurve_lab.measuring.agreement import predictions, same_budget_pool
+from cocurve_lab.measuring.gap import RiskSplit
+from cocurve_lab.solver.targets import require_ratio, require_strength
 
 from .fidelity_controls import FidelityControls
 from .fidelity_figure import FidelityFigure
@@ -113,7 +116,7 @@ class FidelityScatter(Instrument, W.VBox):
         self.book = Book.of(self.session)
         self.measurer = Measurer(self.session, self._changed)
         self._singles = single_rows(curvature)
-        self._splits: dict[tuple[str, str], list[cl.RiskSplit]] = {}  # a part per row done
+        self._splits: dict[tuple[str, str], list[RiskSplit]] = {}  # a part per row done
         self._drawn_plans: list[MeasuredPlan] = []
         self._drawn_at = 0.0
         self._timer: threading.Timer | None = None
@@ -141,7 +144,7 @@ class FidelityScatter(Instrument, W.VBox):
     def _check_ratio(self, proposal: Any) -> Any:
         name, value = proposal.trait.name, proposal.value
         for ratio in [value] if name == "ratio" else value:
-            cl.require_ratio(ratio)
+            require_ratio(ratio)
         if not value:
             raise cl.InputError(f"{name} is {value}, which removes nothing. Set a ratio above 0.")
         return value
@@ -150,7 +153,7 @@ class FidelityScatter(Instrument, W.VBox):
     def _check_strength(self, proposal: Any) -> Any:
         value = proposal.value
         for strength in value if isinstance(value, list) else [value]:
-            cl.require_strength(strength)
+            require_strength(strength)
         if value == []:
             raise cl.InputError("strengths is empty. Set at least one lambda to sweep.")
         return value
@@ -348,7 +351,7 @@ class FidelityScatter(Instrument, W.VBox):
         seed = self.seed if seed is None else seed
         strength = self._strength(interaction_strength)
         self._require_measurable([])
-        pool = cl.same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
+        pool = same_budget_pool(self.curvature, ratio, seed, interaction_strength=strength)
         name = f"same-budget pool, ratio {ratio:.4g}, lambda {strength:.4g}, seed {seed}"
         code = f"f.measure_pool({ratio!r}, {seed!r}, {strength!r})"
         self.book.add_pool(name, code, pool)
@@ -362,7 +365,7 @@ class FidelityScatter(Instrument, W.VBox):
         self.book.add_pool(name, code, [("", plan) for plan in plans])
         return self.measure(plans, wait)
 
-    def split(self, plan: cl.Selection | None = None) -> cl.RiskSplit:
+    def split(self, plan: cl.Selection | None = None) -> RiskSplit:
         """Measure where the prediction of a plan and its KL part (`cocurve_lab.split_risk`).
 
         It measures in this thread, row by row, under the bar of the instrument. Cancel and Ctrl-C
@@ -387,7 +390,7 @@ class FidelityScatter(Instrument, W.VBox):
             self.refresh()
         if not parts:
             raise cl.InputError("the split was cancelled before its first row. Call split again.")
-        return cl.RiskSplit.join(parts)
+        return RiskSplit.join(parts)
 
     def cancel(self) -> None:
         """Stop measuring; measured plans are kept, and so are those in the model now."""
@@ -537,7 +540,7 @@ class FidelityScatter(Instrument, W.VBox):
         if self.surrogate == "H":
             return predicted_risk(self.curvature, plan)
         name = SURROGATES[self.surrogate][0].removesuffix("_risk")
-        known = cl.predictions(self.curvature, plan.pruned)[name]
+        known = predictions(self.curvature, plan.pruned)[name]
         assert known is not None  # `_check_surrogate` has seen the sketch
         return known
 

@@ -13,6 +13,15 @@ from traitlets import Bool, Dict, Enum, Float, Instance, Int, List, Unicode, obs
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import as_html
+from cocurve_lab.measuring.generation import GrowingText, Question, token_pieces
+from cocurve_lab.measuring.lockstep import (
+    Sampling,
+    encode_prompt,
+    first_divergence,
+    forced_kl,
+    generate_lockstep,
+)
+from cocurve_lab.models.loading import is_demo
 
 from .instrument import KIT, Instrument, counted, front, guarded, plan_code
 from .session import Cancelled, CancelToken, Session
@@ -40,7 +49,7 @@ class Request:
     prompt: str
     prompt_ids: list[int]
     selection: cl.Selection
-    sampling: cl.Sampling
+    sampling: Sampling
 
 
 @dataclass
@@ -48,17 +57,17 @@ class Written:
     """The result of a request: a growing text per side, and the seconds it took."""
 
     request: Request
-    texts: dict[str, cl.GrowingText]
+    texts: dict[str, GrowingText]
     stopped: bool = False
     seconds: float = 0.0
 
     @property
     def divergence(self) -> int | None:
         """Index of the first token that differs; None where none does."""
-        return cl.first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
+        return first_divergence(self.texts["dense"].ids, self.texts["pruned"].ids)
 
     @property
-    def sampling(self) -> cl.Sampling:
+    def sampling(self) -> Sampling:
         """The sampling that writes these texts again; a stopped text is shorter than asked for."""
         if not self.stopped:
             return self.request.sampling
@@ -132,7 +141,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         curvature: cl.Curvature,
         *,
         session: Session | None = None,
-        prompts: Sequence[str | cl.Question] | None = None,
+        prompts: Sequence[str | Question] | None = None,
         selection: cl.Selection | None = None,
         **controls: Any,
     ) -> None:
@@ -215,7 +224,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             self.choice = None if question is None else self._questions.index(question)
         self._judge()
 
-    def _question(self, prompt: str) -> cl.Question | None:
+    def _question(self, prompt: str) -> Question | None:
         return next((q for q in self._questions if q.prompt == prompt), None)
 
     def _judge(self) -> None:
@@ -332,8 +341,8 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
     def _request(self, number: int) -> Request:
         if self.selection is None:
             raise cl.InputError("there is no plan to compare with. Set selection.")
-        sampling = cl.Sampling(self.max_new_tokens, self.temperature, self.seed)
-        prompt_ids = cl.encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
+        sampling = Sampling(self.max_new_tokens, self.temperature, self.seed)
+        prompt_ids = encode_prompt(self.session.require_model(), self._tokenizer, self.prompt)
         return Request(number, self.prompt, prompt_ids, self.selection, sampling)
 
     @property
@@ -349,7 +358,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         self.report(error)
 
     def _run(self, request: Request, token: CancelToken) -> None:
-        growing = {side: cl.GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
+        growing = {side: GrowingText(self._tokenizer, request.prompt_ids) for side in SIDES}
         written = Written(request, growing)
         try:
             with self.session.exclusive(token) as model:
@@ -376,7 +385,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         started = last = time.monotonic()
         sent = [0, 0]
         self.send({"start": self._describe(written)})
-        for pair in cl.generate_lockstep(
+        for pair in generate_lockstep(
             model, self._tokenizer, request.prompt, request.selection, request.sampling
         ):
             for side, new in zip(SIDES, pair, strict=True):
@@ -440,7 +449,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         ribbon = []
         if len(ids) > 1:
             with self.session.exclusive() as model:
-                values = cl.forced_kl(model, plan, ids)
+                values = forced_kl(model, plan, ids)
             ribbon = [
                 {"token": name, "kl": float(value), "generated": bool(prompt) and i > len(prompt)}
                 for i, (name, value) in enumerate(zip(self._names(ids)[1:], values, strict=True), 2)
@@ -450,7 +459,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
 
     def _names(self, ids: list[int]) -> list[str]:
         """The texts of tokens; the tokenizer's name for a token without text."""
-        pieces = cl.token_pieces(self._tokenizer, [], ids)
+        pieces = token_pieces(self._tokenizer, [], ids)
         own = self._tokenizer.convert_ids_to_tokens(ids)
         return [piece or name for piece, name in zip(pieces, own, strict=True)]
 
@@ -469,12 +478,13 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         return "\n".join(
             [
                 "import cocurve_lab as cl",
+                "from cocurve_lab.measuring.lockstep import Sampling, forced_kl",
                 "",
                 f"selection = {plan_code(request.selection, self.session.curvature)}",
-                f"sampling = cl.{sampling!r}",
+                f"sampling = {sampling!r}",
                 f"pair = cl.compare_text(model, tokenizer, {prompt!r}, selection, sampling)",
                 "print(pair.dense, pair.pruned, sep='\\n---\\n')",
-                f"kl = cl.forced_kl(model, selection, {forced})  # nats per token",
+                f"kl = forced_kl(model, selection, {forced})  # nats per token",
             ]
         )
 
@@ -498,7 +508,7 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         ]
 
 
-def _plain_tokens(text: cl.GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
+def _plain_tokens(text: GrowingText, tokenizer: PreTrainedTokenizerBase) -> list[list[Any]]:
     """The tokens for the page: [id, text], or [id, "", name] for special ones."""
     special = set(tokenizer.all_special_ids)
     return [
@@ -510,14 +520,14 @@ def _plain_tokens(text: cl.GrowingText, tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def _menu_questions(
-    model: PreTrainedModel, prompts: Sequence[str | cl.Question] | None
-) -> list[cl.Question]:
+    model: PreTrainedModel, prompts: Sequence[str | Question] | None
+) -> list[Question]:
     """The prompts given; if none, those of the embedded model where `model` is it."""
     if prompts is not None:
-        own = (p if isinstance(p, cl.Question) else cl.Question("your prompts", p) for p in prompts)
+        own = (p if isinstance(p, Question) else Question("your prompts", p) for p in prompts)
         return list(own)
     source = model.config.name_or_path
-    return cl.demo_questions() if source and cl.is_demo(source) else []
+    return cl.demo_questions() if source and is_demo(source) else []
 
 
 def _same_plan(left: cl.Selection, right: cl.Selection) -> bool:

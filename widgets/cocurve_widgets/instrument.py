@@ -15,6 +15,7 @@ from ipywidgets import DOMWidget
 from traitlets import Int, Unicode, default, validate
 
 import cocurve_lab as cl
+from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.tables import as_csv
 
 from .session import Session, require_unit
@@ -179,7 +180,7 @@ class Instrument(Still, DOMWidget):
             InputError: another suffix, or no plan yet.
         """
         path = Path(path)
-        cl.write_atomically(path, self._file(path.suffix))
+        write_atomically(path, self._file(path.suffix))
         return path
 
     def _file(self, suffix: str) -> bytes:

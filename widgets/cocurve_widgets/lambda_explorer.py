@@ -14,6 +14,10 @@ import numpy as np
 from traitlets import Bool, Dict, Enum, Float, Int, List, TraitError, Unicode, validate
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
+from cocurve_lab.extensions.surrogates.notes import TRUSTED_STRENGTH
+from cocurve_lab.solver.guards import reachable_ratio
+from cocurve_lab.solver.path import LambdaPath
 
 from .by_hand import ByHand
 from .damage import Damage, plain
@@ -34,6 +38,8 @@ from .tour import Tour
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from cocurve_lab.measuring.generation import Question
 
 MODULES = (
     *(*KIT, "solver.js", "axis.js", "plan_pictures.js", "unit_map.js", "unit_card.js"),
@@ -148,7 +154,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         held_out: cl.CalibrationSet | None = None,
-        questions: Sequence[cl.Question] = (),
+        questions: Sequence[Question] = (),
         cache: str | os.PathLike[str] | None = None,
         **controls: Any,
     ) -> None:
@@ -156,7 +162,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self._solved: tuple[Any, ...] | None = None
         self._guarded: tuple[Any, ...] | None = None
         self._ends_of: tuple[Any, ...] | None = None
-        self._path: cl.LambdaPath | None = None
+        self._path: LambdaPath | None = None
         self._thinking = Mailbox()  # for slow solves: measurements need not wait for them
         self._solvers: dict[str, Solving] = {}
         self._adopting = False
@@ -180,7 +186,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         # on a preview, open outside the hatched part of the axis
         start: dict[str, Any] = {"surrogate": curvature.surrogate}
         if curvature.is_preview:
-            start["interaction_strength"] = cl.TRUSTED_STRENGTH
+            start["interaction_strength"] = TRUSTED_STRENGTH
         problem = pack_problem(curvature) | {"surrogates": list(surrogates_of(curvature))}
         super().__init__(session, _problem=problem, **(start | controls))
         self.gate = cl.redundancy_gate(curvature) if curvature.surrogate == "H" else None
@@ -306,7 +312,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self.pin(present)
         self._take(plan)
 
-    def measure(self, held_out: cl.CalibrationSet, questions: Sequence[cl.Question] = ()) -> None:
+    def measure(self, held_out: cl.CalibrationSet, questions: Sequence[Question] = ()) -> None:
         """Measure A and B, and show it beside what is predicted. Runs in the calling thread.
 
         Args:
@@ -393,7 +399,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         }
         self._watch()
 
-    def path(self) -> cl.LambdaPath:
+    def path(self) -> LambdaPath:
         """All plans for lambda in [0, 1] at the present ratio and guards; computed if stale."""
         if self._path is None:
             self._keep_path(self._on.path(self.ratio, self.guards))
@@ -518,7 +524,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         order = None if diagonal is None else list(diagonal.pruned)
         self._ends = {
             "diagonal": None if order is None else {"order": order, **self._on.parts(order)},
-            "reachable": cl.reachable_ratio(self.curvature.units, guards, self.ratio),
+            "reachable": reachable_ratio(self.curvature.units, guards, self.ratio),
             "cap": guards.cap_at(self.ratio),
             "stalled": {str(s): run.realized_ratio for s, run in ((0, zero), (1, one))},
             "curves": [{"strength": s, **self._on.curve(run)} for s, run in ((0, zero), (1, one))],
@@ -568,7 +574,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             if key == self._guarded and not token.cancelled and path is not None:
                 self._keep_path(path)
 
-    def _keep_path(self, path: cl.LambdaPath) -> None:
+    def _keep_path(self, path: LambdaPath) -> None:
         self._path = path
         sets = [set() if s.selection is None else set(s.selection.pruned) for s in path.segments]
         with self.hold_sync():
@@ -586,8 +592,8 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         if measured:
             kl = f", measured KL {measured[0].risk:.4g} on {measured[0].text}"
         text = f"{self._on.price(plan)}{kl}; {took}."
-        if self.curvature.is_preview and self.interaction_strength > cl.TRUSTED_STRENGTH:
-            text += f" Not to be trusted: lambda is above {cl.TRUSTED_STRENGTH:g} on a preview."
+        if self.curvature.is_preview and self.interaction_strength > TRUSTED_STRENGTH:
+            text += f" Not to be trusted: lambda is above {TRUSTED_STRENGTH:g} on a preview."
         return text
 
     # Other views --------------------------------------------------------------------------------
@@ -631,7 +637,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
     @guarded
     def _mark(self, _: Any = None) -> None:
         self._marks = {
-            "trusted": cl.TRUSTED_STRENGTH if self.curvature.is_preview else None,
+            "trusted": TRUSTED_STRENGTH if self.curvature.is_preview else None,
             "gate": self._gate_mark(),
             "measured": [plain(record) for record in self.session.measured],
         }
@@ -672,7 +678,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         }
         guards = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
         start, end = "cl.solve_greedy(\n    curvature, ", ""
-        if self.surrogate == cl.ADDITIVE_KL:
+        if self.surrogate == ADDITIVE_KL:
             start, end = "curvature.additive().solve(\n    ", ', part="fit"'
         return (
             f"import cocurve_lab as cl\n\nselection = {start}ratio={self.ratio!r}, "

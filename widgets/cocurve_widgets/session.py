@@ -14,6 +14,7 @@ import numpy as np
 from traitlets import All, HasTraits, Instance, Int, List, TraitError, Tuple, validate
 
 import cocurve_lab as cl
+from cocurve_lab.models.units import units_like
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -308,7 +309,7 @@ class Session(HasTraits):
             MismatchError: the model's units are not the curvature's.
         """
         units = self.curvature.units
-        cl.units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
+        units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
         self.model = model
         self.tokenizer = tokenizer or self.tokenizer
 
@@ -334,7 +335,9 @@ class Session(HasTraits):
         A build or a measurement in a cell holds the same lock.
         """
         model = self.require_model()
-        lock = cl.exclusive(model)
+        from cocurve_lab.models.runtime import exclusive
+
+        lock = exclusive(model)
         # a build holds the model for minutes; the short timeout lets Cancel end the wait
         while not lock.acquire(timeout=0.1):
             if token is not None:

@@ -14,6 +14,9 @@ import numpy as np
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import brief
+from cocurve_lab.extensions.surrogates.additive import ADDITIVE_KL
+from cocurve_lab.solver.path import LambdaPath
+from cocurve_lab.solver.solve import longest
 
 from .packing import curve
 
@@ -43,7 +46,7 @@ class Solving(Protocol):
         """The plan up to a ratio, or to where greedy stalls."""
         ...
 
-    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
         """All plans for lambda in [0, 1]; raises as `lambda_path`."""
         ...
 
@@ -94,9 +97,9 @@ class OnMatrix(Keeping):
         self, guards: cl.Guards, upto: float, strength: float, each_step: EachStep = None
     ) -> cl.Selection:
         found = (guards, upto, strength)
-        return self.keep(found, lambda: cl.longest(self.curvature, guards, upto, strength))
+        return self.keep(found, lambda: longest(self.curvature, guards, upto, strength))
 
-    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
         return cl.lambda_path(self.curvature, ratio, guards)
 
     def parts(self, order: list[int]) -> dict[str, float]:
@@ -141,7 +144,7 @@ class OnAdditiveKL(Keeping):
             lambda: self.additive.longest(guards, upto, strength, part="fit", each_step=each_step),
         )
 
-    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> cl.LambdaPath:
+    def path(self, ratio: float, guards: cl.Guards, each_step: EachStep = None) -> LambdaPath:
         return self.keep(
             ("path", ratio, guards),
             lambda: self.additive.lambda_path(ratio, guards, part="fit", each_step=each_step),
@@ -166,9 +169,9 @@ class OnAdditiveKL(Keeping):
 
 def solving(curvature: cl.Curvature, surrogate: str) -> Solving:
     """What solves on a surrogate: the curvature's own, or the additive KL."""
-    return OnAdditiveKL(curvature) if surrogate == cl.ADDITIVE_KL else OnMatrix(curvature)
+    return OnAdditiveKL(curvature) if surrogate == ADDITIVE_KL else OnMatrix(curvature)
 
 
 def surrogates_of(curvature: cl.Curvature) -> tuple[str, ...]:
     """What plans can be solved on: the curvature's own matrix, then the additive KL if it can."""
-    return (curvature.surrogate, *((cl.ADDITIVE_KL,) if curvature.shifts is not None else ()))
+    return (curvature.surrogate, *((ADDITIVE_KL,) if curvature.shifts is not None else ()))

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.extensions.choosing.gains import choose_gains
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
@@ -177,7 +178,7 @@ def test_gains_that_pass_the_gate_are_measured_on_the_model_that_has_them(
     ungated = plan.with_gains(cl.solve_gains(h, plan))
     quiet = cl.ChoiceOptions(progress=False)
     held_out = setting.judges.held_out
-    plan = cl.choose_gains(setting.model, h, plan, held_out, options=quiet).best
+    plan = choose_gains(setting.model, h, plan, held_out, options=quiet).best
     assert plan.gains != ungated.gains
     row = next(r for r in result.rows if r["method"] == "gains" and r["calibration"] == 0)
     assert row["kl"] == pytest.approx(

@@ -13,6 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
+from cocurve_lab.extensions.choosing.gains import choose_gains
+from cocurve_lab.extensions.choosing.search import SearchOptions
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.risk import model_risk
 from cocurve_lab.methods.base import Method
@@ -187,7 +189,7 @@ def test_any_plan_takes_gains(setting: Setting, refit: bool) -> None:
         expected = model_risk(setting.model, model, setting.judges.test).mean()
     else:
         quiet = cl.ChoiceOptions(progress=False)
-        best = cl.choose_gains(setting.model, h, plan, held_out, options=quiet).best
+        best = choose_gains(setting.model, h, plan, held_out, options=quiet).best
         expected = cl.pruning_risk(setting.model, best, setting.judges.test)
     assert row["kl"] == pytest.approx(expected, rel=1e-3)
 
@@ -202,7 +204,7 @@ def test_a_measured_search_starts_from_the_plan(setting: Setting, tmp_path: Path
         held_out=setting.judges.held_out,
         evaluations=80,
         progress=False,
-        options=cl.SearchOptions(seed=0),
+        options=SearchOptions(seed=0),
     )
     expected = cl.pruning_risk(setting.model, found.selection, setting.judges.test)
     assert row["kl"] == pytest.approx(expected, rel=1e-4)

@@ -10,7 +10,10 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions
 from cocurve_lab.figures import DEEP
+from cocurve_lab.methods.base import Method
+from cocurve_lab.methods.registry import method_names
 from cocurve_studies.bake_off import contenders, findings, frontier, pictures, speeds
 from cocurve_studies.bake_off.compare import compare
 from cocurve_studies.bake_off.comparison import Comparison
@@ -158,7 +161,7 @@ class Setting:
         self.model, text = tiny_model(), tiny_text(12, 20, 5)
         self.calibration = text.rows(0, 4)
         self.judges = Judges(text.rows(4, 8), text.rows(8, 12))
-        self.methods: dict[str, cl.Method] = {
+        self.methods: dict[str, Method] = {
             "CoCurve": cl.get_method("cocurve", top_r=16),
             "gains": cl.get_method("cocurve", top_r=16, compensate=True),
             "2SSP": cl.get_method("2ssp"),
@@ -236,7 +239,7 @@ def test_paired_differences_are_row_by_row(setting: Setting) -> None:
 
 def test_speeds_are_kept(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plans = {"CoCurve": setting.plans()["CoCurve"]}
-    options = cl.EfficiencyOptions((1,), 4, 2, repeats=2, progress=False)
+    options = EfficiencyOptions((1,), 4, 2, repeats=2, progress=False)
     table = speeds.speed_table(setting.model, plans, options, tmp_path)
     pruned = cl.prune(setting.model, plans["CoCurve"])
     (row,) = pick(table, quantity="parameters")
@@ -261,7 +264,7 @@ def test_leaders_and_the_guards_table() -> None:
 
 def test_all_methods_are_the_registry_and_four() -> None:
     methods = contenders.all_methods(32)
-    assert len(methods) == len(cl.method_names()) - len(contenders.DEPTH) + 4
+    assert len(methods) == len(method_names()) - len(contenders.DEPTH) + 4
     assert [name for name, m in methods.items() if m.repairs] == [
         "CoCurve + gains",
         "SlimGPT + refit",

@@ -9,7 +9,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column, pick
-from cocurve_studies.certainty import coverage
+from cocurve_studies.certainty import coverage, resampling
 from cocurve_studies.certainty.coverage import (
     CoverageOptions,
     coverage_study,
@@ -63,7 +63,7 @@ def test_the_reference_is_built_once_with_a_group_per_row(
     assert column(table, "reference_rows").tolist() == [8, 8, 8]
     build = cl.BuildOptions(groups=8)
     reference = cl.estimate_curvature(MODEL, UNITS, TEXT, 20, progress=False, options=build)
-    expected = cl.coverage(reference, "saliency", size=4, groups=3, draws=5)
+    expected = resampling.coverage(reference, "saliency", size=4, groups=3, draws=5)
     assert table[2]["coverage"] == pytest.approx(expected.share.mean())
     monkeypatch.setattr(coverage, "Recipe", None)
     assert coverage_study(MODEL, UNITS, TEXT, options, cache=tmp_path, progress=False) == table

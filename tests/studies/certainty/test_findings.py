@@ -11,7 +11,7 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table
 from cocurve_lab.curvature.uncertainty import Jackknife
-from cocurve_lab.extensions.analysis.stability import Convergence
+from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 from cocurve_studies.certainty.findings import (
     convergence_finding,
     coverage_findings,
@@ -88,7 +88,7 @@ def test_stability_by_the_draws() -> None:
     def verdict(overlaps: list[float], groups: int = 16) -> bool | None:
         frequency = np.zeros(len(UNITS))
         draws = np.array(overlaps)
-        return stability_finding(cl.Stability(plan, frequency, draws, len(draws), 0, groups)).agrees
+        return stability_finding(Stability(plan, frequency, draws, len(draws), 0, groups)).agrees
 
     assert verdict([0.95] * 40) is True
     assert verdict([0.5, 0.6, 0.7] * 20) is False

@@ -11,6 +11,8 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column
+from cocurve_lab.estimator.build import Build
+from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from cocurve_studies.certainty import precision
 from cocurve_studies.certainty.precision import (
     interval_table,
@@ -67,7 +69,7 @@ def test_a_build_stops_after_its_patience(tmp_path: Path) -> None:
     seen: list[tuple[int, bool]] = []
     given = stop()
 
-    def watch(build: cl.Build) -> None:
+    def watch(build: Build) -> None:
         seen.append((build.done, build.stopped != ""))
 
     table = stopping_study(MODEL, UNITS, recipe(tmp_path), given, watch=watch)
@@ -128,14 +130,14 @@ def test_too_few_groups() -> None:
 
 
 def test_a_preview_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, options = TEXT.rows(0, 3), cl.ProbeOptions(seed=1)
+    few, options = TEXT.rows(0, 3), ProbeOptions(seed=1)
     first = load_or_preview(tmp_path, MODEL, UNITS, few, 20, options)
     assert first.is_preview
     expected = cl.estimate_curvature(
         MODEL, UNITS, few, 20, progress=False, method="probe", options=options
     )
     assert first.matrix == pytest.approx(expected.matrix)
-    other = load_or_preview(tmp_path, MODEL, UNITS, few, 20, cl.ProbeOptions(seed=2))
+    other = load_or_preview(tmp_path, MODEL, UNITS, few, 20, ProbeOptions(seed=2))
     assert not np.allclose(other.matrix, first.matrix)
     monkeypatch.setattr(precision, "estimate_curvature", None)
     again = load_or_preview(tmp_path, MODEL, UNITS, few, 20, options)

@@ -24,6 +24,7 @@ from cocurve_studies.structure.bridges import (
     plot_bridge_thresholds,
 )
 from cocurve_studies.structure.causal import Outcomes, causal_study, plot_causal
+from cocurve_studies.structure.matching import causal_arms, match_controls
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import (
     GROUPS,
@@ -176,8 +177,8 @@ def table(model: PreTrainedModel, curvature: Curvature, outcomes: Outcomes) -> T
 
 def arms_of(curvature: Curvature, fill: Any, seed: int = 0) -> tuple[cl.Selection, cl.Selection]:
     bridges = cl.bridge_units(curvature, *THRESHOLDS[0])
-    matching = cl.match_controls(curvature, bridges, OPTIONS.caliper)
-    return cl.causal_arms(curvature, matching, OPTIONS.ratio, fill=fill, seed=seed)
+    matching = match_controls(curvature, bridges, OPTIONS.caliper)
+    return causal_arms(curvature, matching, OPTIONS.ratio, fill=fill, seed=seed)
 
 
 def naive_nll(model: PreTrainedModel, plan: cl.Selection) -> np.ndarray:
@@ -276,7 +277,7 @@ def test_no_pair_and_too_few_parameters_are_said(
     assert {row["unmatched"] for row in rows} == {rows[0]["bridges"]}
     with pytest.raises(cl.InputError, match="no bridge has a control"):
         plot_causal(rows)
-    matching = cl.match_controls(curvature, cl.bridge_units(curvature, *THRESHOLDS[0]), 1.0)
+    matching = match_controls(curvature, cl.bridge_units(curvature, *THRESHOLDS[0]), 1.0)
     pairs, costs = len(matching), curvature.units.costs[list(matching.bridges)]
     ratio = (costs.sum() - 1) / curvature.units.total_cost  # one parameter short
     small = CausalOptions(ratio=ratio, thresholds=THRESHOLDS, fills=("greedy",), caliper=1.0)

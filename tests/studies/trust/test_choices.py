@@ -10,6 +10,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, pick
+from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies.trust import choices, improving
 from cocurve_studies.trust.choices import (
     RELEASED,
@@ -168,7 +169,7 @@ def test_plans_are_measured_once_for_all_studies(
     asked = []
     real = improving.measure_plans
 
-    def counted(*args: Any, **named: Any) -> cl.PlanTable:
+    def counted(*args: Any, **named: Any) -> PlanTable:
         table = real(*args, **named)
         asked.append(named["checkpoint"])
         return table

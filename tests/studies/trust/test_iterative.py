@@ -12,6 +12,7 @@ import pytest
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
+from cocurve_lab.extensions.surrogates.staged import staged_plan
 from cocurve_studies.shared import Recipe, compared, plan_overlap
 from cocurve_studies.trust import iterative
 from cocurve_studies.trust.iterative import IterativeOptions, iterative_study
@@ -35,7 +36,7 @@ def test_every_row_is_what_is_measured_the_slow_way() -> None:
         assert 0.4 <= shot["realized_ratio"] < 0.4 + largest
         assert 0.4 <= steps["realized_ratio"] < 0.4 + largest
         plan, one = (
-            cl.staged_plan(
+            staged_plan(
                 *(model, dense, TEXT, 0.4, stages, strength), surrogate=surrogate, progress=False
             )
             for stages in ([0.2], [])

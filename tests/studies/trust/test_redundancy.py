@@ -10,6 +10,7 @@ from scipy.stats import permutation_test, spearmanr
 
 import cocurve_lab as cl
 from cocurve_lab.base.tables import Table, column
+from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies.trust import redundancy
 from cocurve_studies.trust.redundancy import (
     RedundancyOptions,
@@ -82,7 +83,7 @@ def test_the_gate_is_judged_by_what_was_measured(
     noise = np.array([0.1, -0.1, 0.2, -0.2])
     for shift, expected in ((benefit, right), (0.01 * benefit, None)):
         kl = np.stack([5 + shift + noise, np.full(4, 9.0), np.full(4, 5.0)])
-        value, error = cl.PlanTable(plans, kl).paired(0, 2)
+        value, error = PlanTable(plans, kl).paired(0, 2)
         measured = {"edge_benefit": value, "edge_benefit_error": error}
         row = redundancy._gated(cl.Curvature(matrix, units), measured)
         assert row["gate_lambda"] == (0.0 if redundant else 1.0)
