@@ -20,7 +20,7 @@ import cocurve_lab as cl
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl, generate_lockstep
 from cocurve_lab.models.runtime import exclusive
-from cocurve_widgets import GenerationCompare, Session
+from cocurve_widgets import GenerationCompare, Session, generation_compare
 from cocurve_widgets.session import Cancelled
 from helpers.problems import random_curvature
 from helpers.tiny_models import GROUPS, tiny_model, word_tokenizer
@@ -142,7 +142,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> list[int]:
             made.append(1)
             yield pair
 
-    monkeypatch.setattr(cl, "generate_lockstep", slow)
+    monkeypatch.setattr(generation_compare, "generate_lockstep", slow)
     return made
 
 
@@ -178,7 +178,7 @@ def test_interrupting_a_cell_keeps_the_text(bench: Bench, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             yield pair
 
-    monkeypatch.setattr(cl, "generate_lockstep", interrupted)
+    monkeypatch.setattr(generation_compare, "generate_lockstep", interrupted)
     g = bench.instrument()
     with pytest.raises(KeyboardInterrupt):
         g.generate()
