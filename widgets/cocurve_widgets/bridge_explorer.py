@@ -75,11 +75,6 @@ class BridgeExplorer(Instrument, anywidget.AnyWidget):
         plans: the compared removal orders: ratio, diagonal, edge_aware, present, ordered, problem,
             and note, which says how the ratio was chosen.
         kernel: whether a kernel answers; False in an exported page.
-
-    Raises:
-        InputError: an unknown control.
-        TraitError: a control outside its range.
-        MismatchError: the session or the model is not this curvature's.
     """
 
     _esm = front(*KIT, "bridge_parts.js", "bridge.js", "bridge_main.js")

@@ -36,9 +36,6 @@ class BuildMonitor(Still, anywidget.AnyWidget):
         overlap: list of [sequences done, overlap], overlap in [0, 1]: of the units that either plan
             removes, the share that both remove.
         status: the same as a sentence.
-
-    Raises:
-        InputError: ratio or lambda out of range.
     """
 
     _esm = front(*KIT, "monitor.js")

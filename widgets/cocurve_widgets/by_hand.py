@@ -51,9 +51,6 @@ class ByHand(HasTraits):
         """Remove a unit in plan A, or restore it; plan A is then yours.
 
         Without a pinned plan it begins with the present plan B.
-
-        Raises:
-            InputError: an unknown unit.
         """
         (index,) = self.curvature.units.indices([unit])
         start = self.selection if self.pinned is None else self.pinned

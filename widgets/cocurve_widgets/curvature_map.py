@@ -72,11 +72,6 @@ class CurvatureMap(Instrument, anywidget.AnyWidget):
         plan: of the session's plan: order, its node and edge terms [nats per token], the share of
             removable cost gone after each step, lambda, and whether it has an order.
         kernel: whether a kernel answers; False in an exported page.
-
-    Raises:
-        InputError: an unknown control.
-        TraitError: a control outside its range.
-        MismatchError: the session or the model is not this curvature's.
     """
 
     _esm = front(*KIT, "map_parts.js", "map_picture.js", "map_cards.js", "map.js", "map_main.js")

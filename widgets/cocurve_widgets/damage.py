@@ -58,10 +58,6 @@ class Damage:
         asked: number of questions by ability.
         prompt: text whose next token is predicted under each plan; empty for none.
         dense: the empty plan, which the dense model's right answers are kept under.
-
-    Raises:
-        InputError: the session has no model, or no tokenizer for the questions.
-        MismatchError: a row of the text is in the calibration of H.
     """
 
     def __init__(

@@ -83,9 +83,6 @@ def export_html(
 
     Returns:
         The path.
-
-    Raises:
-        MismatchError: the session is on another curvature.
     """
     own = Session(curvature) if session is None else session
     plan = LambdaExplorer(curvature, session=own)

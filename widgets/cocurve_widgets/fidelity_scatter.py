@@ -80,11 +80,6 @@ class FidelityScatter(Instrument, W.VBox):
         selected_unit: the unit ringed among the single units.
         book: the names of the plans.
         measurer: measures them.
-
-    Raises:
-        InputError: a control that does not exist, or a value out of range.
-        MismatchError: the session or the model is not this curvature's, or the text shares a row
-            with the text the curvature was built on.
     """
 
     ratio = Float(0.2).tag(sync=True)
@@ -260,10 +255,6 @@ class FidelityScatter(Instrument, W.VBox):
 
         Returns:
             The rows (as in `points`) of those plans that are measured by now, in order.
-
-        Raises:
-            InputError: no model, no held-out text, or an object that is not a plan.
-            MismatchError: a plan is for other units.
         """
         plans = [selections] if isinstance(selections, cl.Selection) else list(selections)
         held_out = self._require_measurable(plans)
@@ -376,10 +367,6 @@ class FidelityScatter(Instrument, W.VBox):
 
         Returns:
             The split over the rows done: all of them, or fewer after Cancel.
-
-        Raises:
-            InputError: no model, no held-out text, no plan, or Cancel before the first row.
-            MismatchError: the plan is for other units.
         """
         plan = self.require_plan() if plan is None else plan
         held_out = self._require_measurable([plan])
@@ -422,9 +409,6 @@ class FidelityScatter(Instrument, W.VBox):
 
     def choose(self, name: str) -> None:
         """Make the measured plan of this name (as in `points`) the session's; "" has no effect.
-
-        Raises:
-            InputError: no measured plan has this name.
         """
         if not name:
             return

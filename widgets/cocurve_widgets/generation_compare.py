@@ -153,10 +153,6 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
             prompts: the menu; by default the embedded model's prompts, empty for other models.
             selection: the plan; by default the session's, or ratio 0.2 at lambda 1 if it has none.
             **controls: initial values of the traits.
-
-        Raises:
-            MismatchError: the session, the model or the plan is not this curvature's.
-            InputError: an unknown control, or no model.
         """
         self._require_known(controls)
         session = Session.bind(curvature, session, model, tokenizer)
@@ -282,10 +278,6 @@ class GenerationCompare(Instrument, anywidget.AnyWidget):
         Args:
             prompt: new value of the trait; None keeps it.
             max_new_tokens: likewise.
-
-        Raises:
-            InputError: no plan, an empty prompt, or one that fills the model's context.
-            Cancelled: stopped before the first token.
         """
         self.prompt = self.prompt if prompt is None else prompt
         self.max_new_tokens = max_new_tokens or self.max_new_tokens

@@ -175,9 +175,6 @@ class Instrument(Still, DOMWidget):
 
         An existing file is replaced only when the new one is complete. For the picture press the
         PNG button: only the browser has drawn it.
-
-        Raises:
-            InputError: another suffix, or no plan yet.
         """
         path = Path(path)
         write_atomically(path, self._file(path.suffix))

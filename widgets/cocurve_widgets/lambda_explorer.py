@@ -111,11 +111,6 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
             setting while `flips_stale`.
         flips_stale: whether `flips` is still being computed.
         agrees: whether the browser's plan was the kernel's; None before the first answer.
-
-    Raises:
-        InputError: an unknown control, or text without a model.
-        MismatchError: the session or the model is not this curvature's, or H knows the text.
-        TraitError: a control out of range, at construction or when set.
     """
 
     _esm = front(*MODULES, "lambda_main.js")
@@ -254,11 +249,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
 
     @property
     def guards(self) -> cl.Guards:
-        """The guards as set.
-
-        Raises:
-            InputError: both kinds of cap are given.
-        """
+        """The guards as set."""
         return cl.Guards(
             self.layer_cap,
             self.layer_cap_factor,
@@ -297,11 +288,7 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         self.pinned = None
 
     def swap(self) -> None:
-        """Show plan A, and pin the present one.
-
-        Raises:
-            InputError: there is no plan A or B, or the controls cannot make A.
-        """
+        """Show plan A, and pin the present one."""
         plan, present = self._plan_a(), self.selection
         if plan is None or present is None:
             raise cl.InputError("there is no plan to swap with. Lower the ratio.")
@@ -318,9 +305,6 @@ class LambdaExplorer(Tour, ByHand, Instrument, anywidget.AnyWidget):
         Args:
             held_out: text for the KL, which played no part in H.
             questions: with known answers, for the right answers by ability; none counts none.
-
-        Raises:
-            InputError: the session has no model, or no tokenizer for the questions.
         """
         plans = self._both()
         found: list[dict[str, tuple[int, int]]] = [{} for _ in plans]

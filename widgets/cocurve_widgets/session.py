@@ -210,9 +210,6 @@ class Session(HasTraits):
         curvature, model, tokenizer: H and its model; model and tokenizer may be None.
         worker: the Mailbox, whose thread does slow work.
         lock: held by callbacks of its instruments, never while a model runs.
-
-    Raises:
-        MismatchError: the model's units are not the curvature's.
     """
 
     selection = Owed(cl.Selection, allow_none=True)
@@ -283,10 +280,6 @@ class Session(HasTraits):
             curvature: H [M, M].
             session: the session to share; None means the curvature's own.
             model, tokenizer: added to the session; None keeps what it has.
-
-        Raises:
-            MismatchError: the session is on another curvature, or the model's units are not the
-                curvature's. The session then stays as it was.
         """
         session = cls.of(curvature) if session is None else session
         if _identity(session.curvature) != _identity(curvature):
@@ -303,11 +296,7 @@ class Session(HasTraits):
     def attach(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
     ) -> None:
-        """Use this model for all measurements from now on.
-
-        Raises:
-            MismatchError: the model's units are not the curvature's.
-        """
+        """Use this model for all measurements from now on."""
         units = self.curvature.units
         units_like(model, units).require_same(units, mine="the model", theirs="the curvature")
         self.model = model

@@ -116,9 +116,6 @@ class OnMatrix(Keeping):
 
 class OnAdditiveKL(Keeping):
     """On the additive KL: solved on the positions "fit" of the sketch, priced on "price".
-
-    Raises:
-        InputError: H has no sketch of shifts.
     """
 
     at_once = False
