@@ -408,8 +408,7 @@ class FidelityScatter(Instrument, W.VBox):
     # Choosing -----------------------------------------------------------------------------------
 
     def choose(self, name: str) -> None:
-        """Make the measured plan of this name (as in `points`) the session's; "" has no effect.
-        """
+        """Make the measured plan of this name (as in `points`) the session's; "" has no effect."""
         if not name:
             return
         for record in self.session.measured:

@@ -115,8 +115,7 @@ class OnMatrix(Keeping):
 
 
 class OnAdditiveKL(Keeping):
-    """On the additive KL: solved on the positions "fit" of the sketch, priced on "price".
-    """
+    """On the additive KL: solved on the positions "fit" of the sketch, priced on "price"."""
 
     at_once = False
 
