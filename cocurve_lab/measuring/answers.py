@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,20 +20,20 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..base.errors import InputError, NumericalError
+from ..base.errors import InputError
 from ..base.progress import Bar
 from ..base.storage import fingerprint
 from ..base.tables import Row, Table
-from ..estimator.batches import LOGIT_BYTES
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.identity import model_device
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import is_out_of_memory, measuring
+from ..models.runtime import measuring
 from ..solver.selection import Selection
 from .generation import Question, token_pieces
 from .lockstep import encode_prompt, end_tokens
-from .plan_memory import FileKind, PlanMemory
+from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from .plan_memory import FileKind, PlanMemory, model_settings
 from .risk import standard_error
 
 if TYPE_CHECKING:
@@ -112,53 +112,45 @@ class AnswerTable:
         for plan, selection in enumerate(self.selections):
             for capability in (*self.capabilities, ALL):
                 mine = self.of(capability)
-                right, likelihood = self.right[plan, mine], self.log_likelihood[plan, mine]
+                right = self.right[plan, mine]
                 low, high = wilson(int(right.sum()), len(right))
-                rows.append(
-                    {
-                        "plan": plan,
-                        "realized_ratio": selection.realized_ratio,
-                        "interaction_strength": selection.interaction_strength,
-                        "capability": capability,
-                        "questions": len(right),
-                        "accuracy": float(right.mean()),
-                        "accuracy_error": _error(right),
-                        "accuracy_low": low,
-                        "accuracy_high": high,
-                        "log_likelihood": float(likelihood.mean()),
-                        "log_likelihood_error": _error(likelihood),
-                    }
-                )
+                row: Row = {
+                    "plan": plan,
+                    "realized_ratio": selection.realized_ratio,
+                    "interaction_strength": selection.interaction_strength,
+                    "capability": capability,
+                    "questions": len(right),
+                    **_mean("accuracy", right),
+                    "accuracy_low": low,
+                    "accuracy_high": high,
+                    **_mean("log_likelihood", self.log_likelihood[plan, mine]),
+                }
+                rows.append(row)
         return rows
 
     def paired(self, plan: int, other: int) -> Table:
         """Return differences plan - other on the same questions, a row per capability ("all" last).
 
-        `lost` counts the questions that only `other` answers right, `gained` those that only `plan`
-        does. `p_value` is that of McNemar's exact test that both are equally likely.
-
-        Args:
-            plan, other: places of two plans in the table.
+        `lost` counts the questions that only plan number `other` answers right, `gained` those that
+        only `plan` does. `p_value` is that of McNemar's exact test that both are equally likely.
         """
-        return [self._pair(plan, other, name) for name in (*self.capabilities, ALL)]
-
-    def _pair(self, plan: int, other: int, capability: str) -> Row:
-        mine = self.of(capability)
-        right, reference = self.right[plan, mine], self.right[other, mine]
-        accuracy = right.astype(float) - reference
-        likelihood = self.log_likelihood[plan, mine] - self.log_likelihood[other, mine]
-        lost, gained = int((accuracy < 0).sum()), int((accuracy > 0).sum())
-        return {
-            "capability": capability,
-            "questions": len(right),
-            "accuracy": float(accuracy.mean()),
-            "accuracy_error": _error(accuracy),
-            "lost": lost,
-            "gained": gained,
-            "p_value": float(binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0,
-            "log_likelihood": float(likelihood.mean()),
-            "log_likelihood_error": _error(likelihood),
-        }
+        rows: Table = []
+        for capability in (*self.capabilities, ALL):
+            mine = self.of(capability)
+            accuracy = self.right[plan, mine].astype(float) - self.right[other, mine]
+            likelihood = self.log_likelihood[plan, mine] - self.log_likelihood[other, mine]
+            lost, gained = int((accuracy < 0).sum()), int((accuracy > 0).sum())
+            row: Row = {
+                "capability": capability,
+                "questions": len(accuracy),
+                **_mean("accuracy", accuracy),
+                "lost": lost,
+                "gained": gained,
+                "p_value": float(binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0,
+                **_mean("log_likelihood", likelihood),
+            }
+            rows.append(row)
+        return rows
 
     def __len__(self) -> int:
         return len(self.selections)
@@ -204,15 +196,6 @@ def answer_accuracy(
         questions: the questions; those whose `answer` is None are omitted and counted.
         options: reply length, batch size, checkpoint.
         progress: show a progress bar with ETA.
-
-    Returns:
-        An AnswerTable, plan by question.
-
-    Raises:
-        InputError: no plan, no question with an answer, an answer that no reply can match, a prompt
-            that does not fit the model, or one reply that does not fit in memory.
-        MismatchError: a selection is for other units, or the checkpoint of another model or text.
-        NumericalError: NaN logits.
     """
     if not selections:
         raise InputError("answer_accuracy got no plan. Give at least one Selection.")
@@ -242,8 +225,6 @@ class Asker:
         questions: those with a known answer, in the given order.
         memory: right (1 or 0), log-likelihood of the answer (nats), decoded (1 or 0) of each plan
             by question; on disk if there is a checkpoint.
-
-    Raises: as `answer_accuracy`.
     """
 
     def __init__(
@@ -260,17 +241,20 @@ class Asker:
                 f"none of the {len(questions)} questions has an answer. Give "
                 "Question(..., answer=...)."
             )
-        architecture = describe(model)
-        self.cases = [Case.encode(model, tokenizer, question) for question in self.questions]
+        architecture, length = describe(model), options.max_new_tokens
+        cases = [Case.encode(model, tokenizer, question) for question in self.questions]
+        texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
         self.memory = PlanMemory.open(
             KIND,
             options.checkpoint,
-            (len(self.cases), 3),
-            lambda: _settings(model, self.cases, options.max_new_tokens),
+            (len(cases), 3),
+            lambda: (
+                model_settings(model)
+                | {"questions_fingerprint": fingerprint(texts), "max_new_tokens": length}
+            ),
         )
-        self.engine = ReplyEngine(
-            architecture, tokenizer, self.cases, options.max_new_tokens, options.batch_tokens
-        )
+        self.cases = cases
+        self.engine = ReplyEngine(architecture, tokenizer, cases, length, options.batch_tokens)
 
     def ask(
         self,
@@ -287,8 +271,6 @@ class Asker:
 
         Returns:
             The columns of `memory`, [plans, numbers, 3] float64.
-
-        Raises: as `answer_accuracy`.
         """
         model, memory, cases = self.model, self.memory, self.cases
         wanted = list(range(len(cases)) if numbers is None else numbers)
@@ -311,18 +293,10 @@ class Asker:
         return np.array([memory.values[plan.fingerprint][wanted] for plan in plans])
 
 
-def _settings(model: PreTrainedModel, cases: list[Case], max_new_tokens: int) -> dict[str, Any]:
-    texts = [[case.prompt, case.answer, case.question.answer] for case in cases]
-    return {
-        "model_fingerprint": fingerprint_model(model),
-        "model_dtype": model_dtype(model),
-        "questions_fingerprint": fingerprint(texts),
-        "max_new_tokens": max_new_tokens,
-    }
-
-
-def _error(values: np.ndarray) -> float:
-    return float(standard_error(np.asarray(values, dtype=float)[None])[0])
+def _mean(name: str, values: np.ndarray) -> Row:
+    """The mean over questions, and its standard error."""
+    error = standard_error(np.asarray(values, dtype=float)[None])[0]
+    return {name: float(values.mean()), f"{name}_error": float(error)}
 
 
 # Replies ----------------------------------------------------------------------------------------
@@ -363,19 +337,19 @@ class Case:
 
 @dataclass
 class Reply:
-    """The known beginning of one plan's reply to one question.
+    """One plan's reply to one question.
 
     Attributes:
         plan: index of the plan.
         column: index of the question in the part that is measured.
         case: the question.
-        ids: tokens of the reply so far.
+        ids: tokens that the next pass reads after the prompt: the answer, then the reply so far.
     """
 
     plan: int
     column: int
     case: Case
-    ids: list[int] = field(default_factory=list)
+    ids: list[int]
 
 
 @dataclass
@@ -408,32 +382,27 @@ class ReplyEngine:
         """
         found = np.zeros((len(plans), len(part), 3))
         replies = [
-            Reply(plan, column, self.cases[number])
+            Reply(plan, column, self.cases[number], self.cases[number].answer)
             for column, number in enumerate(part)
             for plan in range(len(plans))
         ]
-        forced = [reply.case.answer for reply in replies]
-        open_replies = []
-        for reply, chosen, likelihood in self._forward(plans, replies, forced):
-            # while the choices are the answer's tokens, the forced tokens are the reply itself, and
+        undecided = []
+        for reply, chosen, likelihood in self._forward(plans, replies):
+            # while the choices are the answer's tokens, the tokens read are the reply itself, and
             # the first choice that differs is its next token; later ones follow text never said
-            first = next(
-                (i for i, t in enumerate(reply.case.answer) if chosen[i] != t), len(chosen) - 1
-            )
+            answer = enumerate(reply.ids)
+            first = next((i for i, token in answer if chosen[i] != token), len(reply.ids))
             reply.ids = chosen[: first + 1]
             verdict = self._verdict(reply)
             found[reply.plan, reply.column] = (bool(verdict), likelihood, verdict is None)
-            open_replies += [reply] if verdict is None else []
-        while open_replies:  # one more token each time, from the whole text: few replies get here
-            still = []
-            for reply, chosen, _ in self._forward(
-                plans, open_replies, [r.ids for r in open_replies]
-            ):
+            undecided += [reply] if verdict is None else []
+        while undecided:  # one more token each time, from the whole text: few replies get here
+            replies, undecided = undecided, []
+            for reply, chosen, _ in self._forward(plans, replies):
                 reply.ids = [*reply.ids, chosen[-1]]
                 verdict = self._verdict(reply)
                 found[reply.plan, reply.column, 0] = bool(verdict)
-                still += [reply] if verdict is None else []
-            open_replies = still
+                undecided += [reply] if verdict is None else []
         return found
 
     def _verdict(self, reply: Reply) -> bool | None:
@@ -449,71 +418,51 @@ class ReplyEngine:
         return self.verdicts[key]
 
     def _forward(
-        self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
+        self, plans: list[Scales], replies: list[Reply]
     ) -> Iterator[tuple[Reply, list[int], float]]:
-        """Run each reply with its n forced tokens after the prompt."""
+        """Likeliest token after each of [prompt, *ids] of a reply, and log probability of ids."""
         start = 0
         while start < len(replies):
-            left = zip(replies[start:], forced[start:], strict=True)
-            length = max(len(reply.case.prompt) + len(ids) for reply, ids in left)
-            stop = start + max(1, self.batch_tokens // length)
-            try:
-                batch = self._batch(plans, replies[start:stop], forced[start:stop])
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                if stop - start == 1:
-                    raise InputError(
-                        f"memory runs out with one reply of {length} tokens per forward pass. Use "
-                        "shorter prompts, bfloat16 weights, or a larger device."
-                    ) from None
+            length = max(len(reply.case.prompt) + len(reply.ids) for reply in replies[start:])
+            batch = replies[start : start + max(1, self.batch_tokens // length)]
+            found = unless_too_large(self._batch, plans, batch)
+            if found is None:
+                if len(batch) == 1:
+                    raise too_large(f"one reply of {length} tokens")
                 self.batch_tokens //= 2  # for good: what did not fit once would not fit later
                 log.warning("out of memory: %d tokens per pass from here on", self.batch_tokens)
                 continue
-            yield from zip(replies[start:stop], *batch, strict=True)
-            start = stop
+            for reply, (chosen, likelihood) in zip(batch, found, strict=True):
+                yield reply, chosen, likelihood
+            start += len(batch)
 
-    def _batch(
-        self, plans: list[Scales], replies: list[Reply], forced: list[list[int]]
-    ) -> tuple[list[list[int]], list[float]]:
-        """One forward pass: the likeliest tokens and log probability of each reply."""
+    def _batch(self, plans: list[Scales], replies: list[Reply]) -> list[tuple[list[int], float]]:
+        """What `_forward` yields for each reply, from one pass."""
         device = model_device(self.architecture.model)
-        rows = [
-            torch.tensor([*r.case.prompt, *ids]) for r, ids in zip(replies, forced, strict=True)
-        ]
+        rows = [torch.tensor([*reply.case.prompt, *reply.ids]) for reply in replies]
         # padding is on the right and attention is causal: no position that is read can see it, so
         # the pass needs no attention mask
         ids = pad_sequence(rows, batch_first=True).to(device)
         masks = stack_rows(self.architecture, [plans[reply.plan] for reply in replies])
         with scaled(self.architecture, masks):
             hidden = self.architecture.last_hidden(ids)
-        counts = [len(given) + 1 for given in forced]
-        read = torch.cat(
-            [
-                hidden[b, len(r.case.prompt) - 1 :][:n]
-                for b, (r, n) in enumerate(zip(replies, counts, strict=True))
-            ]
-        )
-        labels = torch.tensor([token for given in forced for token in [*given, 0]], device=device)
-        tokens, logs = self._read(read, labels)
+        counts = [len(reply.ids) + 1 for reply in replies]
+        starts = [len(reply.case.prompt) - 1 for reply in replies]
+        spans = zip(hidden, starts, counts, strict=True)
+        read = torch.cat([states[start : start + count] for states, start, count in spans])
+        labels = torch.tensor([token for reply in replies for token in [*reply.ids, 0]])
+        tokens, logs = self._read(read, labels.to(device))
         parts = zip(tokens.split(counts), logs.split(counts), strict=True)
-        pairs = [(token.tolist(), float(value[:-1].sum())) for token, value in parts]
-        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        return [(token.tolist(), float(value[:-1].sum())) for token, value in parts]
 
     def _read(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Likeliest token [K] and log probability of the label [K], float64, from hidden [K, d]."""
-        step = max(1, LOGIT_BYTES // (8 * self.architecture.vocabulary))
         tokens, logs = [], []
-        for start in range(0, len(hidden), step):
-            logits = widen(self.architecture.logits(hidden[start : start + step]))
-            if bool(logits.isnan().any()):
-                raise NumericalError(
-                    "the model gives NaN logits, dense or under a plan. Half precision may "
-                    "overflow: try bfloat16 or float32."
-                )
-            wanted = logits.gather(-1, labels[start : start + step, None]).squeeze(-1)
+        for part in pieces(len(hidden), 8 * self.architecture.vocabulary):
+            logits = widen(self.architecture.logits(hidden[part]))
+            require_numbers(not bool(logits.isnan().any()), "a reply")
             tokens.append(logits.argmax(dim=-1).cpu())
-            logs.append((wanted - torch.logsumexp(logits, dim=-1)).double().cpu())
+            logs.append(log_likelihood(logits, labels[part]).double().cpu())
         return torch.cat(tokens), torch.cat(logs)
 
 

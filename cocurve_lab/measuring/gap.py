@@ -1,4 +1,4 @@
-"""Where the predicted and the measured risk of a plan part: position by position, and why.
+"""Why predicted and measured risk diverge, position by position.
 
 Two steps lead from H to a plan's KL, and each can fail. The KL is replaced by its second-order
 expansion, a parabola, which is too low where the teacher is sure of its first choice. And the logit
@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.errors import InputError, NumericalError
+from ..base.errors import InputError
 from ..base.progress import Progress, open_bar
 from ..base.tables import Folded, Table, brief
 from ..calibration import CalibrationSet
 from ..curvature.saturation import SURE
-from ..estimator.batches import LOGIT_BYTES, Batches, choose_block
+from ..estimator.batches import Batches, choose_block
 from ..estimator.fisher import center, centered_kl
 from ..estimator.replay import Replay, widen
 from ..estimator.teacher import row
@@ -36,13 +36,17 @@ from ..models.masking import column_scales, resolve, scaled
 from ..models.runtime import measuring, require_measurable
 from ..models.units import Unit
 from ..solver.selection import Selection
+from .logits import pieces, require_numbers
 from .risk import standard_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-P_MAX_EDGES = (0.5, 0.9, SURE)  # borders of the bins of the teacher's confidence
-SHIFT_EDGES = (1e-3, 1e-2, 1e-1, 1.0)  # of the bins of A at a position, nats
+_BINS: dict[str, tuple[str, tuple[float, ...]]] = {  # by -> the values, and borders of the bins
+    "p_max": ("p_max", (0.5, 0.9, SURE)),
+    "shift": ("quadratic_of_sum", (1e-3, 1e-2, 1e-1, 1.0)),  # nats
+}
+_STEPS = ("quadratic_of_sum", "kl_of_sum", "quadratic_of_joint", "kl_of_joint")  # A, B, C, D
 AGREE = 2.0  # within this factor, prediction and measurement are said to agree
 _BATCH_TOKENS = 4096  # tokens per batch of ablations
 
@@ -119,15 +123,15 @@ class RiskSplit(Folded):
 
     @property
     def cause(self) -> Literal["none", "expansion", "adding up", "both"]:
-        """Which step fails on this text.
+        """The step that fails on this text.
 
         "none" if measured and predicted differ by at most a factor of two. Else the step with at
         least two thirds of the deviation on a log scale, or "both".
         """
         steps = np.abs(np.log([self.expansion, self.adding_up]))
-        if not np.isfinite(steps).all() or abs(np.log(self.measured / self.predicted)) <= np.log(
-            AGREE
-        ):
+        if not np.isfinite(steps).all():
+            return "none"
+        if abs(np.log(self.measured / self.predicted)) <= np.log(AGREE):
             return "none"
         if steps.max() < 2 * steps.min():
             return "both"
@@ -148,12 +152,14 @@ class RiskSplit(Folded):
             standard error over sequences (measured_error), units_predicted, units_measured; and
             measured_over_predicted, None where nothing is predicted.
         """
-        if by not in ("p_max", "shift"):
+        if by not in _BINS:
             raise InputError(f'by is {by!r}. Choose "p_max" or "shift".')
-        values = self.p_max if by == "p_max" else self.quadratic_of_sum
-        edges = P_MAX_EDGES if by == "p_max" else SHIFT_EDGES
-        place = np.digitize(values, edges, right=True)  # a border belongs to the bin below it
-        return [self._bin(by, name, place == i) for i, name in enumerate(_bin_names(edges))]
+        field, edges = _BINS[by]
+        # a border belongs to the bin below it
+        place = np.digitize(getattr(self, field), edges, right=True)
+        inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
+        names = [f"up to {edges[0]:g}", *inner, f"above {edges[-1]:g}"]
+        return [self._bin(by, name, place == i) for i, name in enumerate(names)]
 
     def _bin(self, by: str, name: str, inside: np.ndarray) -> dict[str, object]:
         def part(values: np.ndarray) -> float:
@@ -161,6 +167,7 @@ class RiskSplit(Folded):
 
         predicted, measured = part(self.quadratic_of_sum), part(self.kl_of_joint)
         by_sequence = (self.kl_of_joint * inside).mean(axis=1)
+        others = ("kl_of_sum", "quadratic_of_joint", "units_predicted", "units_measured")
         return {
             "by": by,
             "bin": name,
@@ -169,15 +176,12 @@ class RiskSplit(Folded):
             "measured": measured,
             "measured_error": float(standard_error(by_sequence[None])[0]),
             "measured_over_predicted": measured / predicted if predicted > 0 else None,
-            "kl_of_sum": part(self.kl_of_sum),
-            "quadratic_of_joint": part(self.quadratic_of_joint),
-            "units_predicted": part(self.units_predicted),
-            "units_measured": part(self.units_measured),
+            **{other: part(getattr(self, other)) for other in others},
         }
 
     @classmethod
     def join(cls, parts: Sequence[RiskSplit]) -> RiskSplit:
-        """Put splits of one plan on different rows of a text together."""
+        """Concatenate splits of one plan on different rows of a text."""
         if len({part.selection.fingerprint for part in parts}) != 1:
             raise InputError(f"{len(parts)} parts are not those of one plan. Split one plan.")
         names = [field.name for field in fields(cls)][2:]
@@ -185,13 +189,7 @@ class RiskSplit(Folded):
         return cls(parts[0].selection, parts[0].source, *arrays)
 
     def _means(self) -> list[float]:
-        parts = (
-            self.quadratic_of_sum,
-            self.kl_of_sum,
-            self.quadratic_of_joint,
-            self.kl_of_joint,
-        )
-        return [float(part.mean()) for part in parts]
+        return [float(getattr(self, name).mean()) for name in _STEPS]
 
     def __repr__(self) -> str:
         plan = self.selection
@@ -231,7 +229,7 @@ def split_risk(
     *,
     progress: Progress = True,
 ) -> RiskSplit:
-    """Measure where the predicted and the measured risk of a plan part (appendix "Surrogate").
+    """Measure why the predicted and the measured risk of a plan diverge (appendix "Surrogate").
 
     Every removed unit is ablated alone on every row, and the plan as a whole once. So a row costs
     as many replays as the plan has units. A plan of one unit has A = C and B = D; a plan of all
@@ -243,15 +241,6 @@ def split_risk(
         text: rows and scored positions; held out, or the calibration's own to take the text out of
             the comparison.
         progress: show a bar over ablations; "lines" writes lines for a log file instead.
-
-    Returns:
-        A RiskSplit. Ctrl-C raises KeyboardInterrupt.
-
-    Raises:
-        MismatchError: the selection is for other units.
-        InputError: the plan has gains, the text does not fit the model, or one ablation alone does
-            not fit in memory.
-        NumericalError: NaN or infinite logits.
     """
     if selection.gains:
         raise InputError(
@@ -300,11 +289,7 @@ def _split_row(
     joint = widen(architecture.logits(hidden[0])).sub_(z_0)
     values = [p_0.amax(dim=-1), *_both(p_0, summed), *_both(p_0, joint), *alone]
     arrays = [value.double().cpu().numpy() for value in values]
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise NumericalError(
-            f"sequence {number} gives NaN or infinite logits, in the dense model or without a unit "
-            "of the plan. Half precision may overflow: try bfloat16 or float32."
-        )
+    require_numbers(all(np.isfinite(array).all() for array in arrays), f"sequence {number}")
     return arrays
 
 
@@ -313,10 +298,7 @@ def _alone(
 ) -> tuple[Tensor, Tensor]:
     """Sums over a batch of ablations: of the shifts [P, V], and of both risks [2, P] float64."""
     summed, risks = torch.empty_like(z_0), []
-    # logits of the whole vocabulary for B units: a few positions at a time, to bound the memory
-    step = max(1, LOGIT_BYTES // (4 * (len(hidden) + 2) * z_0.shape[-1]))
-    for start in range(0, len(z_0), step):
-        part = slice(start, start + step)
+    for part in pieces(len(z_0), 4 * (len(hidden) + 2) * z_0.shape[-1]):
         shift = widen(architecture.logits(hidden[:, part])).sub_(z_0[part])
         torch.sum(shift, dim=0, out=summed[part])
         risks.append(torch.stack(_both(p_0[part], shift)).sum(dim=1))
@@ -335,8 +317,3 @@ def _root(above: tuple[float, float], below: tuple[float, float]) -> float:
     if min(*above, *below) <= 0:
         return float("nan")
     return float(np.sqrt(above[0] * above[1] / below[0] / below[1]))
-
-
-def _bin_names(edges: Sequence[float]) -> list[str]:
-    inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges)]
-    return [f"up to {edges[0]:g}", *inner, f"above {edges[-1]:g}"]

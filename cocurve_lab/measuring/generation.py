@@ -34,9 +34,6 @@ def continue_text(
         tokenizer: its tokenizer.
         text: the prompt.
         max_new_tokens: the most new tokens.
-
-    Raises:
-        InputError: the text is no text that can be tokenized, or no new token is asked for.
     """
     max_new_tokens = as_int(max_new_tokens, "max_new_tokens", 1)
     encoded = tokenizer(require_tokenizable(text), return_tensors="pt").to(model.device)
@@ -57,17 +54,15 @@ def continue_text(
 def token_pieces(
     tokenizer: PreTrainedTokenizerBase, prompt_ids: Sequence[int], ids: Sequence[int]
 ) -> list[str]:
-    """Return the text that each token of a continuation adds.
+    """Return the text that each token of a continuation adds; joined, they are the continuation.
+
+    Special tokens add nothing. A character of several tokens appears with the last of them.
 
     Args:
         tokenizer: the tokenizer of the model.
-        prompt_ids: ids before the continuation; the last one decides whether there is a leading
+        prompt_ids: ids before the continuation; the last one decides whether it starts with a
             space.
         ids: ids of the continuation [n].
-
-    Returns:
-        n strings, which joined are the continuation. They are empty for special tokens, and for all
-        but the last token of a character that takes several.
     """
     growing = GrowingText(tokenizer, prompt_ids)
     return [growing.add(token) for token in ids]
@@ -129,21 +124,14 @@ class Question:
     answer: str | None = None
 
     def is_right(self, reply: str) -> bool | None:
-        """Return whether a reply, up to its first "." or line end, is the answer.
-
-        None without an answer.
-        """
+        """Judge a reply by its text up to the first "." or line end; None without an answer."""
         if self.answer is None:
             return None
         return re.split(r"[.\n]", reply.lstrip(" "))[0].strip() == self.answer
 
 
 def demo_questions(per_capability: int = 8) -> list[Question]:
-    """Read test prompts of the embedded model, the same number for each capability.
-
-    Raises:
-        InputError: the prompts are missing (a partial checkout), or a number below 1.
-    """
+    """Read test prompts of the embedded model, the same number for each capability."""
     folder = demo_folder().parent / "prompts"
     if not list(folder.glob("*.jsonl")):
         raise InputError(
@@ -203,11 +191,11 @@ def _question(line: str, where: str) -> Question:
 def example_prompts(
     model_id: str | os.PathLike[str], text: CalibrationSet, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Return prompts to continue: one per capability for the demo, else held-out beginnings.
+    """Return prompts to continue: one per capability for the demo model, else row beginnings.
 
     Args:
         model_id: name or folder of the model.
-        text: held-out rows; three beginnings of 24 tokens are taken from other models' text.
+        text: held-out rows; the first 24 tokens of three rows are the prompts of other models.
         tokenizer: the tokenizer of the model.
     """
     if not is_demo(model_id):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..base.errors import InputError, NumericalError
+from ..base.errors import InputError
 from ..calibration import CalibrationSet
-from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
@@ -27,6 +27,7 @@ from ..models.runtime import in_double, measuring, require_measurable
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
 from .generation import GrowingText
+from .logits import pieces, require_known_ids, require_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of choosing tokens.
+    """How tokens are chosen.
 
     Attributes:
         max_new_tokens: the most new tokens per row; the model's context may end a text earlier.
@@ -94,10 +95,8 @@ class TextPair:
 
 def first_divergence(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Return the first index at which two rows of tokens differ or only one ends, or None."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return None if len(left) == len(right) else min(len(left), len(right))
+    pairs = enumerate(zip_longest(left, right))
+    return next((index for index, (a, b) in pairs if a != b), None)
 
 
 # Generated text -----------------------------------------------------------------------------------
@@ -139,22 +138,19 @@ def generate_lockstep(
     """Yield the next token of both texts until both have ended.
 
     Each row is what that model would generate alone (half precision may round a batch of two
-    differently). The rows differ only through the plan: when sampling, one uniform number per step
-    picks a token from both distributions, so equal distributions give equal tokens.
+    differently). When sampling, one uniform number per step picks a token from both distributions,
+    so equal distributions give equal tokens.
 
     Args:
         model: the dense model; it may be used freely between two steps.
         tokenizer: its tokenizer; it encodes the prompt as in `continue_text`.
         prompt: the text to continue.
-        selection: a Selection (with its gains), or units, names or indices.
+        selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
         sampling: length, temperature and seed.
-        unit_set: the units that names and indices refer to; by default the model's own units with
-            16 FFN groups per layer.
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, selection, unit_set))
-    prompt_ids = encode_prompt(model, tokenizer, prompt)
-    return _steps(architecture, prompt_ids, scales, sampling)
+    return _steps(architecture, encode_prompt(model, tokenizer, prompt), scales, sampling)
 
 
 def encode_prompt(
@@ -164,12 +160,7 @@ def encode_prompt(
     ids: list[int] = list(tokenizer(prompt)["input_ids"]) if prompt.strip() else []
     if not ids:
         raise InputError("the prompt is empty. Write a few words to continue.")
-    rows = embedding_weight(model).shape[0]
-    if max(ids) >= rows:
-        raise InputError(
-            f"the prompt holds token id {max(ids)}, the model's embedding has {rows} rows. Use the "
-            "tokenizer that belongs to the model."
-        )
+    require_known_ids(model, max(ids), "prompt")
     if len(ids) >= _context(model):
         raise InputError(
             f"the prompt has {len(ids)} tokens, the model's context {int(_context(model))}. Leave "
@@ -195,10 +186,8 @@ def forced_kl(
 
     Args:
         model: the dense model.
-        selection: a Selection (with its gains), or units, names or indices.
+        selection, unit_set: as for `pruning_risk`; the gains of a Selection apply.
         input_ids: the text [T], at least two tokens.
-        unit_set: the units that names and indices refer to; by default the model's own units with
-            16 FFN groups per layer.
 
     Returns:
         [T - 1] float64, nats per token over the full vocabulary; entry t scores the prediction of
@@ -216,12 +205,13 @@ def forced_kl(
     with measuring(model, torch.get_num_threads()):
         with scaled(architecture, stack_rows(architecture, [{}, scales])):
             hidden = architecture.last_hidden(ids)[:, :-1]
-        values = _kl_by_position(architecture, hidden)
-    if not np.isfinite(values).all():
-        raise NumericalError(
-            "the text gives NaN or infinite logits, in the dense model or under the plan. Half "
-            "precision may overflow: try bfloat16 or float32."
-        )
+        parts = []
+        for part in pieces(hidden.shape[1], 16 * architecture.vocabulary):
+            logits, masked = widen(architecture.logits(hidden[:, part]))
+            kl = kl_divergence(torch.softmax(logits, dim=-1), masked - logits)
+            parts.append(in_double(kl).cpu())
+    values: np.ndarray = torch.cat(parts).numpy()
+    require_numbers(np.isfinite(values).all(), "the text")
     return values
 
 
@@ -252,24 +242,9 @@ def next_token_probabilities(
             rows = ids.expand(len(masks), -1)
             hidden = architecture.last_hidden(rows)
         logits = widen(architecture.logits(hidden[:, -1]))
-        found = torch.softmax(in_double(logits), dim=-1).cpu().numpy()
-    if not np.isfinite(found).all():
-        raise NumericalError(
-            "the prompt gives NaN or infinite logits, in the dense model or under a plan. Half "
-            "precision may overflow: try bfloat16 or float32."
-        )
+        found: np.ndarray = torch.softmax(in_double(logits), dim=-1).cpu().numpy()
+    require_numbers(np.isfinite(found).all(), "the prompt")
     return found
-
-
-def _kl_by_position(architecture: Architecture, hidden: Tensor) -> np.ndarray:
-    """KL [T] of row 1 from row 0, nats, from hidden states [2, T, d], in chunks of positions."""
-    step = max(1, LOGIT_BYTES // (16 * architecture.vocabulary))
-    parts = []
-    for start in range(0, hidden.shape[1], step):
-        logits, masked = widen(architecture.logits(hidden[:, start : start + step]))
-        kl = kl_divergence(torch.softmax(logits, dim=-1), masked - logits)
-        parts.append(in_double(kl))
-    return torch.cat(parts).cpu().numpy()
 
 
 def _steps(
@@ -307,10 +282,7 @@ def _steps(
 
 def _choose(logits: Tensor, temperature: float, uniform: float) -> list[int]:
     """One token per row of logits [B, V]: the likeliest, or the one at `uniform` in the CDF."""
-    if bool(logits.isnan().any()):
-        raise NumericalError(
-            "the model gives NaN logits. Half precision may overflow: try bfloat16 or float32."
-        )
+    require_numbers(not bool(logits.isnan().any()), "the text so far")
     if temperature == 0:
         return logits.argmax(dim=-1).tolist()
     wide = in_double(logits)

@@ -1,7 +1,7 @@
-"""Measurements of plans kept on disk, so that a measurement can resume and be extended.
+"""Store measurements of plans on disk, so that a measurement can resume and be extended.
 
-A file belongs to one model and one text. It holds the values of each plan by the plan's
-fingerprint, whatever else was measured together with it.
+A file belongs to one model and one text. It contains the values of each plan by the plan's
+fingerprint.
 """
 
 from __future__ import annotations
@@ -28,14 +28,7 @@ if TYPE_CHECKING:
     from .generation import Question
 
 log = logging.getLogger(__name__)
-
-
-_FIELDS: dict[str, Field] = {
-    "format": TEXT,
-    "version": COUNT,
-    "settings": OBJECT,
-    "values": OBJECT,
-}
+_FIELDS = {"format": TEXT, "version": COUNT, "settings": OBJECT, "values": OBJECT}
 
 
 class FileKind(NamedTuple):
@@ -74,12 +67,7 @@ class PlanMemory:
     ) -> PlanMemory:
         """Read the memory from its file; without one it is empty.
 
-        Args:
-            kind: the kind of file.
-            path: the file; None keeps nothing on disk.
-            shape: (rows, columns) of a plan's values.
-            settings: returns the settings; called only if there is a path, because it may read all
-                weights.
+        `settings` is called only if there is a path, because it may read all weights.
         """
         if path is None:
             return cls(kind, None, shape)
@@ -117,13 +105,7 @@ class PlanMemory:
         ]
 
     def add(self, marks: Sequence[str], rows: int | Sequence[int], found: np.ndarray) -> None:
-        """Store the values found of each plan on these rows, and write the file.
-
-        Args:
-            marks: n fingerprints.
-            rows: a row, or several.
-            found: [n, columns] or [n, rows, columns].
-        """
+        """Store the values of n plans on a row [n, columns] or several, and write the file."""
         for mark, values in zip(marks, found, strict=True):
             self.values.setdefault(mark, np.full(self.shape, np.nan))[rows] = values
         if self.path is None:
@@ -140,17 +122,19 @@ class PlanMemory:
             log.warning("%s could not be written (%s). The measurement goes on.", self.path, error)
 
 
+def model_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the settings that identify a model; this reads all its weights."""
+    from ..models.identity import fingerprint_model, model_dtype
+
+    return {"model_fingerprint": fingerprint_model(model), "model_dtype": model_dtype(model)}
+
+
 def plans_file(folder: Folder, model: PreTrainedModel, text: CalibrationSet) -> Path | None:
     """Return the file of measured plans of a model on a text, for `measure_plans(checkpoint=...)`.
 
     All studies in a folder share it, so a plan measured in one is not measured again in another.
     """
-    if folder is None:
-        return None
-    from ..models.identity import fingerprint_model, model_dtype
-
-    mark = fingerprint(fingerprint_model(model), model_dtype(model), text.fingerprint)
-    return Path(folder) / f"plans_{mark[:10]}.ckpt"
+    return _file(folder, "plans", model, text.fingerprint)
 
 
 def answers_file(
@@ -163,10 +147,12 @@ def answers_file(
         model: the dense model.
         questions: all of them, in the order in which they are given to be asked.
     """
+    asked = [[q.capability, q.prompt, q.answer] for q in questions]
+    return _file(folder, "answers", model, fingerprint(asked))
+
+
+def _file(folder: Folder, name: str, model: PreTrainedModel, text_mark: str) -> Path | None:
     if folder is None:
         return None
-    from ..models.identity import fingerprint_model, model_dtype
-
-    asked = fingerprint([[q.capability, q.prompt, q.answer] for q in questions])
-    mark = fingerprint(fingerprint_model(model), model_dtype(model), asked)
-    return Path(folder) / f"answers_{mark[:10]}.ckpt"
+    mark = fingerprint(*model_settings(model).values(), text_mark)
+    return Path(folder) / f"{name}_{mark[:10]}.ckpt"

@@ -19,21 +19,21 @@ import torch
 from torch import Tensor
 
 from ..base.arguments import as_list, require_type
-from ..base.errors import InputError, MismatchError, NumericalError
+from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..base.seams import require_extension
 from ..calibration import CalibrationSet
-from ..estimator.batches import LOGIT_BYTES
 from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
-from ..models.identity import fingerprint_model, model_device, model_dtype
+from ..models.identity import model_device
 from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
-from ..models.runtime import in_double, is_out_of_memory, measuring, require_measurable, sums_on
+from ..models.runtime import in_double, measuring, require_measurable, sums_on
 from ..models.units import Unit, UnitSet
 from ..solver.selection import Selection
-from .plan_memory import FileKind, PlanMemory
+from .logits import log_likelihood, pieces, require_numbers, too_large, unless_too_large
+from .plan_memory import FileKind, PlanMemory, model_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,21 +81,13 @@ class PlanTable:
 
     @property
     def perplexity(self) -> np.ndarray:
-        """exp of the mean `nll` of each plan [plans]; rows do not overlap and share no context.
-
-        Raises:
-            InputError: the table was made without `nll`.
-        """
+        """exp of the mean `nll` of each plan [plans]; rows do not overlap and share no context."""
         if self.nll is None:
             raise InputError("this table has no nll. Make it with measure_plans.")
         return np.exp(self.nll.mean(axis=1))
 
     def paired(self, plan: int, other: int) -> tuple[float, float]:
-        """Return the mean KL difference plan - other in nats per token, and its standard error.
-
-        Args:
-            plan, other: places of two plans in the table.
-        """
+        """Return the mean KL of plan number `plan` less that of `other`, and its standard error."""
         # by sequence: text that is hard for one plan is hard for the other, and that part cancels,
         # so the error is far smaller than those of the two plans
         difference = self.kl[plan] - self.kl[other]
@@ -158,11 +150,6 @@ def pruning_risk(
 
     Returns:
         Nats per token over the full vocabulary, from logit shifts in float32 or better.
-
-    Raises:
-        MismatchError: the selection is for other units.
-        InputError: an unknown unit, or one named twice.
-        NumericalError: NaN or infinite logits.
     """
     require_type(calibration, CalibrationSet, "calibration")
     architecture = describe(model)
@@ -200,13 +187,6 @@ def measure_plans(
 
     Returns:
         A PlanTable. Ctrl-C raises KeyboardInterrupt; with a checkpoint nothing is lost.
-
-    Raises:
-        InputError: no plan, text that does not fit the model, or one plan that does not fit in
-            memory.
-        MismatchError: a selection is for other units, the checkpoint is of another model or text,
-            or a row is in `calibrated_on`.
-        NumericalError: NaN or infinite logits.
     """
     for selection in as_list(selections, "selections"):
         require_type(selection, Selection, "a plan")
@@ -239,28 +219,7 @@ def model_risk(
     Returns:
         [sequences] float64, mean over scored positions, full vocabulary, nats per token.
     """
-    pair = [describe(model) for model in (teacher, student)]
-    require_one_vocabulary(*pair)
-    for model in (teacher, student):
-        require_measurable(model, text.input_ids)
-    return pair_risk(pair, text, progress=progress)
-
-
-def pair_risk(
-    pair: Sequence[Architecture], text: CalibrationSet, *, progress: Progress = False
-) -> np.ndarray:
-    """`model_risk` of two models that fit the text and each other.
-
-    The second may carry adapters, which `describe` refuses: give what described it before.
-    """
-    engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
-    bar = open_bar(progress, total=len(text), desc="KL", unit="row")
-    values = []
-    with measuring(pair[0].model, threads), measuring(pair[1].model, threads), bar:
-        for number in range(len(text)):
-            values.append(float(engine.measure_student(number, pair[1])[0]))
-            bar.update()
-    return np.array(values)
+    return _compare(teacher, student, text, progress)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,16 +246,31 @@ class Side:
 def compare_models(
     teacher: PreTrainedModel, student: PreTrainedModel, text: CalibrationSet
 ) -> Side:
-    """Compare a model with the dense one at the scored positions of a text, full vocabulary.
+    """Compare a model with the dense one at the scored positions of a text, full vocabulary."""
+    found = _compare(teacher, student, text, beside=True)
+    return Side(found[:, 0], found[:, 2], found[:, 1], float(found[:, 3].mean()))
 
-    Raises: as `model_risk`.
-    """
+
+def _compare(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    text: CalibrationSet,
+    progress: Progress = False,
+    beside: bool = False,
+) -> np.ndarray:
+    """What `_Engine.measure_student` finds on each row [rows, 2 or 4]."""
     pair = [describe(model) for model in (teacher, student)]
     require_one_vocabulary(*pair)
+    for model in (teacher, student):
+        require_measurable(model, text.input_ids)
     engine, threads = _Engine(pair[0], text, 1), torch.get_num_threads()
-    with measuring(teacher, threads), measuring(student, threads):
-        found = np.array([engine.compare(number, pair[1]) for number in range(len(text))])
-    return Side(found[:, 0], found[:, 2], found[:, 1], float(found[:, 3].mean()))
+    bar = open_bar(progress, total=len(text), desc="KL", unit="row")
+    found = []
+    with measuring(teacher, threads), measuring(student, threads), bar:
+        for number in range(len(text)):
+            found.append(engine.measure_student(number, pair[1], beside))
+            bar.update()
+    return np.array(found)
 
 
 # Many measurements of one text --------------------------------------------------------------------
@@ -318,8 +292,6 @@ class Meter:
     Attributes:
         memory: KL and nll of each plan by row, nats per token; on disk if there is a checkpoint.
         engine: measures one sequence.
-
-    Raises: as `measure_plans`.
     """
 
     kind = KIND
@@ -337,7 +309,10 @@ class Meter:
         architecture = describe(model)
         require_measurable(model, text.input_ids)
         self.memory = PlanMemory.open(
-            self.kind, checkpoint, (len(text), 2), lambda: _settings(model, text)
+            self.kind,
+            checkpoint,
+            (len(text), 2),
+            lambda: model_settings(model) | {"text_fingerprint": text.fingerprint},
         )
         batch = plans_per_batch or max(1, _BATCH_TOKENS // text.seq_len)
         self.engine = _Engine(architecture, text, batch, {} if keep_teacher else None)
@@ -357,8 +332,6 @@ class Meter:
 
         Returns:
             KL and nll [plans, rows, 2] float64, nats per token.
-
-        Raises: as `measure_plans`.
         """
         wanted = list(range(len(self.text)) if rows is None else rows)
         named = {plan.fingerprint: plan for plan in plans}
@@ -372,29 +345,18 @@ class Meter:
             mark: column_scales(architecture, *resolve(self.model, plan))
             for mark, plan in plans.items()
         }
-        missing = memory.absent(plans, rows)
-        label = f"KL of {len(missing)} plan{'' if len(missing) == 1 else 's'}"
-        missing.append(DENSE)
-        scales[DENSE] = {}
-        numbers = [n for n in rows if memory.absent(missing, n)]
-        if progress and numbers:
-            todo = (memory.absent(missing, number) for number in numbers)
-            self.engine.announce([sum(bool(scales[mark]) for mark in each) for each in todo])
-        bar = open_bar(progress, total=len(numbers), desc=label, unit="sequence")
+        lacking = len(memory.absent(plans, rows))
+        wanted, scales[DENSE] = [*plans, DENSE], {}
+        todo = {n: marks for n in rows if (marks := memory.absent(wanted, n))}
+        if progress and todo:
+            self.engine.announce([sum(bool(scales[m]) for m in marks) for marks in todo.values()])
+        label = f"KL of {lacking} plan{'' if lacking == 1 else 's'}"
+        bar = open_bar(progress, total=len(todo), desc=label, unit="sequence")
         with measuring(self.model, torch.get_num_threads()), bar:
-            for number in numbers:
-                absent = memory.absent(missing, number)
-                found = self.engine.measure(number, [scales[mark] for mark in absent])
-                memory.add(absent, number, found)
+            for number, marks in todo.items():
+                found = self.engine.measure(number, [scales[mark] for mark in marks])
+                memory.add(marks, number, found)
                 bar.update()
-
-
-def _settings(model: PreTrainedModel, text: CalibrationSet) -> dict[str, Any]:
-    return {
-        "model_fingerprint": fingerprint_model(model),
-        "model_dtype": model_dtype(model),
-        "text_fingerprint": text.fingerprint,
-    }
 
 
 def require_one_vocabulary(teacher: Architecture, student: Architecture) -> None:
@@ -438,71 +400,56 @@ class _Engine:
     def measure(self, number: int, plans: list[Scales]) -> np.ndarray:
         """Measure KL and nll [plans, 2] of one sequence, means over its scored positions."""
         ids, positions = self._row(number)
-        labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
         # a plan that changes nothing is the dense model: KL 0 and its nll, without its own pass
-        changed = [number for number, scales in enumerate(plans) if scales]
-        size = self._together()
-        teacher = (
-            self.teacher(number) if self.layerwise is None else None
-        )  # else it comes with plans
-        done: list[Tensor] = []
+        changed = [at for at, scales in enumerate(plans) if scales]
+        size, done = self._together(), list[Tensor]()
+        # where weights come from elsewhere, the dense model runs along with the plans
+        teacher = self.teacher(number) if self.layerwise is None else None
         while teacher is None or len(done) < len(changed):
-            rows = [plans[number] for number in changed[len(done) : len(done) + size]]
-            found = self._try_rows(ids, positions, teacher, rows)
+            rows = [plans[at] for at in changed[len(done) : len(done) + size]]
+            found = unless_too_large(self._run, ids, positions, teacher, rows)
             if found is None:
                 # half of what did not fit, which may be less than `size` at the end of the list;
                 # kept for later sequences, since the next attempt would fail as well
                 self.most = size = len(rows) // 2
                 self.batch = min(self.batch, size)
                 if size == 0:
-                    raise InputError(
-                        f"memory runs out on sequence {number} with one plan per forward. Use "
-                        "shorter rows, bfloat16 weights, or a larger device."
-                    )
+                    raise too_large(f"one plan on sequence {number}")
                 log.warning("out of memory: measuring %d plans at a time from here on", size)
                 continue
             teacher, new = found
             done += new
         values = torch.empty(len(plans), 2, dtype=torch.float64, device=sums_on(ids.device))
         if len(changed) < len(plans):
+            pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
             values[:] = _mean_kl_and_nll(pair, (teacher, teacher), labels)
         if done:
             values[changed] = torch.stack(done)
         measured = values.cpu().numpy()
-        if not np.isfinite(measured[:, 0]).all():
-            raise NumericalError(
-                f"sequence {number} gives NaN or infinite logits, in the dense model or under a "
-                "plan. Half precision may overflow: try bfloat16 or float32."
-            )
+        require_numbers(np.isfinite(measured[:, 0]).all(), f"sequence {number}")
         return measured
 
-    def measure_student(self, number: int, student: Architecture) -> np.ndarray:
-        """Measure KL and nll [2] of another model on one sequence, means over its positions."""
-        return self._student(number, student)[0]
+    def measure_student(
+        self, number: int, student: Architecture, beside: bool = False
+    ) -> np.ndarray:
+        """Measure another model on one sequence, means over its scored positions.
 
-    def compare(self, number: int, student: Architecture) -> tuple[float, float, float, float]:
-        """KL, nll of the student and of the teacher, share of positions with one first choice."""
-        measured, hidden, labels = self._student(number, student)
-        nll = same = 0.0
-        for part, logits, other in _pieces((self.architecture, student), hidden):
-            nll += float(in_double(_nll(logits, labels[part])).sum())
-            same += float((logits.argmax(dim=-1) == other.argmax(dim=-1)).sum())
-        return float(measured[0]), float(measured[1]), nll / len(labels), same / len(labels)
-
-    def _student(
-        self, number: int, student: Architecture
-    ) -> tuple[np.ndarray, tuple[Tensor, Tensor], Tensor]:
-        """KL and nll [2], final hidden states of both models, and the labels [P]."""
+        Returns:
+            KL and nll [2], nats per token; with `beside` also the nll of the teacher, and the share
+            of positions where both models have the same first choice [4].
+        """
         ids, positions = self._row(number)
+        labels, pair = ids[0, positions + 1], (self.architecture, student)
         hidden = (self.teacher(number), _scored_hidden(student, ids, positions, {}))
-        pair, labels = (self.architecture, student), ids[0, positions + 1]
         measured: np.ndarray = _mean_kl_and_nll(pair, hidden, labels)[0].cpu().numpy()
-        if not np.isfinite(measured[0]):
-            raise NumericalError(
-                f"on sequence {number} a model gives NaN or infinite logits. Half precision may "
-                "overflow: try bfloat16."
-            )
-        return measured, hidden, labels
+        require_numbers(np.isfinite(measured[0]), f"sequence {number}")
+        if not beside:
+            return measured
+        nll = same = 0.0
+        for part, logits, other in _logits(pair, hidden):
+            nll -= float(in_double(log_likelihood(logits, labels[part][None])).sum())
+            same += float((logits.argmax(dim=-1) == other.argmax(dim=-1)).sum())
+        return np.array([*measured, nll / len(labels), same / len(labels)])
 
     def teacher(self, number: int) -> Tensor:
         """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
@@ -538,25 +485,20 @@ class _Engine:
         passes = sum(max(1, ceil(count / size)) for count in counts)
         print(self.layerwise.announcement(self.batch, size, passes), flush=True)
 
-    def _try_rows(
+    def _run(
         self, ids: Tensor, positions: Tensor, teacher: Tensor | None, rows: list[Scales]
-    ) -> tuple[Tensor, list[Tensor]] | None:
-        """The teacher, and mean KL and nll [2] of each plan; None if memory runs out."""
-        labels, pair = ids[0, positions + 1], (self.architecture, self.architecture)
-        try:
-            if teacher is None or self.layerwise is not None:
-                batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
-                teacher, *masked = self.layerwise.run(ids, positions, batches)
-            else:
-                masks = stack_rows(self.architecture, rows)
-                repeated = ids.expand(len(rows), -1)
-                masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
-            found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
-            return teacher, [values for batch in found for values in batch]
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        return None  # the caller tries again: while the error lives, so do the tensors of the pass
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The teacher's final hidden states, and mean KL and nll [2] of each plan."""
+        if teacher is None or self.layerwise is not None:
+            batches = [rows[at : at + self.batch] for at in range(0, len(rows), self.batch)]
+            teacher, *masked = self.layerwise.run(ids, positions, batches)
+        else:
+            masks = stack_rows(self.architecture, rows)
+            repeated = ids.expand(len(rows), -1)
+            masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
+        pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
+        found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
+        return teacher, [values for batch in found for values in batch]
 
 
 def _scored_hidden(
@@ -573,8 +515,8 @@ def _mean_kl_and_nll(
     """Mean KL and mean nll over positions, together [B, 2] float64, nats per token."""
     rows, positions, _ = hidden[1].shape
     total = torch.zeros(rows, 2, dtype=torch.float64, device=sums_on(labels.device))
-    for part, logits, student in _pieces(pair, hidden):
-        nll = _nll(student, labels[part])
+    for part, logits, student in _logits(pair, hidden):
+        nll = -log_likelihood(student, labels[part].expand(rows, -1))
         # the shift of the logits, not a difference of log-probabilities: see estimator/fisher.py
         wide = torch.promote_types(logits.dtype, student.dtype)
         logits, shift = logits.to(wide), student.to(wide).sub_(logits)
@@ -583,26 +525,17 @@ def _mean_kl_and_nll(
     return total / positions
 
 
-def _pieces(
+def _logits(
     pair: Sequence[Architecture], hidden: Sequence[Tensor]
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Positions and the logits of teacher and student there, over the whole vocabulary."""
-    # a few positions at a time, to bound the memory
     rows, positions, _ = hidden[1].shape
-    step = max(1, LOGIT_BYTES // (4 * (rows + 2) * pair[0].vocabulary))
-    for start in range(0, positions, step):
-        part = slice(start, start + step)
+    for part in pieces(positions, 4 * (rows + 2) * pair[0].vocabulary):
         logits, student = (
             widen(architecture.logits(states[:, part]))
             for architecture, states in zip(pair, hidden, strict=True)
         )
         yield part, logits, student
-
-
-def _nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """Negative log-likelihood [B, P] of labels [P] under logits [B, P, V]."""
-    wanted = logits.gather(-1, labels.expand(len(logits), -1).unsqueeze(-1)).squeeze(-1)
-    return torch.logsumexp(logits, dim=-1) - wanted
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:

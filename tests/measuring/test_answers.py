@@ -147,10 +147,10 @@ def test_memory_that_runs_out_halves_the_batch(
 ) -> None:
     expected, whole, most = ask(model, plans, questions), ReplyEngine._batch, 3
 
-    def small(self: ReplyEngine, plans: Any, part: Any, forced: Any) -> Any:
+    def small(self: ReplyEngine, plans: Any, part: Any) -> Any:
         if len(part) > most:
             raise torch.OutOfMemoryError
-        return whole(self, plans, part, forced)
+        return whole(self, plans, part)
 
     monkeypatch.setattr(ReplyEngine, "_batch", small)
     table = ask(model, plans, questions)

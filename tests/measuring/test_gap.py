@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.measuring import gap
+from cocurve_lab.measuring import gap, logits
 from cocurve_lab.measuring.gap import RiskSplit
 from helpers.tiny_models import (
     GROUPS,
@@ -68,8 +68,8 @@ def naive(model: PreTrainedModel, chosen: list[int]) -> dict[str, np.ndarray]:
 
         def form(dz: torch.Tensor, z_0: torch.Tensor = z_0) -> list[float]:
             values = []
-            for logits, shift in zip(z_0, dz, strict=True):
-                p = torch.softmax(logits, dim=-1)
+            for z, shift in zip(z_0, dz, strict=True):
+                p = torch.softmax(z, dim=-1)
                 fisher = torch.diag(p) - torch.outer(p, p)
                 values.append(float(shift @ fisher @ shift) / 2)
             return values
@@ -173,7 +173,7 @@ def test_parts_joined_are_the_whole_and_batches_do_not_matter(
     parts = [cl.split_risk(model, plan, TEXT.rows(n, n + 1), progress=False) for n in range(3)]
     joined = RiskSplit.join(parts)
     monkeypatch.setattr(gap, "_BATCH_TOKENS", 1)
-    monkeypatch.setattr(gap, "LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
+    monkeypatch.setattr(logits, "LOGIT_BYTES", 4 * VOCAB * 3 * 2)  # two positions at a time
     small = cl.split_risk(model, plan, TEXT, progress=False)
     for name in ("p_max", *RISKS):
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))

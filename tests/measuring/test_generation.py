@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
+from cocurve_lab.measuring import logits
 from cocurve_lab.measuring.generation import (
     GrowingText,
     Question,
@@ -338,11 +339,9 @@ def test_forced_kl_is_the_kl_of_full_logits(family: str) -> None:
 
 
 def test_forced_kl_in_pieces_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cocurve_lab.measuring import lockstep
-
     model = tiny_model()
     whole = forced_kl(model, plan_of(model), list(range(20)))
-    monkeypatch.setattr(lockstep, "LOGIT_BYTES", 16 * VOCAB * 3)  # three positions at a time
+    monkeypatch.setattr(logits, "LOGIT_BYTES", 16 * VOCAB * 3)  # three positions at a time
     np.testing.assert_allclose(forced_kl(model, plan_of(model), list(range(20))), whole, rtol=1e-5)
 
 

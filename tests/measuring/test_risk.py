@@ -315,7 +315,7 @@ def test_one_plan_that_does_not_fit_is_a_clear_error(monkeypatch: pytest.MonkeyP
         return real(architecture, ids, positions, masks)
 
     monkeypatch.setattr(risk, "_scored_hidden", tight)
-    with pytest.raises(cl.InputError, match="sequence 0 with one plan per forward"):
+    with pytest.raises(cl.InputError, match="one plan on sequence 0"):
         cl.measure_plans(model, plans_of(model), text, progress=False)
 
 
