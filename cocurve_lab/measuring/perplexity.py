@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from ..base.arguments import as_int, as_list
-from ..base.errors import InputError, MismatchError, NumericalError
+from ..base.errors import InputError, MismatchError
 from ..base.progress import Progress, open_bar
 from ..calibration import require_tokenizable
 from ..models.identity import embedding_weight, model_device
-from ..models.runtime import in_double, is_out_of_memory, measuring
+from ..models.runtime import in_double, measuring
+from .logits import (
+    log_likelihood,
+    require_known_ids,
+    require_numbers,
+    too_large,
+    unless_too_large,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -135,11 +142,6 @@ def perplexity(
             shortened in proportion; the protocol then states that.
         stride: tokens between the starts of windows, at most `context`; 512 in the paper's tables.
         options: joining of documents, batch size, progress.
-
-    Raises:
-        InputError: stride outside [1, context], fewer than two tokens, token ids that the model
-            does not know, or a window that does not fit in memory.
-        NumericalError: the model gives NaN or infinite logits.
     """
     options = options or PerplexityOptions()
     context, stride = as_int(context, "context"), as_int(stride, "stride")
@@ -150,7 +152,7 @@ def perplexity(
         )
     used, step = _fitting(model, context, stride)
     ids, joined = _tokens(tokenizer, text, options.join)
-    _require_known(model, ids)
+    require_known_ids(model, int(ids.max()))
     windows = list(_windows(len(ids), used, step))
     sums = _measure(model, ids, windows, options)
     counts = tuple(window.scored for window in windows)
@@ -192,15 +194,6 @@ def _tokens(
     return torch.tensor(ids), joined
 
 
-def _require_known(model: PreTrainedModel, ids: Tensor) -> None:
-    rows = embedding_weight(model).shape[0]
-    if int(ids.max()) >= rows:
-        raise InputError(
-            f"the text has token id {int(ids.max())}, the model's embedding {rows} rows. Use the "
-            "tokenizer that belongs to the model."
-        )
-
-
 def _windows(tokens: int, context: int, stride: int) -> Iterator[Window]:
     """The windows over a text; those with no token left to score are omitted."""
     done = 1  # the first token of the text has no prediction
@@ -228,42 +221,29 @@ def _measure(
             fits = int(_LOGIT_BYTES // (4 * (scored + 1) * embedding_weight(model).shape[0]))
             batch = options.batch_size or max(1, min(fits, _BATCH_TOKENS // length))
             while group:
-                found = _try_batch(model, ids, group[:batch])
+                found = unless_too_large(_batch, model, ids, group[:batch])
                 if found is None and batch == 1:
-                    raise InputError(
-                        f"memory runs out on one window of {group[0].stop - group[0].start} "
-                        "tokens. Use a shorter context, bfloat16 weights, or a larger device."
-                    )
+                    raise too_large(f"one window of {length} tokens")
                 if found is None:  # out of memory: the same windows again, by halves
                     batch //= 2
                     continue
                 sums += found
                 bar.update(len(found))
                 group = group[len(found) :]
-    if not np.isfinite(sums).all():
-        raise NumericalError(
-            f"window {int(np.argmin(np.isfinite(sums)))} gives NaN or infinite logits. Half "
-            "precision may overflow: try bfloat16 or float32."
-        )
+    finite = np.isfinite(sums)
+    require_numbers(finite.all(), f"window {int(np.argmin(finite))}")
     return sums
 
 
-def _try_batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float] | None:
-    """Summed nats of windows of one shape; None if they do not fit in memory."""
+def _batch(model: Any, ids: Tensor, windows: list[Window]) -> list[float]:
+    """Summed nats of windows of one shape."""
     rows = torch.stack([ids[window.start : window.stop] for window in windows])
     scored = windows[0].scored
-    try:
-        # logits for the scored tokens only: position t predicts token t + 1, so one more is needed
-        # before them, and the last position predicts none
-        output = model(input_ids=rows, use_cache=False, logits_to_keep=scored + 1)
-        logits = output.logits[:, :-1].float()
-        wanted = logits.gather(-1, rows[:, -scored:, None])[..., 0]
-        nats = torch.logsumexp(logits, dim=-1) - wanted
-        return [float(total) for total in in_double(nats).sum(dim=-1)]
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-    return None
+    # logits for the scored tokens only: position t predicts token t + 1, so one more is needed
+    # before them, and the last position predicts none
+    output = model(input_ids=rows, use_cache=False, logits_to_keep=scored + 1)
+    nats = -log_likelihood(output.logits[:, :-1].float(), rows[:, -scored:])
+    return [float(total) for total in in_double(nats).sum(dim=-1)]
 
 
 def _protocol(asked: tuple[int, int], used: tuple[int, int], joined: str) -> str:
