@@ -1,7 +1,7 @@
 """Normalize arguments: numbers of any type become Python int or float; errors name the argument.
 
-numpy keeps the type of what it is given: one half-precision ratio makes sums stop at 65,504, and
-int64 wraps at 2^63 without a word. Python ints have no end, and Python floats are float64.
+numpy keeps the type of what it is given: sums of half-precision numbers stop at 65,504, and int64
+wraps at 2^63 silently. Python ints are unbounded, and Python floats are float64.
 """
 
 from __future__ import annotations
@@ -44,12 +44,8 @@ def as_int(value: Any, name: str, least: int = 0) -> int:
         raise InputError(
             f"{name} is {shown(value)}, not a whole number. Give an integer."
         ) from None
-    if number < 0:
-        raise InputError(
-            f"{name} is {shown(number)}, but a count cannot be negative. Give {least} or more."
-        )
     if number < least:
-        raise InputError(f"{name} is {number}; it must be at least {least}.")
+        raise InputError(f"{name} is {shown(number)}; it must be at least {least}. Give that.")
     if number >= EXACT:
         raise InputError(
             f"{name} is {shown(number)}; from 2^53 on float64 and the browser round such numbers. "
@@ -64,7 +60,7 @@ def as_list(values: Iterable[T], name: str) -> list[T]:
         return list(values)
     except TypeError:
         raise InputError(
-            f"{name} is {shown(values)}, not a list or another iterable. Give a list, if of one."
+            f"{name} is {shown(values)}, not a list or another iterable. Give a list."
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Atomic replacement of files and folders: after a crash, either the old or the new version exists.
 
-Data is written to a locked sibling, `.cocurve-1a2b3c4d.partial`. The lock ends with the process,
-however that ends, so the next write in the same folder recognizes and removes what was left behind.
+Data is written into a locked sibling folder, `.cocurve-1a2b3c4d.partial`. The lock ends with the
+process, however that ends, so the next write beside it recognizes and removes what was left behind.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> I
     the old file untouched. With `keep_previous`, the old file stays as `<path>.previous`.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    clean(path.parent)
-    temporary, lock = _partial_file(path.parent)
-    try:
+    with _partial(path.parent) as partial:
+        temporary = partial / _NEW / path.name
+        temporary.parent.mkdir()
+        temporary.touch()
         yield temporary
         # flushed before the rename: otherwise a power cut could leave the new name on empty data
         _sync_file(temporary)
@@ -68,12 +68,6 @@ def replacing(path: str | os.PathLike[str], *, keep_previous: bool = False) -> I
                 os.replace(path, previous(path))
         temporary.replace(path)
         _sync_folder(path.parent)
-    except BaseException:  # Ctrl-C too
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -116,15 +110,12 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; it replaces `folder` when the block is left.
 
     On Linux the two are exchanged in one step. Elsewhere, and on file systems that cannot, there is
-    a moment between two renames without a folder; a process killed in it leaves the old one beside,
-    and the next write or load puts it back. The caller makes sure that the contents of `folder` may
-    be deleted. Links are not followed. After an exception the old folder is untouched.
+    a moment between two renames without a folder; if the process is killed then, the next write or
+    load puts the old one back. The caller makes sure that the contents of `folder` may be deleted.
+    Links are not followed. After an exception the old folder is untouched.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    clean(folder.parent)
-    partial, lock = _partial_folder(folder.parent)
-    temporary = partial / _NEW / folder.name
-    try:
+    with _partial(folder.parent) as partial:
+        temporary = partial / _NEW / folder.name
         temporary.mkdir(parents=True)
         yield temporary
         for path in sorted(temporary.rglob("*")):
@@ -135,10 +126,6 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         _sync_folder(temporary)
         _put_in_place(temporary, folder, partial / _OLD / folder.name)
         _sync_folder(folder.parent)
-    finally:  # with the old folder, if it was replaced
-        _remove_folder(partial)
-        if lock is not None:
-            os.close(lock)
 
 
 def _put_in_place(temporary: Path, folder: Path, aside: Path) -> None:
@@ -170,29 +157,35 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(number, os.strerror(number), str(other))
 
 
-# Partial files and folders ------------------------------------------------------------------------
+# Partial folders ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _partial(parent: Path) -> Iterator[Path]:
+    """Make a hidden, locked folder in `parent`, and so on its disk; remove it on leaving."""
+    parent.mkdir(parents=True, exist_ok=True)
+    clean(parent)
+    partial, lock = _locked_folder(parent)
+    try:
+        yield partial
+    finally:  # also after Ctrl-C; with the old folder, if it was replaced
+        _remove(partial)
+        if lock is not None:
+            os.close(lock)
 
 
 def clean(folder: str | os.PathLike[str]) -> None:
-    """Remove the partial files and folders that processes left in a folder when they were killed.
+    """Remove what killed processes left behind in a folder; what running ones write stays.
 
-    Those of running processes stay. A folder that was moved aside is put back if nothing has its
-    name.
+    A folder that was moved aside is put back if nothing has its name.
     """
     for partial in list(Path(folder).glob(PARTIAL)):
-        with suppress(OSError):  # another process removes it too, or it is not ours to remove
-            if partial.is_dir() and not partial.is_symlink():
-                _clean_folder(partial)
-                continue
-            handle = os.open(partial, os.O_RDWR)
-            try:
-                if _lock(handle, wait=False):
-                    partial.unlink()
-            finally:
-                os.close(handle)
+        if partial.is_dir() and not partial.is_symlink():
+            with suppress(OSError):  # another process removes it too, or it is not ours to remove
+                _clean(partial)
 
 
-def _clean_folder(partial: Path) -> None:
+def _clean(partial: Path) -> None:
     try:
         handle = os.open(partial / _LOCK, os.O_RDWR)
     except FileNotFoundError:  # killed right at the start, or right at the end
@@ -204,53 +197,31 @@ def _clean_folder(partial: Path) -> None:
         for old in partial.glob(f"{_OLD}/*"):
             if not (partial.parent / old.name).exists():
                 old.rename(partial.parent / old.name)
-        _remove_folder(partial)
+        _remove(partial)
     finally:
         os.close(handle)
 
 
-def _remove_folder(partial: Path) -> None:
+def _remove(partial: Path) -> None:
     """Remove a partial folder, its lock last: killed in between, the rest is still known as one."""
     for part in (_NEW, _OLD):
         shutil.rmtree(partial / part, ignore_errors=True)
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _partial_file(folder: Path) -> tuple[Path, int | None]:
-    """Make a hidden file in the same folder, and so on the same disk; return it and its lock."""
+def _locked_folder(parent: Path) -> tuple[Path, int | None]:
+    """Make a partial folder; return it and its lock, or None where nothing can be locked."""
     while True:
-        path = _name_in(folder)
-        lock = _locked_file(path)
-        if path.exists():
-            return path, lock
-
-
-def _partial_folder(parent: Path) -> tuple[Path, int | None]:
-    """Make a hidden folder with a lock in it; return both."""
-    while True:
-        path = _name_in(parent)
+        path = parent / PARTIAL.replace("*", secrets.token_hex(4))
         path.mkdir()
-        with suppress(FileNotFoundError):  # another process removed it, see `_locked_file`
-            lock = _locked_file(path / _LOCK)
+        # before it is locked, another process may take it for a leftover and remove it
+        with suppress(FileNotFoundError):
+            handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            locked = _lock(handle, wait=True)
+            if not locked:
+                os.close(handle)
             if (path / _LOCK).exists():
-                return path, lock
-
-
-def _locked_file(path: Path) -> int | None:
-    """Make a file and lock it; None where that cannot be done.
-
-    Before it is locked, another process may take it for a leftover and remove it.
-    """
-    # not with mkstemp, whose files are closed to the group
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    if _lock(handle, wait=True):
-        return handle
-    os.close(handle)
-    return None
-
-
-def _name_in(folder: Path) -> Path:
-    return folder / PARTIAL.replace("*", secrets.token_hex(4))
+                return path, handle if locked else None
 
 
 def _lock(handle: int, *, wait: bool) -> bool:

@@ -1,7 +1,7 @@
-"""Checks of what a file holds: for each kind of file a table of its fields and of their values.
+"""Validate what a file holds against a schema: a table of its fields and of their allowed values.
 
-A file may come from anybody. A reader checks every field before it is used, and its error names the
-field, the value, and what it should be. Fields are checked against each other by their readers.
+A file may come from anybody. A reader validates every field before it uses it; the error names the
+field, its value, and the allowed values. Each reader compares its fields with each other itself.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ def require_fields(
 
     A FileFormatError has the fact alone as its message: `reading` adds the file and the remedy.
 
-    Args:
-        content: what was read.
-        schema: its fields.
-        inside: the name of the object in the file, for the error; "" for the file itself.
-        others: whether fields that the schema lacks may be there, unchecked.
+    `inside` names the object in the file, for the error; `others` allows further fields.
     """
     if not isinstance(content, dict):
         raise FileFormatError(f"{inside or 'its content'} is {shown(content)}, not an object")
@@ -113,10 +109,6 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def is_object(value: Any) -> bool:
     return isinstance(value, dict)
 
@@ -157,7 +149,7 @@ NUMBER = Field("a finite number", is_number)
 SHARE = Field("a share from 0 to 1", lambda value: is_number(value) and 0 <= value <= 1)
 SECONDS = Field("seconds", lambda value: is_number(value) and value >= 0)
 TEXT = Field("text", is_text)
-FLAG = Field("true or false", is_flag)
+FLAG = Field("true or false", lambda value: isinstance(value, bool))
 OBJECT = Field("an object", is_object)
 TEXTS = Field("a list of texts", list_of(is_text))
 

@@ -4,11 +4,10 @@ Results are pickles, because notebooks expect a pickle beside them, but pickles 
 only; an array is stored as bytes with its dtype and shape. A file ends with its seal: the length
 and the SHA-256 of what is before. `pickle.load` and `np.load` ignore it.
 
-Nothing in a file is believed unread. The seal comes first. Then a pickle is walked, and refused if
-it has an instruction that does more than make plain containers, or uses one of them twice: so a
-file can call nothing, and what it makes is not much larger than the file. An archive may hold plain
-arrays only, uncompressed. What the values must be is for the reader of each kind of file to say
-(schema.py).
+File contents are validated before use, starting with the seal. A pickle is then walked, and refused
+if it has an instruction that does more than make plain containers, or uses one of them twice: so it
+can call nothing, and what it makes is not much larger than the file. An archive may hold only plain
+arrays, uncompressed. The reader of each kind of file validates the values (schema.py).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ _SEAL_BYTES = len(b"\nsha256  length \n") + 64 + 16
 
 
 def fingerprint(*parts: Any) -> str:
-    """SHA-256, as 64 hex digits, of arrays, bytes and values that JSON can express.
+    """Return the SHA-256, as 64 hex digits, of arrays, bytes and values that JSON can express.
 
     The length of each part is hashed too, so that parts cannot run into each other.
     """
@@ -132,23 +131,13 @@ _MOST_INSTRUCTIONS = 20_000_000  # each may make an object of some fifty bytes
 
 
 def dump_plain(value: dict[str, Any]) -> bytes:
-    """Pickle a dict of plain containers and numpy arrays in the form that `load_plain` reads.
-
-    Raises:
-        TypeError: it holds another kind of value, or an array of another dtype than `_DTYPES`.
-    """
+    """Pickle a dict of plain containers and numpy arrays in the form that `load_plain` reads."""
     body = pickle.dumps(_encode(value), protocol=4)
     return body + seal_of(body)
 
 
 def load_plain(path: str | os.PathLike[str], *, format_name: str, version: int) -> dict[str, Any]:
-    """Read what `dump_plain` wrote, and check its format and version; run no code of the file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: the file does not match its checksum, is truncated, holds more than plain
-            values, or has another format or version.
-    """
+    """Read what `dump_plain` wrote, and check its format and version; run no code of the file."""
     return _read(path, _unpickle, format_name, version)
 
 
@@ -230,26 +219,23 @@ def _decode(value: Any) -> Any:
     if _ARRAY not in value:
         return {key: _decode(item) for key, item in value.items()}
     shape, data = value.get("shape"), value.get("data")
-    dtype = _stored_dtype(value[_ARRAY])
     if not (
         isinstance(shape, list)
         and all(type(size) is int and size >= 0 for size in shape)
         and isinstance(data, bytes)
-        and math.prod(shape) * dtype.itemsize == len(data)
     ):
-        raise FileFormatError(
-            f"an array of shape {str(shape)[:60]} and dtype {dtype} does not have the bytes for "
-            "it. Check the path."
-        )
+        raise FileFormatError(f"an array has shape {str(shape)[:60]}. Check the path.")
+    dtype = _stored_dtype(value[_ARRAY], shape, len(data))
     return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
 
 
-def _stored_dtype(claim: Any) -> np.dtype[Any]:
+def _stored_dtype(claim: Any, shape: Sequence[int], size: int) -> np.dtype[Any]:
+    """Return the dtype of an array of `size` bytes; FileFormatError unless it is ours and fits."""
     dtype = np.dtype(claim) if isinstance(claim, (str, np.dtype)) else None
-    if dtype is None or dtype.name not in _DTYPES:
+    if dtype is None or dtype.name not in _DTYPES or math.prod(shape) * dtype.itemsize != size:
         raise FileFormatError(
-            f"an array claims dtype {claim!r}, which a file of cocurve-lab never holds. Check the "
-            "path."
+            f"an array claims dtype {claim!r} and shape {str(shape)[:60]}, which {size:,} bytes of "
+            "a file of cocurve-lab never hold. Check the path."
         )
     return dtype
 
@@ -301,15 +287,11 @@ def _unpack(body: bytes) -> dict[str, Any]:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """The array of an archive's member, whose header must not promise more than its bytes."""
+    """Return the array of a member, whose header must not promise more than its bytes."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    if math.prod(shape) * _stored_dtype(dtype).itemsize != len(data) - file.tell():
-        raise FileFormatError(
-            f"an array of shape {shape} and dtype {dtype} does not have the bytes for it. Check "
-            "the path."
-        )
+    _stored_dtype(dtype, shape, len(data) - file.tell())
     file.seek(0)
     array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array
