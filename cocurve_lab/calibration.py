@@ -60,26 +60,19 @@ class CalibrationSet:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        ids = _as_tensor(self.input_ids, "input_ids")
-        integers = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-        if ids.dim() != 2 or ids.shape[0] < 1 or ids.shape[1] < 2 or not integers:
-            raise InputError(
-                f"input_ids is {ids.dtype} of shape {tuple(ids.shape)}. Give integer ids [N, T] "
-                "with at least one row of two tokens."
-            )
+        ids = _integers(self.input_ids, "input_ids")
         rows, length = ids.shape
+        if rows < 1 or length < 2 or int(ids.min()) < 0:
+            lowest = f" with token id {int(ids.min())}" if ids.numel() else ""
+            raise InputError(
+                f"input_ids is {rows} rows of {length} tokens{lowest}. Give at least one row of "
+                "two tokens, without padding; token ids are not negative."
+            )
         positions = self.positions
-        if isinstance(positions, str):
-            if positions != "all":
-                raise InputError(f'positions is {positions!r}. Give a tensor [N, P] or "all".')
+        if isinstance(positions, str) and positions == "all":
             positions = torch.arange(length - 1).expand(rows, -1)
-        positions = _as_tensor(positions, "positions").cpu()
-        if positions.is_complex() or positions.dtype == torch.bool:
-            raise InputError(f"positions is {positions.dtype}. Give an integer tensor [N, P].")
-        if positions.is_floating_point() and bool((positions != positions.floor()).any()):
-            raise InputError("positions are not whole numbers. Give an integer tensor [N, P].")
-        positions = positions.long().contiguous()
-        if positions.dim() != 2 or positions.shape[0] != rows or positions.shape[1] < 1:
+        positions = _integers(positions, "positions", floats=True)
+        if positions.shape[0] != rows or positions.shape[1] < 1:
             raise InputError(
                 f"positions has shape {tuple(positions.shape)}. Give [{rows}, P] with P >= 1."
             )
@@ -95,12 +88,8 @@ class CalibrationSet:
                 f"row {int(repeats.nonzero()[0])} scores a position twice, which would count it "
                 "twice. Give each position once."
             )
-        if bool((ids < 0).any()):
-            raise InputError(
-                f"input_ids holds {int(ids.min())}, but token ids are not negative. Remove padding."
-            )
         # the class is frozen; from here on both are int64 tensors on the CPU
-        object.__setattr__(self, "input_ids", ids.long().cpu().contiguous())
+        object.__setattr__(self, "input_ids", ids)
         object.__setattr__(self, "positions", positions)
 
     # Sources --------------------------------------------------------------------------------------
@@ -131,10 +120,6 @@ class CalibrationSet:
             source: a name for the provenance.
             eos: the token that ends a document, as the text or id of one token; None takes the
                 tokenizer's. It may have none if one document fills all rows.
-
-        Raises:
-            InputError: there is too little text, documents cannot be joined because there is no end
-                token, `eos` is not one token of the tokenizer, or P > T - 1.
         """
         length = _row_length(tokenizer, seq_len)
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
@@ -154,9 +139,7 @@ class CalibrationSet:
     ) -> CalibrationSet:
         """Read documents from a file: `.jsonl` with a "text" field, else text split at blank lines.
 
-        Args:
-            path: the file, in UTF-8.
-            tokenizer, **options: as for `from_texts`.
+        The file is in UTF-8; `options` are those of `from_texts`.
         """
         return cls.from_texts(
             read_documents(path), tokenizer, **{"source": Path(path).name} | options
@@ -176,8 +159,7 @@ class CalibrationSet:
         """Stream documents from a hub dataset; needs `pip install cocurve-lab[hub]` and a network.
 
         Args:
-            dataset: its hub id.
-            name: its configuration, if it has several.
+            dataset, name: its hub id, and its configuration if it has several.
             split, field_name: the split, and the field that holds the text.
             tokenizer, **options: as for `from_texts`.
         """
@@ -208,7 +190,7 @@ class CalibrationSet:
         return self.positions
 
     def rows(self, start: int, stop: int) -> CalibrationSet:
-        """The rows `start:stop` as a new set."""
+        """Return the rows `start:stop` as a new set."""
         return CalibrationSet(
             self.input_ids[start:stop], self.scored[start:stop], self.source, self.seed
         )
@@ -217,13 +199,7 @@ class CalibrationSet:
         """Split into disjoint parts: calibration, held-out, test. A part of 0 rows is omitted.
 
         Parts are runs of neighboring rows, so a document may be cut in two where a part ends.
-
-        Args:
-            held_out, test: rows of these parts; calibration gets the rest.
-
-        Raises:
-            InputError: no row would remain for calibration.
-            MismatchError: two parts share a row, because the text repeats itself.
+        `held_out` and `test` are numbers of rows; calibration gets the rest.
         """
         held_out, test = as_int(held_out, "held_out"), as_int(test, "test")
         remain = len(self) - held_out - test
@@ -289,21 +265,15 @@ def default_calibration(
     streamed), or the documents of `text_file`.
 
     Args:
-        model_id: as for `load_model`.
-        tokenizer: the model's.
-        num_sequences: calibration rows.
-        held_out: held-out rows.
+        model_id, tokenizer: as from `load_model`.
+        num_sequences, held_out: rows of the two sets.
         text_file: a file as for `CalibrationSet.from_file`, for example where there is no network.
         **options: as for `CalibrationSet.from_texts`.
 
     Returns:
         (calibration, held-out): sets that share no document.
-
-    Raises:
-        InputError: C4 cannot be reached and no text file is given, or there is too little text.
-        MismatchError: the two sets share a row.
     """
-    if _has_own_text(model_id, text_file):
+    if text_file is None and is_demo(model_id):
         built = _own_rows("calibration", tokenizer, num_sequences, options)
         judge = _own_rows("held_out", tokenizer, held_out, options)
     else:  # both sets read on in one stream, so no document is in both
@@ -329,19 +299,15 @@ def default_rows(
     **options: Any,
 ) -> CalibrationSet:
     """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
-    if _has_own_text(model_id, text_file):
+    if text_file is None and is_demo(model_id):
         return _own_rows("calibration", tokenizer, num_sequences, options)
     return _next_rows(*_default_text(text_file, options), tokenizer, num_sequences, options)
-
-
-def _has_own_text(model_id: str, text_file: str | os.PathLike[str] | None) -> bool:
-    return text_file is None and is_demo(model_id)
 
 
 def _own_rows(
     name: str, tokenizer: PreTrainedTokenizerBase, count: int, options: dict[str, Any]
 ) -> CalibrationSet:
-    """Rows of one of the embedded model's texts, "calibration" or "held_out"."""
+    """Read rows of one of the embedded model's texts, "calibration" or "held_out"."""
     file = demo_folder().parent / "texts" / f"{name}.jsonl"
     source = f"{name.replace('_', '-')} text of the demo model"
     named = {"source": source, "num_sequences": count}
@@ -351,7 +317,7 @@ def _own_rows(
 def _default_text(
     text_file: str | os.PathLike[str] | None, options: dict[str, Any]
 ) -> tuple[Iterator[str], str]:
-    """Documents and their source: those of a file, shuffled by the seed, or of C4 as they come."""
+    """Return documents and their source: of a file, shuffled by the seed, or of C4 as they come."""
     if text_file is None:
         stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
         return stream, "allenai/c4 en"
@@ -403,7 +369,7 @@ def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
 
 
 def _end_token(tokenizer: PreTrainedTokenizerBase, eos: str | int | None) -> int | None:
-    """The id that ends a document: the chosen one, else the tokenizer's, which may have none."""
+    """Return the id that ends a document: the chosen one, else the tokenizer's, if it has one."""
     if eos is None:
         return tokenizer.eos_token_id
     known = tokenizer.get_vocab()
@@ -470,11 +436,20 @@ def require_tokenizable(text: Any) -> str:
     return text
 
 
-def _as_tensor(values: Any, name: str) -> Tensor:
+def _integers(values: Any, name: str, *, floats: bool = False) -> Tensor:
+    """Return a matrix as int64 on the CPU; `floats` may stand for integers if they are whole."""
     try:
-        return torch.as_tensor(values)
+        found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} is no tensor ({one_line(error)}). Give one.") from None
+    fits = found.dim() == 2 and not (found.is_complex() or found.dtype == torch.bool)
+    if fits and found.is_floating_point():
+        fits = floats and bool((found == found.floor()).all())
+    if not fits:
+        raise InputError(
+            f"{name} is {found.dtype} of shape {tuple(found.shape)}. Give a matrix of integers."
+        )
+    return found.long().cpu().contiguous()
 
 
 # Documents ----------------------------------------------------------------------------------------

@@ -241,8 +241,7 @@ def _require_result(
     folder: Path, manifest: dict[str, Any], model: PreTrainedModel, rows: CalibrationSet | None
 ) -> None:
     """Raise InputError unless a folder was made from this model, in its dtype, with this refit."""
-    from ..models.identity import fingerprint_model, weight_marks
-    from ..models.weights import reader_of
+    from ..models.identity import fingerprint_model
 
     if manifest["dtype"] != model_dtype(model):
         raise _taken(folder, f"holds this plan in {manifest['dtype']}, not {model_dtype(model)}")
@@ -255,7 +254,7 @@ def _require_result(
     mark = manifest.get("dense_fingerprint")
     if mark is None:
         raise _taken(folder, "holds this plan, but does not say of which dense model")
-    if mark != fingerprint_model(model, weight_marks(model, reader_of(model))):
+    if mark != fingerprint_model(model):
         raise _taken(folder, "holds this plan of another dense model")
 
 

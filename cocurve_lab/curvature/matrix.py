@@ -53,10 +53,6 @@ class Curvature(Folded):
         group_sure_positions: [G] int64, those of the scored positions where the teacher's first
             choice has more than 0.99 (`saturation.SURE`); None where the build did not count them.
         group_sure_risks: [G, M] float64, the part of `group_risks` at these positions, nats.
-
-    Raises:
-        NumericalError: H is not finite, not symmetric, or has a negative diagonal.
-        InputError: shapes do not fit the units.
     """
 
     matrix: np.ndarray
@@ -81,17 +77,15 @@ class Curvature(Folded):
         matrix[:] = (matrix + matrix.T) / 2
         matrix.flags.writeable = False
         size = len(self.units)
-        shapes = {"group_grams": (size, size), "group_positions": ()}
-        shapes |= {"group_risks": (size,), "group_sure_risks": (size,), "group_sure_positions": ()}
+        axes = {"group_grams": 2, "group_risks": 1, "group_sure_risks": 1}
+        groups = {len(array) for array in self.grouped.values()}
         for name, array in self.grouped.items():
-            if array.shape[1:] != shapes[name]:
+            wanted = (max(groups), *[size] * axes.get(name, 0))
+            if array.shape != wanted:
                 raise InputError(
-                    f"{name} has shape {array.shape}, but {size} units need [groups, "
-                    f"*{shapes[name]}]. Take groups and units from one build."
+                    f"{name} has shape {array.shape}, but {size} units and {max(groups)} groups "
+                    f"need {wanted}. Take groups and units from one build."
                 )
-        groups = {name: len(array) for name, array in self.grouped.items()}
-        if len(set(groups.values())) > 1:
-            raise InputError(f"numbers of groups differ: {groups}. Take them from one build.")
 
     @property
     def grouped(self) -> dict[str, np.ndarray]:
@@ -123,11 +117,7 @@ class Curvature(Folded):
         return str(self.provenance.get("surrogate", STAGED if self.removed else "H"))
 
     def require_gram(self, what: str) -> None:
-        """Raise InputError if this is not an H alone, and so need not be a Gram matrix.
-
-        Args:
-            what: the result that holds for Gram matrices alone, such as "the gate".
-        """
+        """Raise InputError, naming `what` needs a Gram matrix, unless this is an H alone."""
         if self.surrogate != "H":
             raise InputError(
                 f"{what} rests on H being a Gram matrix (Proposition gram), and this is a "
@@ -136,11 +126,7 @@ class Curvature(Folded):
             )
 
     def note(self, view: str = "instrument") -> str:
-        """Return what must be read with anything but the paper's H; empty for that.
-
-        Args:
-            view: the thing that shows it, "instrument" or "picture".
-        """
+        """Return what a `view` ("instrument", "picture") must say of anything but the paper's H."""
         find = extension("note of a curvature")
         return "" if find is None else str(find(self, view))
 
@@ -165,9 +151,8 @@ class Curvature(Folded):
         `BuildOptions(full_vocabulary=True)` does not. Where units were `removed` beforehand it is
         what each other unit adds to their KL.
         """
-        if self.group_risks is None or self.group_positions is None:
-            return None
-        return self.group_risks.sum(axis=0) / self.group_positions.sum()
+        risks, positions = self.group_risks, self.group_positions
+        return None if risks is None or positions is None else risks.sum(axis=0) / positions.sum()
 
     @cached_property
     def saturation(self) -> Saturation | None:
@@ -203,8 +188,7 @@ class Curvature(Folded):
 
     @cached_property
     def _correlation(self) -> np.ndarray:
-        bound = 1.0 if self.surrogate == "H" else math.inf
-        return _correlate(self.matrix, bound)
+        return _correlate(self.matrix, 1.0 if self.surrogate == "H" else math.inf)
 
     def block_means(self) -> dict[str, float]:
         """Return the mean |rho_uv| of each block: within attention, across kinds, within FFN.
@@ -238,12 +222,12 @@ class Curvature(Folded):
         for n independent positions it would be sqrt(2 / (pi n)). As |rho| grows the noise falls, by
         a factor of about 1 - rho^2.
         """
-        halves = self._halves()
-        if halves is None:
+        if self._halves is None:
             return None
+        a, b = self._halves
         # half the difference of two halves has the sampling error of the whole, if they are equally
         # long (otherwise it is too large); it needs no assumption that positions are independent
-        return _mean(np.abs(halves[0] - halves[1]) / 2, self.pair_mask("ffn"))
+        return _mean(np.abs(a - b) / 2, self.pair_mask("ffn"))
 
     @cached_property
     def ffn_redundancy_corrected(self) -> float | None:
@@ -252,14 +236,14 @@ class Curvature(Folded):
         It is unbiased where the true rho is 0. Elsewhere it is too low by at most the chance that
         noise turns a sign.
         """
-        halves = self._halves()
-        if halves is None:
+        if self._halves is None:
             return None
+        a, b = self._halves
         # |.| makes noise of either sign positive. But the sign of one half is independent of the
         # noise of the other, so noise cancels in the mean of sign(a) b
-        a, b = halves
         return _mean((np.sign(a) * b + np.sign(b) * a) / 2, self.pair_mask("ffn"))
 
+    @cached_property
     def _halves(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Correlations [M, M] of two disjoint halves of the calibration; None without groups."""
         if self.group_grams is None or self.group_positions is None:
@@ -280,14 +264,7 @@ class Curvature(Folded):
         return np.linalg.eigvalsh(self.matrix)[::-1]
 
     def risk(self, pruned: Iterable[Unit | str | int]) -> float:
-        """Predict the risk of removing a set of units: 1/2 s^T H s (eq. quadratic).
-
-        Args:
-            pruned: units, names or indices.
-
-        Returns:
-            Nats per token.
-        """
+        """Predict the risk of removing units: 1/2 s^T H s (eq. quadratic), nats per token."""
         chosen = self.units.indices(pruned)
         return 0.5 * float(self.matrix[np.ix_(chosen, chosen)].sum())
 
@@ -341,18 +318,13 @@ class Curvature(Folded):
     def load(
         cls, path: str | os.PathLike[str], *, expected: dict[str, Any] | None = None
     ) -> Curvature:
-        """Read a saved curvature and check it.
-
-        Args:
-            path: a file that `save` wrote.
-            expected: provenance values that it must have (as from `build_settings`).
+        """Read what `save` wrote and check it; `expected` names required values of provenance.
 
         Raises:
             FileNotFoundError: no such file.
             FileFormatError: truncated, hostile, changed since it was written, or of another format
                 or version; or H is not the sum of its group Grams.
             MismatchError: a provenance field differs from `expected`; the field is named.
-            NumericalError: the matrix is not symmetric, not finite, or has a negative diagonal.
         """
         path = as_path(path, "path")
         read = load_npz if path.suffix == ".npz" else load_plain
@@ -392,17 +364,7 @@ class Curvature(Folded):
         group_sure_positions: np.ndarray | None = None,
         group_sure_risks: np.ndarray | None = None,
     ) -> Curvature:
-        """Make H = sum of group Grams / number of positions (eq. gram).
-
-        Args:
-            units: M units.
-            group_grams: [G, M, M] float64, sums over positions, nats.
-            group_positions: [G] int64.
-            group_risks: [G, M] float64, sums over positions, nats; None if no unit was removed.
-            provenance: the settings of the build.
-            group_sure_positions: [G] int64, positions where the teacher is sure; None if unknown.
-            group_sure_risks: [G, M] float64, the part of `group_risks` there, nats.
-        """
+        """Make H = sum of group Grams / number of positions (eq. gram); arrays as `Curvature`."""
         total = int(group_positions.sum())
         if total == 0:
             raise InputError("no scored position yet. Finish at least one sequence first.")
@@ -418,11 +380,6 @@ class Curvature(Folded):
         Groups of the same number are added. A part with fewer groups than another counts as empty
         in the groups it lacks. Parts built with `BuildOptions(shard=...)` must be all shards of one
         build; see `merge_shards`.
-
-        Raises:
-            MismatchError: units or settings differ (the first difference is named), or a sequence
-                occurs in two builds.
-            InputError: nothing to merge, a part has no group Grams, or shards are missing.
         """
         for part in (parts := as_list(parts, "parts")):
             require_type(part, Curvature, "a part")
@@ -432,12 +389,7 @@ class Curvature(Folded):
 
     @classmethod
     def from_release(cls, folder: str | os.PathLike[str]) -> Curvature:
-        """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`.
-
-        Raises:
-            FileNotFoundError: one of the two files is missing.
-            FileFormatError: H.npy is a Git LFS pointer, or a file does not have the layout.
-        """
+        """Read H and its units from the authors' release: `registry.json` and `matrices/H.npy`."""
         return cls(*read_release(folder))
 
     def with_provenance(self, **changes: Any) -> Curvature:
@@ -453,8 +405,7 @@ class Curvature(Folded):
             partial = " (shard {} of {})".format(*self.provenance["shard"])
         means = {key: value for key, value in self.block_means().items() if np.isfinite(value)}
         blocks = ", ".join(f"{key} {value:.3f}" for key, value in means.items()) or "of no pair"
-        sure = self.saturation
-        saturated = sure is not None and sure.saturated
+        saturated = self.saturation is not None and self.saturation.saturated
         kind = "Preview of the curvature" if self.is_preview else "Curvature"
         if self.surrogate != "H":
             kind = self.surrogate[0].upper() + self.surrogate[1:]
@@ -472,12 +423,7 @@ def merge_shards(parts: Sequence[Curvature]) -> Curvature:
     threads and the same `units_per_batch`. Otherwise the result is as good, but its last digits
     differ, and an event in the provenance says so.
 
-    Args:
-        parts: curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
-
-    Raises:
-        InputError: a part is not a shard or is not finished, or shards are missing (which ones).
-        MismatchError: a setting differs (which one), or a shard is given twice.
+    `parts` are curvatures built with `BuildOptions(shard=(i, n))`, one of each i, in any order.
     """
     return _with_sketches(Curvature.from_groups(**join_shards(parts)), parts, in_order=True)
 

@@ -27,7 +27,7 @@ _NEEDED = {"group_grams", "group_positions", "group_risks"}  # of every build by
 
 
 class Buildable(Protocol):
-    """The part of a `Curvature` that merging reads; matrix.py imports this file."""
+    """The part of a `Curvature` that merging reads: matrix.py imports this file."""
 
     @property
     def units(self) -> UnitSet: ...
@@ -89,7 +89,8 @@ def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
         raise InputError("merge needs at least one curvature, got none.")
     for number, part in enumerate(parts):
         _require_mergeable(part, parts[0], number)
-    rows = [row for part in parts for row in part.provenance["row_fingerprints"]]
+    facts = [part.provenance for part in parts]
+    rows = [row for each in facts for row in each["row_fingerprints"]]
     if len(set(rows)) != len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
         raise MismatchError(
@@ -97,16 +98,16 @@ def sum_builds(parts: Sequence[Buildable]) -> dict[str, Any]:
             "twice. Merge builds over disjoint sequences."
         )
     sums = {name: _sum_groups([part.grouped[name] for part in parts]) for name in _in_all(parts)}
-    provenance = parts[0].provenance | {
+    provenance = facts[0] | {
         "row_fingerprints": rows,
         "num_sequences": len(rows),
         "sequences_done": len(rows),
         "calibration_fingerprint": None,  # there is no single calibration set any more
         "groups": len(sums["group_grams"]),
-        "complete": all(part.provenance.get("complete", True) for part in parts),
-        "seconds": sum(part.provenance.get("seconds", 0.0) for part in parts),
-        "events": [event for part in parts for event in part.provenance.get("events", [])],
-        "device": sorted({str(part.provenance.get("device")) for part in parts}),
+        "complete": all(each.get("complete", True) for each in facts),
+        "seconds": sum(each.get("seconds", 0.0) for each in facts),
+        "events": [event for each in facts for event in each.get("events", [])],
+        "device": sorted({str(each.get("device")) for each in facts}),
         "merged_from": [part.fingerprint for part in parts],
     }
     return {"units": parts[0].units, "provenance": provenance, **sums}
@@ -117,24 +118,19 @@ def _in_all(parts: Sequence[Buildable]) -> list[str]:
 
 
 def _require_mergeable(part: Buildable, first: Buildable, number: int) -> None:
-    if part.provenance.get("method", "ablation") != "ablation":
+    method = part.provenance.get("method", "ablation")
+    lacks = "group Grams" if not set(part.grouped) >= _NEEDED else ""
+    # without their marks, a sequence counted twice could not be noticed
+    lacks = lacks or ("row_fingerprints" if "row_fingerprints" not in part.provenance else "")
+    if method != "ablation" or lacks:
+        fact = f"has no {lacks}" if lacks else f"is of method {method!r}"
         raise InputError(
-            f"part {number} is of method {part.provenance['method']!r}, but only builds by "
-            "ablations can be merged. Estimate it again over all sequences at once."
-        )
-    if not set(part.grouped) >= _NEEDED:
-        raise InputError(
-            f"part {number} has no group Grams, so it cannot be merged. Merge curvatures from "
+            f"part {number} {fact}, so it cannot be merged. Merge builds by ablations, from "
             "estimate_curvature."
         )
     first.units.require_same(part.units, mine="part 0", theirs=f"part {number}")
     shared = {key: first.provenance.get(key) for key in MERGE_KEYS}
     require_settings(part.provenance, shared, f"part {number}")
-    if "row_fingerprints" not in part.provenance:
-        raise InputError(
-            f"part {number} does not identify its sequences, so a sequence counted twice could not "
-            "be noticed. Merge curvatures from estimate_curvature."
-        )
 
 
 def _sum_groups(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -155,20 +151,13 @@ def join_shards(parts: Sequence[Buildable]) -> dict[str, Any]:
     found: dict[int, Buildable] = {}
     for number, part in enumerate(parts):
         _require_shard(part, number)
-        index, count = part.provenance["shard"]
-        if count != parts[0].provenance["shard"][1]:
-            raise MismatchError(
-                f"part {number} is shard {index} of {count}, but part 0 is one of "
-                f"{parts[0].provenance['shard'][1]}. Merge the shards of one build."
-            )
+        (index, count), wanted = part.provenance["shard"], parts[0].provenance["shard"][1]
         what = f"part {number} (shard {index} of {count})"
+        if count != wanted or index in found:
+            fact = "is given twice" if index in found else f"is not one of {wanted}, as part 0 is"
+            raise MismatchError(f"{what} {fact}. Give each shard of one build once.")
         parts[0].units.require_same(part.units, mine="part 0", theirs=what)
-        wanted = MAY_BE_ABSENT | settings_of(parts[0].provenance)
-        require_settings(part.provenance, wanted, what)
-        if index in found:
-            raise MismatchError(
-                f"shard {index} of {count} is given twice and would count twice. Give each once."
-            )
+        require_settings(part.provenance, MAY_BE_ABSENT | settings_of(parts[0].provenance), what)
         found[index] = part
     missing = [str(index) for index in range(1, count + 1) if index not in found]
     if missing:

@@ -7,14 +7,26 @@ network, so numbers that contradict each other are rejected instead of believed.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..base.errors import CocurveError, FileFormatError
+from ..base.arguments import EXACT
+from ..base.errors import FileFormatError, shown
+from ..base.schema import (
+    NUMBER,
+    Field,
+    Schema,
+    is_number,
+    is_object,
+    is_plain,
+    list_of,
+    parse_json,
+    reading,
+    require_fields,
+)
 from ..models.families import Kind
 from ..models.units import Unit, UnitSet
 
@@ -22,6 +34,20 @@ REGISTRY = "registry.json"
 MASK = Path("masks") / "prune_solution.json"
 _POINTER = b"version https://git-lfs"
 _LARGEST = 1 << 26  # bytes; the published JSON files are below 600 kB
+_AGAIN = "Download it again."
+_KINDS: dict[str, Kind] = {"attn_head": "attention", "ffn_group": "ffn"}
+
+_STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cost")
+_MASK: Schema = {
+    **dict.fromkeys(
+        ("pruned_units", "selected_units"), Field("a list of units", list_of(is_plain))
+    ),
+    **dict.fromkeys((*_STATED, "interaction_strength"), NUMBER),
+}
+_REGISTRY: Schema = {
+    "schema_version": Field("1, the published layout", lambda value: value == 1),
+    "units": Field("a list of objects", list_of(is_object)),
+}
 
 
 # H and masks ------------------------------------------------------------------------------------
@@ -48,27 +74,33 @@ def read_mask(
     folder = Path(folder)
     path = _mask_path(folder, ratio)
     registry = _read_registry(folder / REGISTRY)
-    units, mask = _release_units(registry), _read_json(path)
-    ids = [row.get("unit_id", index) for index, row in enumerate(registry["units"])]
-    try:
-        pruned, kept = (_positions(mask[key], ids) for key in ("pruned_units", "selected_units"))
-        stated = {key: float(mask[key]) for key in _STATED}
-        strength = float(mask["interaction_strength"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise FileFormatError(
-            f"{path} has a missing or damaged entry ({error}). Download it again."
-        ) from None
-    if sorted(pruned + kept) != list(range(len(units))):
-        raise FileFormatError(
-            f"{path} has {len(pruned)} pruned and {len(kept)} selected units, which are not the "
-            f"{len(units)} units of registry.json, each once. Download both files again."
+    units = _release_units(registry)
+    with reading(path, _AGAIN):
+        mask = require_fields(_read_json(path), _MASK, others=True)
+        ids = [row.get("unit_id", index) for index, row in enumerate(registry["units"])]
+        position = {unit: index for index, unit in enumerate(ids)}
+        pruned, kept = (
+            [position[unit] for unit in mask[key]] for key in ("pruned_units", "selected_units")
         )
-    _require_stated(path, units, pruned, stated, ratio)
-    fields = {"requested_ratio": float(ratio), "interaction_strength": strength}
+        if sorted(pruned + kept) != list(range(len(units))):
+            raise FileFormatError(
+                f"{len(pruned)} pruned and {len(kept)} selected units are not the {len(units)} "
+                "units of registry.json, each once"
+            )
+        gone, total = int(units.costs[pruned].sum()), units.total_cost
+        for name, found, source, tolerance in (
+            ("target_prune_ratio", ratio, f"its folder {path.parent.parent.name} says", 1e-9),
+            ("total_cost", total, "the units of registry.json come to", 0.5),
+            ("pruned_cost", gone, "its pruned units come to", 0.5),
+            ("actual_prune_ratio", gone / total, "its pruned units come to", 1e-4),  # rounded
+        ):
+            if not abs(mask[name] - found) <= tolerance:
+                raise FileFormatError(f"{name} is {mask[name]:,}, but {source} {found:,}")
+    fields = {
+        "requested_ratio": float(ratio),
+        "interaction_strength": float(mask["interaction_strength"]),
+    }
     return units, pruned, fields
-
-
-_STATED = ("target_prune_ratio", "actual_prune_ratio", "pruned_cost", "total_cost")
 
 
 def _mask_path(folder: Path, ratio: float) -> Path:
@@ -85,30 +117,6 @@ def _mask_path(folder: Path, ratio: float) -> Path:
             "of these, or solve on Curvature.from_release(folder)."
         )
     return there[percent]
-
-
-def _positions(wanted: Any, ids: list[Any]) -> list[int]:
-    position = {unit: index for index, unit in enumerate(ids)}
-    if not isinstance(wanted, list):
-        raise TypeError("a list of units")
-    return [position[unit] for unit in wanted]
-
-
-def _require_stated(
-    path: Path, units: UnitSet, pruned: list[int], stated: dict[str, float], ratio: float
-) -> None:
-    gone, total = int(units.costs[pruned].sum()), units.total_cost
-    for name, found, source, tolerance in (
-        ("target_prune_ratio", ratio, f"its folder {path.parent.parent.name} says", 1e-9),
-        ("total_cost", total, "the units of registry.json come to", 0.5),
-        ("pruned_cost", gone, "its pruned units come to", 0.5),
-        ("actual_prune_ratio", gone / total, "its pruned units come to", 1e-4),  # may be rounded
-    ):
-        if not abs(stated[name] - found) <= tolerance:
-            raise FileFormatError(
-                f"{path}: {name} is {stated[name]:,}, but {source} {found:,}. The mask and "
-                "registry.json do not belong together, or one is damaged. Download both again."
-            )
 
 
 def has_matrix(folder: str | os.PathLike[str]) -> bool:
@@ -133,27 +141,25 @@ def _require_no_pointer(path: Path, what: str) -> None:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     _require_no_pointer(path, "JSON file")
     if path.stat().st_size > _LARGEST:
         raise FileFormatError(
-            f"{path} has {path.stat().st_size:,} bytes, more than any file of a release. Download "
-            "it again."
+            f"{path} has {path.stat().st_size:,} bytes, more than any file of a release. {_AGAIN}"
         )
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
-    return content if isinstance(content, dict) else {}
+    return parse_json(path.read_text(encoding="utf-8"))
 
 
 def _read_registry(path: Path) -> dict[str, Any]:
-    registry = _read_json(path)
-    version = registry.get("schema_version")
-    if version != 1 or not isinstance(registry.get("units"), list):
-        raise FileFormatError(
-            f"{path} has schema_version {version!r}; the published layout is 1. Download it again."
-        )
+    with reading(path, _AGAIN):
+        registry = require_fields(_read_json(path), _REGISTRY, others=True)
+        rows: list[dict[str, Any]] = registry["units"]
+        towers = {str(row.get("tower", "lm")) for row in rows}
+        if towers - {"lm"}:
+            raise FileFormatError(
+                f"it has units of towers {sorted(towers)}, so it is of a vision-language model, "
+                "which the lab does not support"
+            )
     return registry
 
 
@@ -163,11 +169,9 @@ def _read_npy(path: Path) -> np.ndarray:
         try:
             array = np.lib.format.read_array(file, allow_pickle=False)
         except (ValueError, MemoryError) as error:
-            raise FileFormatError(
-                f"{path} is not a numpy array ({error}). Download it again."
-            ) from None
+            raise FileFormatError(f"{path} is not a numpy array ({error}). {_AGAIN}") from None
     if array.dtype.kind != "f":
-        raise FileFormatError(f"{path} holds {array.dtype}, not floats. Download it again.")
+        raise FileFormatError(f"{path} holds {array.dtype}, not floats. {_AGAIN}")
     return array
 
 
@@ -175,45 +179,28 @@ def _read_npy(path: Path) -> np.ndarray:
 
 
 def _release_units(registry: dict[str, Any]) -> UnitSet:
-    towers = {row.get("tower", "lm") for row in registry["units"] if isinstance(row, dict)}
-    if towers - {"lm"}:
-        raise FileFormatError(
-            f"registry.json has units of towers {sorted(map(str, towers))}: it is of a "
-            "vision-language model, which the lab does not support. Use the release of a language "
-            "model."
-        )
-    try:
+    with reading(REGISTRY, _AGAIN):
         head_dim = _release_head_dim(registry["units"])
         units = tuple(_release_unit(row, head_dim) for row in registry["units"])
         return UnitSet(units, registry.get("ffn_groups_per_layer"))
-    except (CocurveError, OverflowError) as error:
-        raise FileFormatError(f"registry.json: {error} Download it again.") from None
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise FileFormatError(
-            f"registry.json lacks {error} in a unit. Download it again."
-        ) from None
 
 
 def _release_unit(row: dict[str, Any], head_dim: int) -> Unit:
-    meta, kind = row["metadata"], row["unit_type"]
-    layer, index = _whole(row["layer_idx"]), _whole(row["index_within_layer"])
-    if kind == "attn_head":
-        heads = meta["query_head_indices"]
+    meta, kind = row["metadata"], _KINDS[row["unit_type"]]
+    if kind == "attention":
+        heads = meta["query_head_indices"] or [None]
         start, stop = _whole(heads[0]) * head_dim, (_whole(heads[-1]) + 1) * head_dim
-        name: Kind = "attention"
-    elif kind == "ffn_group":
+    else:
         start = _whole(meta["start_channel"])
         stop = start + _whole(meta["group_size"])
-        name = "ffn"
-    else:
-        raise ValueError(f"a known unit_type (found {kind!r})")
-    return Unit(name, layer, index, start, stop, _whole(row["cost"]))
+    layer, index = _whole(row["layer_idx"]), _whole(row["index_within_layer"])
+    return Unit(kind, layer, index, start, stop, _whole(row["cost"]))
 
 
 def _whole(value: Any) -> int:
     # the published files write costs as floats, which are exact up to there
-    if type(value) not in (int, float) or not 0 <= value < 1 << 53 or value != int(value):
-        raise ValueError(f"a whole number (found {value!r})")
+    if not (is_number(value) and 0 <= value < EXACT and value == int(value)):
+        raise ValueError(f"{shown(value)} is not a whole number")
     return int(value)
 
 
@@ -224,13 +211,12 @@ def _release_head_dim(rows: list[dict[str, Any]]) -> int:
     head = next((row for row in rows if row["unit_type"] == "attn_head"), None)
     if ffn is None or head is None:
         return 1  # with one kind only hidden is unknown: columns then count heads, not channels
-    cost = _whole(head["cost"])
+    cost, group = _whole(head["cost"]), len(head["metadata"]["query_head_indices"])
     hidden = _whole(ffn["cost"]) // max(3 * _whole(ffn["metadata"]["group_size"]), 1)
-    group = len(head["metadata"]["query_head_indices"])
     for per_channel in (hidden * (2 * group + 2), hidden * (2 * group + 2) + group + 2):
         if per_channel and cost % per_channel == 0:
             return cost // per_channel
     raise FileFormatError(
-        f"the attention cost {cost} in registry.json fits no head_dim for hidden size {hidden}. "
-        "Check the registry, and whether the family of the model has other projections."
+        f"the attention cost {cost} fits no head_dim for hidden size {hidden}; the family of the "
+        "model may have other projections"
     )

@@ -71,33 +71,16 @@ def _as_count(value: Any, name: str) -> int:
     return as_int(value, name, 1)
 
 
-def _as_bool(value: Any, name: str) -> bool:
-    return bool(value)
+def _number(fits: Callable[[float], bool], wanted: str) -> Callable[[Any, str], float]:
+    """Return the check of a number; NaN fits nothing."""
 
+    def check(value: Any, name: str) -> float:
+        number = as_float(value, name)
+        if not fits(number):
+            raise InputError(f"{name} is {number}. Give {wanted}.")
+        return number
 
-def _as_temperature(value: Any, name: str) -> float:
-    number = as_float(value, name)
-    if not 0 < number < math.inf:
-        raise InputError(f"{name} is {number}, but logits are divided by it. Give one above 0.")
-    return number
-
-
-def _as_ratio(value: Any, name: str) -> float:
-    number = as_float(value, name)
-    if not 0 <= number <= 1:
-        raise InputError(f"{name} is {number}, but it is a share of units. Give one in [0, 1].")
-    return number
-
-
-def _as_seconds(value: Any, name: str) -> float:
-    number = as_float(value, name)
-    if not number >= 0:  # NaN fails too: with it no checkpoint would be due
-        raise InputError(f"{name} is {number}, but it is a time. Give at least 0 seconds.")
-    return number
-
-
-def _as_units(value: Any, name: str) -> tuple[Any, ...]:
-    return tuple(as_list(value, name))
+    return check
 
 
 def _indices(removed: Iterable[Unit | str | int], units: UnitSet) -> list[int]:
@@ -147,9 +130,6 @@ class BuildOptions:
         refit_ratio: for plans that will be repaired: from each ablation is taken what the other
             units of its block make up for by least squares, if this share of them is gone too. 0 is
             the paper's.
-
-    Raises:
-        InputError: a value out of range; full_vocabulary or a refit_ratio with removed units.
     """
 
     method: ClassVar[str] = "ablation"  # as the provenance names it
@@ -158,7 +138,11 @@ class BuildOptions:
         None, _as_count, "ablations per forward pass; default: as many as fit"
     )
     groups: int = _option(16, _as_count, "groups of rows, for error bars (16)")
-    checkpoint_seconds: float = _option(60.0, _as_seconds, "seconds between checkpoints (60)")
+    checkpoint_seconds: float = _option(
+        60.0,
+        _number(lambda seconds: seconds >= 0, "0 seconds or more"),
+        "seconds between checkpoints (60)",
+    )
     num_threads: int | None = _option(
         None, require_threads, "CPU threads; default: as torch chooses", name="threads"
     )
@@ -166,7 +150,7 @@ class BuildOptions:
     shard: Shard | None = _option(None, as_shard)
     full_vocabulary: bool = _option(
         False,
-        _as_bool,
+        lambda value, _: bool(value),
         "measure the KL of removing each unit alone over the full vocabulary, not on the top-r "
         "support; H stays the same",
         Mark("risk_support", TEXT, lambda *_: FULL_VOCABULARY),
@@ -179,18 +163,18 @@ class BuildOptions:
     sketch_top: int = _option(64, _as_count)
     temperature: float = _option(
         1.0,
-        _as_temperature,
+        _number(lambda t: 0 < t < math.inf, "one above 0, by which logits are divided"),
         "divide the logits by this, for a teacher that is too sure (1.0, the paper's)",
         Mark("temperature", Field("a number above 0", lambda v: is_number(v) and v > 0)),
     )
     removed: tuple[Unit | str | int, ...] = _option(
         (),
-        _as_units,
+        lambda value, name: tuple(as_list(value, name)),
         mark=Mark("removed", Field("a list of unit indices", list_of(is_count)), _indices),
     )
     refit_ratio: float = _option(
         0.0,
-        _as_ratio,
+        _number(lambda share: 0 <= share <= 1, "a share of units, in [0, 1]"),
         "ratio of the plans that will be refitted: ablations are then those that the rest of their "
         "block makes up for (0, the paper's: masks)",
         Mark("refit_ratio", Field("in (0, 1]", lambda v: is_number(v) and 0 < v <= 1)),
@@ -234,30 +218,20 @@ class BuildOptions:
 # What decides H -----------------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
-    """A setting that every build has: what a file may hold, and whether whole builds must agree."""
-
-    field: Field
-    merges_agree: bool = True
-
-
-FACTS = {
-    "model_fingerprint": Setting(TEXT),
-    "model_dtype": Setting(TEXT),
-    "units_fingerprint": Setting(TEXT, False),  # units are compared one by one
-    "calibration_fingerprint": Setting(nullable(TEXT), False),  # null in a merged H
-    "num_sequences": Setting(POSITIVE, False),
-    "seq_len": Setting(POSITIVE),
-    "positions_per_sequence": Setting(POSITIVE),
-    "top_r": Setting(POSITIVE),
-    "method": Setting(TEXT),
-    "groups": Setting(POSITIVE, False),
+FACTS: Schema = {  # of every build
+    **dict.fromkeys(("model_fingerprint", "model_dtype", "units_fingerprint"), TEXT),
+    "calibration_fingerprint": nullable(TEXT),  # null in a merged H
+    **dict.fromkeys(("num_sequences", "seq_len", "positions_per_sequence", "top_r"), POSITIVE),
+    "method": TEXT,
+    "groups": POSITIVE,
 }
+# whole builds that are merged need not agree in these; units are compared one by one
+_MAY_DIFFER = {"units_fingerprint", "calibration_fingerprint", "num_sequences", "groups"}
 _MARKS: list[Mark] = [m for each in fields(BuildOptions) if (m := each.metadata["mark"])]
 SETTINGS = tuple(FACTS)
 # what a plain build lacks, and what to compare there
 MAY_BE_ABSENT: dict[str, Any] = dict.fromkeys(mark.key for mark in _MARKS)
-MERGE_KEYS = (*(name for name, fact in FACTS.items() if fact.merges_agree), *MAY_BE_ABSENT)
+MERGE_KEYS = (*(name for name in FACTS if name not in _MAY_DIFFER), *MAY_BE_ABSENT)
 
 
 def settings_of(provenance: dict[str, Any]) -> dict[str, Any]:
@@ -271,6 +245,10 @@ def settings_of(provenance: dict[str, Any]) -> dict[str, Any]:
 
 def _is_shard(value: Any) -> bool:
     return list_of(is_count)(value) and len(value) == 2 and 1 <= value[0] <= value[1]
+
+
+def _is_matrix(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind == "f"
 
 
 def _array(dtype: str, dimensions: int) -> Field:
@@ -291,7 +269,7 @@ RUNTIME: Schema = {
     "device_kind": nullable(TEXT),
 }
 STORED_SETTINGS: Schema = {
-    **{name: fact.field for name, fact in FACTS.items()},
+    **FACTS,
     **optional({mark.key: mark.field for mark in _MARKS}),
     "shard": Field(
         "the number of a shard and how many there are, or null", or_none(_is_shard), True
@@ -318,15 +296,11 @@ _PROVENANCE: Schema = optional(
 _FIELDS: Schema = {
     "format": TEXT,
     "version": COUNT,
-    "matrix": Field("a matrix of finite numbers", lambda v: _is_matrix(v)),
+    "matrix": Field("a matrix of finite numbers", _is_matrix),
     "units": OBJECT,
     "provenance": OBJECT,
     **optional({f"group_{name}": field for name, field in SUMS.items()}),
 }
-
-
-def _is_matrix(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind == "f"
 
 
 def require_stored(content: dict[str, Any]) -> None:
@@ -349,10 +323,8 @@ def require_stored(content: dict[str, Any]) -> None:
 def require_sums(sums: dict[str, Any], size: int, *, prefix: str = "") -> None:
     """Check that sums by group fit each other, in their shapes and in their positions.
 
-    Args:
-        sums: the arrays under the names of SUMS; None where there is none.
-        size: M.
-        prefix: of the names in the file, for the error.
+    `sums` holds the arrays under the names of SUMS, None where there is none; `prefix` precedes
+    these names in the file, for the error.
     """
     positions, sure = sums["positions"], sums["sure_positions"]
     there = {name: array for name, array in sums.items() if array is not None}

@@ -153,10 +153,6 @@ def jackknife(
     Returns:
         A Jackknife. If fewer than 16 groups have a scored position, or the bias exceeds the
         standard error, its `trustworthy` is False and its `note` says why.
-
-    Raises:
-        InputError: H has no groups or is not their mean; the statistic is unknown, changes its
-            shape or gives None; or the confidence is outside (0, 1).
     """
     if not 0 < confidence < 1:
         raise InputError(f"confidence is {confidence}. Give one in (0, 1), such as 0.95.")

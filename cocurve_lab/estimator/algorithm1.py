@@ -43,7 +43,7 @@ def sequence_gram(
     batches: Batches,
     listeners: Sequence[Listener] = (),
 ) -> np.ndarray:
-    """Algorithm 1 for sequence x = `number`: its share of H.
+    """Run Algorithm 1 on sequence x = `number`, and return its share of H.
 
     Args:
         setup: the model f_0 and r, the size of the teacher's support.
@@ -57,10 +57,6 @@ def sequence_gram(
         [M, M] float64, the sum over T(x) of the products of D_u and D_v. Summed over all sequences
         and divided by the total number of positions (the P of eq. gram) it is H. The diagonal also
         has twice the first-order term, which is 0 if no unit is removed beforehand.
-
-    Raises:
-        InputError: one ablation alone does not fit in memory.
-        NumericalError: NaN or infinite logits of the teacher.
     """
     with setup.begin(calibration, number, batches.first(units)) as start:  # the teacher pass
         z_0, p_0 = start.logits, start.probabilities  # [P, r] on V_r(x, t), p_0 renormalized
@@ -80,7 +76,7 @@ def sequence_gram(
 
 
 def gram_matrix(features: Tensor) -> np.ndarray:
-    """Features times their transpose [M, M] float64: float32 products, float64 between chunks."""
+    """Return features times their transpose [M, M]: float32 products, float64 between chunks."""
     place = sums_on(features.device)
     gram = torch.zeros(len(features), len(features), dtype=torch.float64, device=place)
     for chunk in features.split(_GRAM_COLUMNS, dim=1):

@@ -60,7 +60,7 @@ class Batches:
         return [batch for _, batch in block_from(units, 0, self.size, self.block)]
 
     def of(self, units: Sequence[Unit], ride: Ride) -> Iterator[tuple[slice, Tensor]]:
-        """The rows of each batch, and what `ride` makes of it; one that did not fit comes again."""
+        """Yield the rows and result of each batch; a batch that ran out of memory is retried."""
         start = 0
         while start < len(units):
             block = block_from(units, start, self.size, self.block)
@@ -96,14 +96,14 @@ class Batches:
 
 
 def halved(size: int, block: int) -> tuple[int, int]:
-    """Half of the ablations per batch and per block, at least 1."""
+    """Halve the ablations per batch and per block, down to 1."""
     if size == block == 1:
         raise InputError(f"memory runs out with one ablation per batch. {SMALLER}")
     return max(1, size // 2), max(1, block // 2)
 
 
 def by_layer(units: Sequence[Unit]) -> Iterator[tuple[int, list[Unit]]]:
-    """Units of each layer with the index of its first one."""
+    """Yield the units of each layer with the index of the first one."""
     first = 0
     for _, members in groupby(units, key=lambda unit: unit.layer):
         layer_units = list(members)
@@ -127,14 +127,10 @@ def block_from(
 
 
 def sweeps(units: Sequence[Unit], size: int, block: int, removed: bool = False) -> list[int]:
-    """The layer that each pass over a sequence starts in: all from there on are run through.
+    """Return the layer that each pass over a sequence starts in; it runs all from there on.
 
-    The first block rides along in the pass that ablations start from, which starts in layer 0.
-
-    Args:
-        units: those that are ablated.
-        size, block: as for `Batches`.
-        removed: whether units are gone already, so that the teacher needs a pass of its own.
+    The first block rides along in the pass that ablations start from, which starts in layer 0. With
+    `removed` units, the teacher needs a pass of its own. `size` and `block` are as for `Batches`.
     """
     found, start = [0] * (1 + removed), len(units)
     if units:
@@ -147,7 +143,7 @@ def sweeps(units: Sequence[Unit], size: int, block: int, removed: bool = False) 
 
 @dataclass(frozen=True)
 class Room:
-    """What a build may take on its device. Plain numbers, so that it can also be decided on paper.
+    """What a build may take on its device; plain numbers, so that a forecast can make it up.
 
     Attributes:
         free: bytes that can still be taken.
@@ -184,11 +180,9 @@ def choose_batch(
     full_vocabulary: bool = False,
     room: Room | None = None,
 ) -> int:
-    """Ablations per batch: as many of a layer's units as fit into about half of the free memory.
+    """Choose ablations per batch: as many of a layer's units as fit in half of the free memory.
 
-    Args:
-        architecture, units, calibration, top_r, full_vocabulary: as for `memory_needed`.
-        room: what can be taken; None: where the model is.
+    Arguments are those of `memory_needed`; `room` None is that where the model is.
     """
     room = room or Room.of(architecture.model)
     largest = max(len(layer_units) for _, layer_units in by_layer(units))
@@ -211,11 +205,10 @@ def choose_block(
     full_vocabulary: bool = False,
     room: Room | None = None,
 ) -> int:
-    """Ablations that advance together: 1 where all weights are present, which is a single batch.
+    """Choose how many ablations advance together: 1 (a single batch) if all weights are present.
 
     Otherwise as many as half of what is left beside a batch holds, since each block reads the
-    weights anew.
-    Arguments are those of `choose_batch` and its result; of the units only their number counts.
+    weights anew. Arguments are those of `choose_batch` and its result.
     """
     room = room or Room.of(architecture.model)
     if not room.coming:
@@ -228,7 +221,7 @@ def choose_block(
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that can still be taken on a device; on the CPU, under the limits of this process."""
+    """Return the bytes still free on a device; on the CPU, under the limits of this process."""
     if device.type in ("cuda", "xpu"):
         on = torch.cuda if device.type == "cuda" else torch.xpu
         # what torch holds back from earlier work is free to us as well
@@ -255,13 +248,13 @@ def memory_needed(
     block: int = 0,
     coming: int | None = None,
 ) -> float:
-    """Bytes a build takes, roughly: features, activations, group Grams, and weights that come.
+    """Estimate the bytes of a build: features, activations, group Grams, and weights that come.
 
-    Weights that are in memory anyway are not counted: all of a loaded model, and what stands around
+    Weights that are in memory anyway are not counted: all of a loaded model, and the parts around
     the layers of a streamed one, of which two layers at a time are added here.
 
     Args:
-        architecture, units, calibration, top_r: of the build; of the units only their number.
+        architecture, units, calibration, top_r: of the build; only the number of units counts.
         units_per_batch: ablations per forward pass.
         full_vocabulary: whether risks are measured over the full vocabulary.
         block: ablations whose states wait for each other (`choose_block`).

@@ -54,8 +54,8 @@ from ..models.layers import bytes_of, source_of
 from ..models.runtime import device_name
 from ..models.units import UnitSet
 from .batches import SMALLER, memory_needed, sweeps
-from .sums import GroupSums, Value, within_memory
-from .worker import Executor, LocalExecutor, Measured, Preparation, WorkerPool, WorkItem
+from .sums import GroupSums, Measured, Value, within_memory
+from .worker import Executor, LocalExecutor, Preparation, WorkerPool, WorkItem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,21 +123,19 @@ class Build:
         if options.sketch is not None:
             make = require_extension("sketches of a build", "sketch_positions")
             sketches = make(options.sketch)
+        runtime: dict[str, Any] = dict.fromkeys(RUNTIME)
+        runtime |= {"num_threads": threads, "units_per_batch": options.units_per_batch}
         build = cls(
             settings,
             name,
             units,
             calibration,
             options,
-            None if checkpoint is None else Path(checkpoint),
-            GroupSums(groups, len(units), with_risks=True, sketches=sketches),
-            {
-                "num_threads": threads,
-                "units_per_batch": options.units_per_batch,
-                "device_kind": None,
-            },
-            executor,
-            shard_sequences(options.shard, groups, len(calibration)),
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            sums=GroupSums(groups, len(units), with_risks=True, sketches=sketches),
+            runtime=runtime,
+            executor=executor,
+            numbers=shard_sequences(options.shard, groups, len(calibration)),
         )
         if build.checkpoint is not None:
             build.resume()
@@ -174,12 +172,7 @@ class Build:
         """Measure the remaining sequences and return H over all that are done.
 
         After Ctrl-C with at least one sequence done, H is over those, and the checkpoint is saved.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C before the first sequence was done.
-            InputError: a sequence does not fit in memory.
-            NumericalError: NaN or infinite logits.
-            WorkerError: no worker is left.
+        Ctrl-C before that is raised.
         """
         device = device_name(model_device(model))
         if self.done < self.total:
@@ -243,15 +236,7 @@ class Build:
         # the sums, so that an interrupt in between cannot save a sequence without it
         batch = min(self.runtime["units_per_batch"], measured.units_per_batch)
         self.runtime["units_per_batch"] = batch
-        self.sums.add(
-            measured.number,
-            measured.gram,
-            measured.positions,
-            seconds,
-            measured.risks,
-            measured.sure,
-            measured.sketch,
-        )
+        self.sums.add(measured, seconds)
 
     def so_far(self, groups: slice = slice(None)) -> Curvature:
         """Return H over the sequences done, or over some of their groups."""
@@ -347,11 +332,7 @@ class Build:
             "done": self.done,
             "seconds": self.seconds,
             "events": self.events,
-            "grams": self.sums.grams,
-            "risks": self.sums.risks,
-            "positions": self.sums.positions,
-            "sure_positions": self.sums.sure_positions,
-            "sure_risks": self.sums.sure_risks,
+            **{name: getattr(self.sums, name) for name in SUMS},
         }
         if self.sums.sketches is not None:
             content |= self.sums.sketches.stored()
@@ -437,6 +418,4 @@ def tell_saturation(curvature: Curvature, progress: Progress) -> None:
 
 def remedy(error: OSError) -> str:
     """Word the remedy for a file that could not be written, as a clause in the imperative."""
-    if is_full(error):
-        return "free some space"
-    return "make its folder writable"
+    return "free some space" if is_full(error) else "make its folder writable"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ..base.arguments import as_int, require_type
 from ..base.atomic import clean, previous
-from ..base.errors import InputError
+from ..base.errors import InputError, shown
 from ..base.progress import Progress
 from ..base.seams import require_extension
 from ..calibration import CalibrationSet
@@ -99,18 +99,14 @@ def estimate_curvature(
         executor: where to measure sequences: None is this process, or give `ray_executor(...)`. The
             result has the same bits on devices of one kind.
 
-    Returns:
-        A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
-        the estimate over the sequences done, with provenance["complete"] False.
-
     Raises:
-        ArchitectureError: the family is unknown, or the weights are packed in 4 bits and the method
-            is "exact".
-        InputError: top_r below 1, token ids or row length outside the model, or options, a
-            checkpoint or an executor that the method does not take.
         MismatchError: the units are not the model's, or the checkpoint is of another build.
         NumericalError: the model gives NaN or infinite logits.
         WorkerError: no worker of the executor is left; finished sequences are in the checkpoint.
+
+    Returns:
+        A Curvature [M, M] in nats per token. After Ctrl-C with at least one sequence done, it is
+        the estimate over the sequences done, with provenance["complete"] False.
     """
     options = _chosen(method, options)
     units = units or enumerate_units(model)
@@ -120,7 +116,15 @@ def estimate_curvature(
             settings, model_name(model), units, calibration, options, checkpoint, executor
         )
         return build.run(model, progress=progress)
-    _require_plain(options, checkpoint, executor)
+    for name, given, why in (
+        ("checkpoint", checkpoint, "keeps none"),
+        ("executor", executor, "runs here"),
+    ):
+        if given is not None:
+            raise InputError(
+                f"{name} is {shown(given)}, but {options.name} {why}. Omit {name}; the result can "
+                "be saved with save(path)."
+            )
     require_one_device(model)  # derivatives need the weights of all layers
     settings = build_settings(model, units, calibration, top_r, options)
     return options.estimate(model, units, calibration, settings, progress)
@@ -134,7 +138,7 @@ def exact_curvature(
     *,
     progress: Progress = True,
 ) -> Curvature:
-    """The exact infinitesimal H* [M, M]: short for `estimate_curvature(..., method="exact")`."""
+    """Estimate the exact infinitesimal H* [M, M], as `estimate_curvature(..., method="exact")`."""
     return estimate_curvature(model, units, calibration, top_r, progress=progress, method="exact")
 
 
@@ -154,15 +158,8 @@ def load_or_estimate(
     The file name contains the model and a fingerprint of all settings, so another model,
     calibration or r never overwrites it. An interrupted build resumes from the checkpoint beside
     it. If all shards of the build are there, they are merged. With `BuildOptions(shard=...)` and no
-    whole H, the shard is loaded, or built and saved in a file of its own.
-
-    Args:
-        folder: where files of H are kept; created if needed.
-        model, units, calibration, top_r, progress, options, executor: as for `estimate_curvature`,
-            method "ablation".
-
-    Raises:
-        CocurveError: as `estimate_curvature` and `Curvature.load`.
+    whole H, the shard is loaded, or built and saved in a file of its own. The other arguments are
+    those of `estimate_curvature`, method "ablation".
     """
     options = options or BuildOptions()
     settings = build_settings(model, units, calibration, top_r, options)
@@ -218,10 +215,9 @@ def _tell_of_others(folder: str | os.PathLike[str], whole: Path) -> None:
 def _merge_beside(path: Path, progress: Progress) -> None:
     """Merge the shards of the build at `path` if all are there; their files stay."""
     files = complete_shards(path)
-    if not files:
-        return
-    merge_shards([Curvature.load(file) for file in files]).save(path)
-    if progress:
+    if files:
+        merge_shards([Curvature.load(file) for file in files]).save(path)
+    if files and progress:
         print(f"Merged the {len(files)} shards of {path}.")
 
 
@@ -259,11 +255,10 @@ def build_settings(
     }
 
 
-def _options_of(method: str) -> type[Options]:
+def _options_of(method: str) -> Any:
     if method == "ablation":
         return BuildOptions
-    found: Any = require_extension(f"{method} options", f"method {method!r}")
-    return found
+    return require_extension(f"{method} options", f"method {method!r}")
 
 
 def _chosen(method: str | None, options: Options | None) -> Options:
@@ -280,15 +275,3 @@ def _chosen(method: str | None, options: Options | None) -> Options:
             f"{', '.join(each.__name__ for each in allowed)}. Pass that, or None."
         )
     return options
-
-
-def _require_plain(
-    options: Derivatives, checkpoint: str | os.PathLike[str] | None, executor: Executor | None
-) -> None:
-    if checkpoint is not None:
-        raise InputError(
-            f"checkpoint is {str(checkpoint)!r}, but {options.name} keeps none. "
-            "Omit checkpoint, and save the result with save(path)."
-        )
-    if executor is not None:
-        raise InputError(f"executor is {executor}, but {options.name} runs here. Omit executor.")

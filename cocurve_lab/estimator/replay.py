@@ -70,7 +70,6 @@ class Replay:
     """The teacher pass over one sequence, kept so that ablations can restart in it.
 
     Args:
-        architecture: the model.
         input_ids: [1, T] int64 on the model's device.
         positions: [P] int64 on the model's device, the scored positions.
         refit_scales: what an ablation takes from each block's columns [W, W]; None: the unit's own
@@ -104,7 +103,7 @@ class Replay:
 
     @contextmanager
     def _passed(self, layer: int, call: LayerCall) -> Iterator[None]:
-        """Keep what restarts need of a layer of the teacher pass, and advance what rides along."""
+        """Record what restarts need of a layer, and advance what rides along with the teacher."""
         self.calls.append(call)
         with self._tracing([layer] if self._keeps_traces else ()):
             yield
@@ -124,10 +123,7 @@ class Replay:
         return self.final_hidden[:, self.positions]
 
     def ablated_hidden(self, units: Sequence[Unit]) -> Tensor:
-        """Return the final hidden states [B, P, d] at the scored positions of B ablations.
-
-        Arguments and errors are those of `ride` for a single batch.
-        """
+        """Run a single batch as `ride` does, and return its final hidden states [B, P, d]."""
         return next(self.ride([units]))
 
     def ride(self, batches: Batched) -> Iterator[Tensor]:
@@ -167,7 +163,7 @@ class Replay:
         states += [self._started(units) for units in batches if units[0].layer == layer]
 
     def _started(self, units: Sequence[Unit]) -> Tensor:
-        """What the layer of these units puts out [B, T, d], or [B, P, d] if it is the last."""
+        """Return the output [B, T, d] of these units' layer, or [B, P, d] if it is the last."""
         if sorted(units, key=lambda unit: KINDS.index(unit.kind)) != list(units):
             raise ValueError("units of a batch must come attention first, as in their UnitSet")
         layer = units[0].layer
@@ -191,11 +187,11 @@ class Replay:
         return first_output(self.architecture.layers[layer](hidden, *call.args, **call.kwargs))
 
     def _positions_on(self, device: torch.device) -> Tensor:
-        """The scored positions, to index what lies on this device."""
+        """Return the scored positions, to index a tensor on this device."""
         return self.positions.to(device)
 
     def _restart(self, layer: int, kind: Kind, units: list[Unit]) -> Tensor:
-        """Output of `layer` [B, T or P, d], each row without one unit of the given kind."""
+        """Return the output of `layer` [B, T or P, d], each row without one unit of a kind."""
         # after the projections of the last layer nothing mixes positions any more, so those not
         # scored are dropped at once; in earlier layers attention still reads them
         keep: Any = slice(None)
@@ -221,7 +217,7 @@ class Replay:
             return self.run(layer, hidden)
 
     def _trace(self, layer: int) -> dict[Kind, BlockTrace]:
-        """The teacher's activations inside a layer, by kind of block."""
+        """Return the teacher's activations inside a layer, by kind of block."""
         if layer not in self._traces:
             # all layers of an 8B would take gigabytes, so only this one is kept. Running each layer
             # once more is 2/M of the work
@@ -291,7 +287,6 @@ class SupportHead:
     much larger than the support. If it is, the rows are gathered piece by piece in each call.
 
     Args:
-        head: lm_head.
         support: [P, r] int64 token ids, the same for every unit (Alg. 1: one coordinate system).
         cap: c if the model's logits are c tanh(z / c) of the head's z, otherwise None.
         temperature: by which all logits are divided; 1 is the paper's.
@@ -369,12 +364,7 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
     """Find the token ids [P, r] of the teacher's r largest logits; all tokens in order if r = V.
 
     The logits are in the model's own dtype. In half precision near-ties at place r may fall either
-    way, which decides between two equally unlikely tokens.
-
-    Args:
-        head: lm_head.
-        hidden: teacher's final hidden states [1, P, d].
-        top_r: r, at most the vocabulary size.
+    way, which decides between two equally unlikely tokens. `hidden` is the teacher's [1, P, d].
     """
     vocabulary = head.weight.shape[0]
     if top_r == vocabulary:
@@ -389,12 +379,7 @@ def top_support(head: nn.Linear, hidden: Tensor, top_r: int) -> Tensor:
 
 
 def trace_bytes(architecture: Architecture, length: int) -> int:
-    """Compute the bytes of the activations inside all layers: columns and writes of both blocks.
-
-    Args:
-        architecture: the model.
-        length: tokens of the sequence.
-    """
+    """Compute the bytes of the activations inside all layers for `length` tokens."""
     layers, size = range(len(architecture.layers)), architecture.model.config.hidden_size
     values = sum(architecture.width(at, kind) + size for at in layers for kind in KINDS)
     return length * values * embedding_weight(architecture.model).element_size()
@@ -403,7 +388,7 @@ def trace_bytes(architecture: Architecture, length: int) -> int:
 def _block_trace(
     architecture: Architecture, layer: int, kind: Kind, columns: Tensor, write: Tensor, answer: Any
 ) -> BlockTrace:
-    """The trace of a block: at the block itself if it returns the write, else at the projection."""
+    """Trace a block: at the block itself if it returns the write, else at its projection."""
     block = architecture.block(layer, kind)
     if first_output(answer) is write and block is not architecture.layers[layer]:
         rest = tuple(answer[1:]) if isinstance(answer, tuple) else None
@@ -436,7 +421,7 @@ def _writes_without(
     units: list[Unit],
     taken: Tensor | None = None,
 ) -> Tensor:
-    """The writes of a block without each of B units [B, T, d]."""
+    """Return the writes of a block without each of B units [B, T, d]."""
     if is_packed(projection):  # packed weights cannot be sliced: run them on masked columns
         masked = columns.repeat(len(units), 1, 1)
         for row, unit in zip(masked, units, strict=True):

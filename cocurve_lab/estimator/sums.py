@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,16 +29,38 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
+class Measured(NamedTuple):
+    """One finished sequence.
+
+    Attributes:
+        number: number of the sequence in the calibration.
+        gram: [M, M] float64, sum over its positions (eq. gram), nats.
+        risks: [M] float64, sum over its positions of the KL of removing each unit alone, nats;
+            None where units are not removed.
+        positions: number of scored positions.
+        units_per_batch: the batch size that fitted in memory.
+        notes: events that belong in the provenance.
+        sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
+            `risks` there [M] float64, nats; None if unknown.
+        sketch: this sequence's part of the sketch of shifts; None if none is kept.
+    """
+
+    number: int
+    gram: np.ndarray
+    risks: np.ndarray | None
+    positions: int
+    units_per_batch: int = 1
+    notes: tuple[str, ...] = ()
+    sure: tuple[int, np.ndarray] | None = None
+    sketch: Any = None
+
+
 class GroupSums:
     """Sums over the positions of the sequences done, by group; sequence i is in group i mod G.
 
     Attributes:
-        grams: [G, M, M] float64.
-        positions: [G] int64.
-        risks: [G, M] float64, KL of each unit alone; None where units are not removed.
-        sure_positions: [G] int64, positions where the teacher is sure (`saturation.SURE`); None
-            where units are not removed.
-        sure_risks: [G, M] float64, the part of `risks` there; None alike.
+        grams, positions, risks, sure_positions, sure_risks: as `group_...` of `Curvature`; the last
+            three are None where units are not removed.
         seconds: what each sequence done took.
         sketches: keeps the sketch of shifts of each sequence; None where none is kept.
     """
@@ -57,32 +79,21 @@ class GroupSums:
         """Number of sequences in the sums."""
         return len(self.seconds)
 
-    def add(
-        self,
-        number: int,
-        gram: np.ndarray,
-        positions: int,
-        seconds: float,
-        risks: np.ndarray | None = None,
-        sure: tuple[int, np.ndarray] | None = None,
-        sketch: Any = None,
-    ) -> None:
-        """Add sequence `number`: its Gram [M, M] and risks [M], sums over its positions.
-
-        `sure` is the number of positions where the teacher is sure, and the risks [M] there.
-        """
-        group = number % len(self.grams)
+    def add(self, measured: Measured, seconds: float) -> None:
+        """Add one sequence."""
+        group = measured.number % len(self.grams)
         # an interrupt between these lines must not leave a sequence counted by half
         with uninterrupted():
-            self.grams[group] += gram
+            self.grams[group] += measured.gram
             if self.risks is not None:
-                self.risks[group] += risks
+                self.risks[group] += measured.risks
+            sure = measured.sure
             if sure is not None and self.sure_positions is not None and self.sure_risks is not None:
                 self.sure_positions[group] += sure[0]
                 self.sure_risks[group] += sure[1]
-            if self.sketches is not None and sketch is not None:
-                self.sketches.add(sketch)
-            self.positions[group] += positions
+            if self.sketches is not None and measured.sketch is not None:
+                self.sketches.add(measured.sketch)
+            self.positions[group] += measured.positions
             self.seconds.append(seconds)
 
     def curvature(
@@ -100,7 +111,7 @@ class GroupSums:
         return self.sketches.attached(found)
 
     def facts(self, calibration: CalibrationSet, numbers: list[int]) -> dict[str, Any]:
-        """What the provenance says of the sequences done, which are the first of `numbers`."""
+        """Return what the provenance records of the sequences done, the first of `numbers`."""
         rows = calibration.row_fingerprints
         return {
             "sequences_done": self.done,
@@ -125,15 +136,9 @@ def sum_derivatives(
     label: str,
     progress: Progress,
 ) -> Curvature:
-    """H* from gram(number) [M, M] of every sequence; after Ctrl-C, over those done.
+    """Build H* from gram(number), the Gram [M, M] of a sequence; after Ctrl-C, over those done.
 
-    Args:
-        model, units, calibration: of the build.
-        settings: what decides the result, from `estimate.build_settings`; "groups" among them.
-        gram: the Gram of one sequence, a sum over its positions.
-        weight: positions that a sequence counts for.
-        label: of the bar.
-        progress: show a bar; "lines" writes lines for a log file instead.
+    `settings` are those of `estimate.build_settings`; a sequence counts for `weight` positions.
     """
     sums, total = GroupSums(settings["groups"], len(units), with_risks=False), len(calibration)
     with open_bar(progress, total=total, desc=label, unit="sequence") as bar:
@@ -145,7 +150,7 @@ def sum_derivatives(
                     f"memory runs out on sequence {number}: derivatives keep the activations of a "
                     "whole row ({error}). Use shorter rows, bfloat16 weights, or a larger device.",
                 )
-                sums.add(number, found, weight, time.monotonic() - begun)
+                sums.add(Measured(number, found, None, weight), time.monotonic() - begun)
                 bar.update()
         except KeyboardInterrupt:
             if sums.done == 0:
@@ -158,12 +163,7 @@ def sum_derivatives(
 
 
 def within_memory(step: Callable[[], Value], message: str) -> Value:
-    """Take a step, and turn memory that runs out into an InputError.
-
-    Args:
-        step: what to do.
-        message: of the error; "{error}" in it stands for what the allocator said.
-    """
+    """Take a step, and turn memory that runs out into an InputError; "{error}" is what it said."""
     try:
         return step()
     except RuntimeError as error:

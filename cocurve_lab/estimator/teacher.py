@@ -36,8 +36,7 @@ class Teacher:
     """The unpruned model on its own top-r support: one coordinate system for all units (Alg. 1).
 
     Args:
-        architecture: the model.
-        hidden: its final hidden states at the scored positions [1, P, d].
+        hidden: final hidden states of the model at the scored positions [1, P, d].
         top_r: r, at most the vocabulary.
         number: of the sequence, for messages.
         temperature: by which logits are divided.
@@ -47,9 +46,6 @@ class Teacher:
         logits: z_0 [P, r], float32 (float64 of a float64 model).
         probabilities: p_0 [P, r], which sum to 1 over the support.
         sure: [P] bool, whether the first choice has more than `saturation.SURE`.
-
-    Raises:
-        NumericalError: NaN or infinite logits.
     """
 
     @torch.no_grad()  # the teacher is held constant, also where ablations are differentiated
@@ -154,8 +150,7 @@ class TeacherSetup:
     ) -> Iterator[AblationPass]:
         """Run the teacher on a sequence, and mask `removed` inside the block.
 
-        Args:
-            along: the batches of ablations that may ride along in the pass (`Replay`).
+        The batches of ablations in `along` may ride along in the pass (`Replay`).
         """
         inputs = (self.architecture, *row(self.architecture, calibration, number))
         # ablations, and so what rides along, start from the model without `removed`

@@ -28,6 +28,7 @@ from .batches import Batches, Room, Tick, by_layer, choose_batch, choose_block, 
 from .fisher import kl_divergence
 from .replay import Replay
 from .risks import FullVocabulary, UnitRisks
+from .sums import Measured
 from .teacher import Teacher, TeacherSetup, row
 
 if TYPE_CHECKING:
@@ -62,31 +63,6 @@ class WorkItem:
     def ablated(self) -> list[Unit]:
         """The units of `left`."""
         return [self.units[index] for index in self.left]
-
-
-class Measured(NamedTuple):
-    """One finished sequence.
-
-    Attributes:
-        number: number of the sequence in the calibration.
-        gram: [M, M] float64, sum over its positions (eq. gram), nats.
-        risks: [M] float64, sum over its positions of the KL of removing each unit alone, nats.
-        positions: number of scored positions.
-        units_per_batch: the batch size that fitted in memory.
-        notes: events that belong in the provenance.
-        sure: number of positions where the teacher is sure (`saturation.SURE`), and the part of
-            `risks` there [M] float64, nats; None if unknown.
-        sketch: this sequence's part of the sketch of shifts; None if none is kept.
-    """
-
-    number: int
-    gram: np.ndarray
-    risks: np.ndarray
-    positions: int
-    units_per_batch: int
-    notes: tuple[str, ...] = ()
-    sure: tuple[int, np.ndarray] | None = None
-    sketch: Any = None
 
 
 class Preparation(NamedTuple):

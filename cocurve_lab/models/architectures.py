@@ -172,13 +172,7 @@ class Architecture:
 
 
 def describe(model: Any) -> Architecture:
-    """Find a model's family, and check that its layers are as the family declares them.
-
-    Raises:
-        ArchitectureError: the family is unknown, the model is a mixture of experts or has a vision
-            or audio tower, it has no layers, a layer lacks a projection, or weights are quantized
-            in a way that cannot be measured.
-    """
+    """Find a model's family, and check that its layers are as the family declares them."""
     if not hasattr(model, "named_modules"):
         raise ArchitectureError(
             f"a {type(model).__name__} is no model. Load one: model, _ = cl.load_model(...)."

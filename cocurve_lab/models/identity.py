@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..base.storage import fingerprint
-from .layers import source_of
+from .weights import reader_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +20,7 @@ _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
-    """The input embedding [V, d]. Inputs go to its device, and its dtype counts as the model's.
+    """Return the input embedding [V, d]; its device and dtype count as the model's.
 
     It is never packed, so its dtype is also that of the activations.
     """
@@ -31,17 +30,17 @@ def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
 
 
 def model_device(model: PreTrainedModel) -> torch.device:
-    """The device that inputs go to."""
+    """Return the device that inputs go to."""
     return embedding_weight(model).device
 
 
 def model_dtype(model: PreTrainedModel) -> str:
-    """The model's dtype by name, such as "float32"."""
+    """Return the model's dtype by name, such as "float32"."""
     return str(embedding_weight(model).dtype).removeprefix("torch.")
 
 
 def model_name(model: PreTrainedModel) -> str:
-    """A short name for files and titles: the last part of the path or hub id it came from."""
+    """Return a short name for files and titles: the last part of the model's path or hub id."""
     source = str(getattr(model.config, "_name_or_path", "") or model.config.model_type)
     return short_name(source)
 
@@ -65,24 +64,14 @@ def fingerprint_model(model: PreTrainedModel, marks: list[list[str]] | None = No
     return fingerprint(json.loads(json.dumps(config, default=str)), marks)
 
 
-def weight_marks(
-    model: PreTrainedModel, read: Callable[[str], torch.Tensor] | None = None
-) -> list[list[str]]:
-    """Return [name, SHA-256] of every weight, sorted by name. Reads all: about 10 s for an 8B.
-
-    `read` gives a weight by its name, as `reader_of` does; None reads the model's own and streamed
-    ones.
-    """
-    weights, stream = model.state_dict(), source_of(model)
-
-    def own(name: str) -> torch.Tensor:
-        return stream.read(name) if stream and weights[name].is_meta else weights[name]
-
-    return [[name, fingerprint_tensor((read or own)(name))] for name in sorted(weights)]
+def weight_marks(model: PreTrainedModel) -> list[list[str]]:
+    """Return [name, SHA-256] of every weight, sorted by name. Reads all: about 10 s for an 8B."""
+    read = reader_of(model)
+    return [[name, fingerprint_tensor(read(name))] for name in sorted(model.state_dict())]
 
 
 def fingerprint_tensor(tensor: torch.Tensor) -> str:
-    """SHA-256 of a tensor's shape, dtype and bits."""
+    """Return the SHA-256 of a tensor's shape, dtype and bits."""
     # as bytes, because numpy has no bfloat16
     bits = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return fingerprint(list(tensor.shape), str(tensor.dtype), bits.numpy())

@@ -21,62 +21,49 @@ from ..base.errors import InputError, one_line, shown
 MOST_PARTS = 1000
 _PARTS = ("layer", "layers", "experts")  # n_layer, num_hidden_layers, num_local_experts
 _ATTENTION = ("eager", "sdpa", "flex_attention")  # parts of transformers and torch themselves
-_ATTENTION_KEYS = (
-    *("attn_implementation", "_attn_implementation"),
-    "_attn_implementation_internal",
-)
+_ATTENTION_KEYS = {"attn_implementation", "_attn_implementation", "_attn_implementation_internal"}
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _PATH_SIGNS = (".", "~", os.sep)
-# The last two are of the hub's HTTP client, so causes are compared by class name, not imported.
-_UNREACHED = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"}
-# (names of exceptions, a part of the message) -> the fact and the next step; the first that fits
-_CAUSES: tuple[tuple[set[str], str, str], ...] = (
+# (names of exceptions or a part of the message, the fact and the next step); the first that fits
+_CAUSES: tuple[tuple[set[str] | str, str], ...] = (
     (
         {"GatedRepoError"},
-        "",
         "{name} is gated: its owner asks you to accept terms first. Accept them on the model's "
         "page, run `hf auth login` (or pass token=), and try again; or give a folder that holds "
         "the model.",
     ),
     (
         {"RevisionNotFoundError"},
-        "",
         "{name} exists, but not in the requested revision. Omit revision=, or name a branch, tag "
         "or commit of that model.",
     ),
     (
         {"RepositoryNotFoundError", "HFValidationError"},
-        "",
         "there is no model {name} on the hub, nor a folder of that name here. Check the spelling "
         "(owner/name); if it is private, run `hf auth login`; or give a folder.",
     ),
-    (
-        _UNREACHED,
-        "",
+    (  # the last two are of the hub's HTTP client: compared by name, not imported
+        {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout"},
         "{name} is not in {cache} and the hub cannot be reached. Connect this machine (and unset "
         "HF_HUB_OFFLINE), or copy the model's folder here and give its path.",
     ),
     (
-        set(),
         "trust_remote_code=True",
         "{part}{name} comes with its own code, which is not run. Read that code, then load the "
         "model in Python with trust_remote_code=True; or give a model that needs none.",
     ),
     (
         {"UnpicklingError"},  # not torch's own words, which advise to run the file
-        "",
         "the weights of {name} are a pickle that holds more than tensors. Loading it could run "
         "code, so nothing of it was run. Give a folder with .safetensors files.",
     ),
     (
-        set(),
         "file named model.safetensors found",  # no other kind was asked for
         "{name} holds no .safetensors weights, which stream=True reads. Load it without stream, "
         "save it with model.save_pretrained(folder), and give that folder.",
     ),
     (
         {"ImportError"},
-        "",
         "{part}{name} needs a Python package that is missing ({error}). Give a model without such "
         "needs, for example one that is not quantized; or install it.",
     ),
@@ -109,7 +96,7 @@ def require_place(model_id: str | os.PathLike[str]) -> None:
 
 
 def _alike(path: Path) -> str:
-    """A hint for a wrong path: its first missing part, or folders with a similar name."""
+    """Return a hint for a wrong path: its first missing part, or folders with a similar name."""
     # the nearest folder above that exists
     parent = next(folder for folder in (path.parent, *path.parents) if folder.is_dir())
     if parent != path.parent:
@@ -122,14 +109,7 @@ def _alike(path: Path) -> str:
 def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bool = True) -> None:
     """Check the content of a config.json; what its class checks itself is not repeated here.
 
-    Args:
-        content: the parsed JSON.
-        place: the model, for the message.
-        attention: whether its choice of an attention implementation will be followed.
-
-    Raises:
-        InputError: it is no JSON object, has too many layers or experts, or asks for an attention
-            kernel that transformers would take from the hub.
+    `attention` says whether its choice of an attention implementation will be followed.
     """
     about = f"the configuration of {str(place)!r}"
     if not isinstance(content, dict):
@@ -155,7 +135,7 @@ def require_usable(content: Any, place: str | os.PathLike[str], *, attention: bo
 
 
 def _entries(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a configuration and of those inside it."""
+    """Yield the keys and values of a configuration and of those inside it."""
     for key, value in content.items():
         yield key, value
         if isinstance(value, dict):
@@ -165,9 +145,7 @@ def _entries(content: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def require_own_files(place: str | os.PathLike[str], **options: Any) -> None:
     """Raise InputError if the index of a model's weights names files that are not beside it.
 
-    Args:
-        place: a folder or hub id.
-        **options: where the hub is asked: revision, token, cache_dir, local_files_only.
+    `options` say where the hub is asked: revision, token, cache_dir, local_files_only.
     """
     from transformers.utils import cached_file
 
@@ -208,11 +186,8 @@ def explain(
     space that the user now needs. After any other failure they stay, and the next load resumes
     them.
 
-    Args:
-        model_id: the model that was asked for.
-        error: the exception of the load.
-        cache: the cache_dir= of the load; None is the hub's own.
-        part: the part of the model that could not be read, for example "the tokenizer of ".
+    `cache` is the cache_dir= of the load (None: the hub's own); `part` is what could not be read,
+    such as "the tokenizer of ".
     """
     name, cache_dir, chain = repr(str(model_id)), cache_folder(cache), list(_chain(error))
     # first, because a missing or broken file may be the consequence of a full disk
@@ -225,8 +200,8 @@ def explain(
             "larger disk, and run this again."
         )
     kinds = {type(link).__name__ for link in chain}
-    for causes, sign, message in _CAUSES:
-        if kinds & causes or (sign and sign in str(error)):
+    for cause, message in _CAUSES:
+        if cause in str(error) if isinstance(cause, str) else kinds & cause:
             facts = {"name": name, "cache": cache_dir, "part": part, "error": one_line(error)}
             return InputError(message.format(**facts))
     return InputError(
@@ -236,7 +211,7 @@ def explain(
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those behind it, outermost first."""
+    """Yield an exception and those behind it, outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

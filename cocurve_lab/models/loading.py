@@ -172,9 +172,7 @@ def load_model(
 
     Raises:
         ArchitectureError: the family is not supported.
-        InputError: the model is gated, missing, misspelt, unreachable or already pruned, its files
-            are damaged, lack weights or reach beyond its folder, the disk filled up, or the device
-            or dtype cannot be used. Each message gives the next step.
+        InputError: the model cannot be found, downloaded, trusted or used; with the next step.
     """
     from transformers import AutoModelForCausalLM
 
@@ -235,7 +233,7 @@ def load_model(
 
 
 def require_accelerate(what: str) -> None:
-    """Raise InputError, naming `what` was asked for, unless accelerate is installed."""
+    """Raise InputError, naming `what` needs it, unless accelerate is installed."""
     if find_spec("accelerate") is None:
         raise InputError(
             f"{what} needs accelerate, which is not installed. Install it: "
@@ -262,9 +260,6 @@ def load_tokenizer(
         model_id: "demo", a folder that holds a tokenizer, or a hub id.
         **options: as for `load_model`; those that concern only the weights are ignored.
 
-    Raises:
-        InputError: it cannot be loaded, or needs its own code. The message gives the next step.
-
     Warns:
         UserWarning: it splits text otherwise than its own tokenizer.json, as transformers does when
             `tokenizer_class` names a class with rules of its own.
@@ -289,7 +284,7 @@ def load_tokenizer(
 def _difference_from_file(
     tokenizer: PreTrainedTokenizerBase, place: str, options: dict[str, Any]
 ) -> str | None:
-    """What a tokenizer splits otherwise than its tokenizer.json; None if nothing, or no file."""
+    """Say what a tokenizer splits otherwise than its tokenizer.json; None if nothing or no file."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
 
@@ -315,9 +310,8 @@ def _difference_from_file(
 def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: Any) -> Any:
     """Build a model on the meta device from its configuration, a file of a few kilobytes.
 
-    Args:
-        source: a folder, a hub id, a config.json, or the configuration itself.
-        **options: passed to `AutoConfig.from_pretrained`.
+    `source` is a folder, a hub id, a config.json, or the configuration itself; `options` go to
+    `AutoConfig.from_pretrained`.
     """
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
@@ -341,7 +335,7 @@ def shapes_only(source: str | os.PathLike[str] | PreTrainedConfig, **options: An
 
 
 def _read_config(source: str | os.PathLike[str], options: dict[str, Any]) -> PreTrainedConfig:
-    """The configuration of a model, checked before anything in it is followed."""
+    """Read the configuration of a model, and check it before anything in it is followed."""
     from transformers import AutoConfig, PreTrainedConfig
 
     options = {"trust_remote_code": False} | options

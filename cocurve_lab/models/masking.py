@@ -54,10 +54,6 @@ def ablate(
         units: a Selection (its gains are applied), or units, names or indices.
         unit_set: the set that names and indices refer to; by default the model's own units with
             16 FFN groups per layer.
-
-    Raises:
-        MismatchError: the units are not the model's; names the first difference.
-        InputError: a unit is unknown or named twice, or its weights are offloaded.
     """
     architecture = describe(model)
     scales = column_scales(architecture, *resolve(model, units, unit_set))
@@ -108,14 +104,11 @@ def column_scales(
 
 def stack_rows(architecture: Architecture, rows: list[Scales]) -> Scales:
     """Stack masks to [B, 1, W]: row b of a batch runs with rows[b], so one batch tries B plans."""
-    # a projection that some rows leave as it is gets ones there
-    keys = sorted({key for scales in rows for key in scales})
-    return {
-        key: torch.stack(
-            [scales.get(key, torch.ones(architecture.width(*key))) for scales in rows]
-        ).unsqueeze(1)
-        for key in keys
-    }
+    stacked = {}
+    for key in sorted({key for scales in rows for key in scales}):
+        ones = torch.ones(architecture.width(*key))  # for rows that leave the projection as it is
+        stacked[key] = torch.stack([scales.get(key, ones) for scales in rows]).unsqueeze(1)
+    return stacked
 
 
 @contextmanager
@@ -133,7 +126,8 @@ def scaled(architecture: Architecture, scales: Scales) -> Iterator[None]:
 def like_columns(architecture: Architecture, scale: Tensor, layer: int, kind: Kind) -> Tensor:
     """Convert a scale to the dtype and device of the columns it multiplies."""
     projection = architecture.output_projection(layer, kind)
-    weight, device = projection.weight, projection.weight.device
+    weight = projection.weight
+    device = weight.device
     if weight.is_meta:
         stream = source_of(architecture.model)
         if stream is None or layer not in stream.layers:
@@ -161,8 +155,8 @@ def _scaling_hook(scale: Tensor):  # type: ignore[no-untyped-def]
 
 def _require_fit(architecture: Architecture, unit: Unit) -> None:
     layers = len(architecture.layers)
-    if unit.layer >= layers or unit.stop > architecture.width(unit.layer, unit.kind):
-        width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
+    width = architecture.width(unit.layer, unit.kind) if unit.layer < layers else 0
+    if unit.stop > width:
         raise MismatchError(
             f"{unit} (columns {unit.start}:{unit.stop}) is not in this model of {layers} layers, "
             f"whose layer {unit.layer} has {width} {unit.kind} columns. Enumerate the units on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ _KNOWN_HEADS: WeakSet[nn.Module] = WeakSet()  # models that passed require_known
 
 
 def exclusive(model: nn.Module) -> threading.RLock:
-    """The lock of a model. Hold it to mask, build, measure or generate.
+    """Return the lock of a model. Hold it to mask, build, measure or generate.
 
     Widget callbacks run on other threads than the current cell. Without the lock, a slider could
     run a forward pass while units are switched off for a measurement.
@@ -168,17 +169,17 @@ def require_one_device(model: PreTrainedModel) -> None:
 
 
 def sums_on(device: torch.device) -> torch.device:
-    """Where float64 sums are kept: on the device, or on the CPU for one without float64 (mps)."""
+    """Return the device for float64 sums: the same, or the CPU for one without float64 (mps)."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def in_double(values: Tensor) -> Tensor:
-    """The values in float64, on `sums_on` of their device."""
+    """Convert values to float64, on `sums_on` of their device."""
     return values.to(sums_on(values.device)).double()
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the type of another device, such as "cpu"."""
+    """Return the GPU's name, or the type of another device, such as "cpu"."""
     name = getattr(getattr(torch, device.type, None), "get_device_name", None)
     return device.type if name is None else str(name(device))
 
@@ -187,13 +188,10 @@ def device_name(device: torch.device) -> str:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error means that memory ran out, on the GPU or the CPU."""
+    """Return whether an error means that memory ran out, on the GPU or the CPU."""
     # the CPU allocator and cuBLAS report it as a plain RuntimeError
-    signs = (
-        *("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory"),
-        "MPS backend out of memory",
-    )
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+    signs = "DefaultCPUAllocator|CUBLAS_STATUS_ALLOC_FAILED|(CUDA error:|MPS backend) out of memory"
+    return isinstance(error, torch.OutOfMemoryError) or re.search(signs, str(error)) is not None
 
 
 @contextmanager
@@ -216,7 +214,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of this library, torch and transformers, for the provenance of a result."""
+    """Return the versions of this library, torch and transformers, for provenance."""
     import transformers
 
     from .. import __version__

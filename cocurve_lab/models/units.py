@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS = 100_000  # a bound against files that make arrays without end
 _NUMBERS = ("layer", "index", "start", "stop", "cost")
+_FACTS = ("ffn_groups", "total_parameters", "model_layers")
 
 # The set ------------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class UnitSet(Sequence[Unit]):
 
     def __post_init__(self) -> None:
         # integers of any type: those of numpy would wrap, and no JSON holds them
-        for name in ("ffn_groups", "total_parameters", "model_layers"):
+        for name in _FACTS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_int(getattr(self, name), name))
         object.__setattr__(self, "units", tuple(map(_checked, self.units)))
@@ -117,7 +118,7 @@ class UnitSet(Sequence[Unit]):
         return self.units[self.index(key) if isinstance(key, str) else key]
 
     def index(self, unit: Unit | str | int, *_: Any) -> int:
-        """Position of a unit given as a `Unit`, a name such as "L3.ffn[5]", or an index."""
+        """Return the position of a `Unit`, a name such as "L3.ffn[5]", or an index."""
         position: int | None = None
         if isinstance(unit, (int, np.integer)):
             position = int(unit) if 0 <= int(unit) < len(self) else None
@@ -132,7 +133,7 @@ class UnitSet(Sequence[Unit]):
         return position
 
     def indices(self, units: Iterable[Unit | str | int]) -> tuple[int, ...]:
-        """Positions of several distinct units, in the given order."""
+        """Return the positions of several distinct units, in the given order."""
         positions = tuple(self.index(unit) for unit in as_list(units, "the list of units"))
         if len(set(positions)) != len(positions):
             twice = Counter(positions).most_common(1)[0][0]
@@ -145,7 +146,7 @@ class UnitSet(Sequence[Unit]):
 
     @cached_property
     def costs(self) -> np.ndarray:
-        """Cost c of each unit [M], int64, in parameters."""
+        """Costs c [M], int64, in parameters."""
         return _frozen([unit.cost for unit in self.units], np.int64)
 
     @cached_property
@@ -177,35 +178,29 @@ class UnitSet(Sequence[Unit]):
 
     def require_same(self, other: UnitSet, *, mine: str, theirs: str) -> None:
         """Raise MismatchError, naming the first difference between `mine` and `theirs`, if any."""
-        for a, b in zip(self, other, strict=False):
-            if a != b:
-                raise MismatchError(
-                    f"{mine} and {theirs} differ first at {a}: columns {a.start}:{a.stop}, cost "
-                    f"{a.cost:,} against {b} {b.start}:{b.stop}, cost {b.cost:,}. "
-                    "Use the model (and ffn_groups) the units were enumerated on."
-                )
-        if len(self) != len(other):
-            raise MismatchError(
-                f"{mine} has {len(self)} units, {theirs} has {len(other)}. "
-                "Use the model (and ffn_groups) the units were enumerated on."
+        found = next(((a, b) for a, b in zip(self, other, strict=False) if a != b), None)
+        if found is None and len(self) == len(other):
+            return
+        fact = f"{mine} has {len(self)} units, {theirs} has {len(other)}"
+        if found is not None:
+            a, b = found
+            fact = (
+                f"{mine} and {theirs} differ first at {a}: columns {a.start}:{a.stop}, cost "
+                f"{a.cost:,} against {b} {b.start}:{b.stop}, cost {b.cost:,}"
             )
+        raise MismatchError(f"{fact}. Use the model (and ffn_groups) the units were enumerated on.")
 
     def to_plain(self) -> dict[str, Any]:
         """Convert to plain containers for JSON and pickles; `from_plain` reads them back."""
         rows = [[u.kind, u.layer, u.index, u.start, u.stop, u.cost] for u in self.units]
-        return {
-            "units": rows,
-            "ffn_groups": self.ffn_groups,
-            "total_parameters": self.total_parameters,
-            "model_layers": self.model_layers,
-        }
+        return {"units": rows} | {name: getattr(self, name) for name in _FACTS}
 
     @classmethod
     def from_plain(cls, value: Any) -> UnitSet:
         """Make a set from what `to_plain` returned, and a file may have changed."""
         require_fields(value, _FIELDS, inside="units")
         units = tuple(Unit(kind, *numbers) for kind, *numbers in value["units"])
-        return cls(units, value["ffn_groups"], value["total_parameters"], value["model_layers"])
+        return cls(units, *(value[name] for name in _FACTS))
 
     def __repr__(self) -> str:
         counts = ((int((self.kinds == name).sum()), kind) for name, kind in UNIT_KINDS.items())
@@ -243,9 +238,7 @@ def _is_row(value: Any) -> bool:
 
 _FIELDS: Schema = {
     "units": Field("rows of kind, layer, index, start, stop, cost", list_of(_is_row)),
-    "ffn_groups": nullable(COUNT),
-    "total_parameters": nullable(COUNT),
-    "model_layers": nullable(COUNT),
+    **dict.fromkeys(_FACTS, nullable(COUNT)),
 }
 
 
@@ -298,7 +291,6 @@ def require_units(model: PreTrainedModel, units: UnitSet) -> None:
 
 
 def _total(model: PreTrainedModel) -> int:
-    """Parameters of the whole model."""
     # a packed weight stores several parameters per element: count its rows x columns instead
     stored = sum(p.numel() for p in model.parameters())
     packed: list[Any] = [module for module in model.modules() if is_packed(module)]
@@ -313,7 +305,7 @@ def split_width(width: int, groups: int) -> list[tuple[int, int]]:
 
 
 def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -> list[Unit]:
-    """The units of one kind in a layer, each with its cost.
+    """Return the units of one kind in a layer.
 
     The cost counts the rows of the input projections with their biases, and the columns of the
     output projection. Where all heads share a norm, its weights go with the only unit there is.
@@ -341,7 +333,7 @@ def _units_of(architecture: Architecture, layer: int, kind: Kind, groups: int) -
 
 
 def _frozen(values: list[Any], dtype: Any) -> np.ndarray:
-    """A read-only array, because the properties that return it are cached."""
+    """Return a read-only array, because the properties that return it are cached."""
     array = np.array(values, dtype=dtype)
     array.flags.writeable = False
     return array

@@ -20,13 +20,7 @@ from .load_errors import explain, require_own_files
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
-
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -34,32 +28,26 @@ def weight_files(place: str, **options: Any) -> list[Path]:
     """Return the safetensors files of a folder or hub model; none if its weights are pickled.
 
     Files of the hub are downloaded if they are not here; `options` are those of `open_model`.
-
-    Raises:
-        FileFormatError: a file that the index names is missing.
-        InputError: the index is none or leads out of its folder, or the hub fails.
     """
     require_own_files(place, **options)
     whole = _find(place, WHOLE, options)
     if whole is not None:  # transformers takes it too, whatever an index says
         return [whole]
-    index, files = _find(place, INDEX, options), []
+    index = _find(place, INDEX, options)
     if index is None:
         return []
-    content = json.loads(index.read_text(encoding="utf-8"))
-    for name in sorted(set(content["weight_map"].values())):
-        file = _find(place, name, options)
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    files = {name: _find(place, name, options) for name in sorted(set(names))}
+    for name, file in files.items():
         if file is None:
             raise FileFormatError(
                 f"{index} names {name}, which is not there. The folder is incomplete: copy or "
                 "download the missing file."
             )
-        files.append(file)
-    return files
+    return [file for file in files.values() if file is not None]
 
 
 def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
-    """A file of a folder or hub model, or None."""
     from transformers.utils import cached_file
 
     try:
@@ -71,10 +59,10 @@ def _find(place: str, name: str, options: dict[str, Any]) -> Path | None:
 
 
 def require_sound_files(folder: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raise FileFormatError if a header in a folder is damaged or holds another shape.
+    """Raise FileFormatError if a header in a folder is damaged or contradicts the configuration.
 
-    Weights are not read. `shapes` are those of the configuration, by name; a file may name a weight
-    otherwise, and it is then not compared.
+    Weights are not read. `shapes` are those of the configuration, by name; weights that a file
+    names otherwise are not compared.
     """
     for file in weight_files(folder):
         handle = open_weights(file)
@@ -145,10 +133,16 @@ class StoredWeights:
             handle = open_weights(file, mapped=mapped)
             for stored in handle.keys():  # noqa: SIM118, a handle is no mapping
                 name = own(stored)
-                if name is not None:
-                    self._places[name] = handle, stored, file
-                    _require_unquantized(handle.get_slice(stored), name, file)
-                    require_shape(handle.get_slice(stored), name, wanted[name].shape, file)
+                if name is None:
+                    continue
+                self._places[name] = handle, stored, file
+                found = handle.get_slice(stored)
+                require_shape(found, name, wanted[name].shape, file)
+                if found.get_dtype() not in _DTYPES:
+                    raise FileFormatError(
+                        f"{name} in {file} is stored as {found.get_dtype()}, so the model is "
+                        "quantized. Give an unquantized one, for example in bfloat16."
+                    )
         missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
         if missing is not None:
             raise FileFormatError(
@@ -184,20 +178,20 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 
 
 def with_stored(model: Any, weights: StoredWeights) -> PreTrainedModel:
-    """Let a model on the meta device know where its weights are."""
+    """Attach stored weights to a model on the meta device."""
     model.cocurve_stored = weights
     return model.eval().requires_grad_(False)
 
 
 def loaded_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with its weights; InputError if they are on disk."""
+    """Copy a model with its weights; InputError if they are on disk."""
     if any(weight.is_meta for weight in model.parameters()):
         raise InputError("the weights are on disk. Load the model: cl.load_pruned(folder).")
     return copy.deepcopy(model)
 
 
 def without_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model on the meta device."""
+    """Copy a model to the meta device."""
     memo: dict[int, Any] = {
         id(weight): nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
         for weight in model.parameters()
@@ -208,32 +202,32 @@ def without_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_readable(model: Any) -> bool:
-    """Whether `reader_of` can read all weights: those on the meta device are in known files."""
+    """Return whether `reader_of` can read all weights, also those on the meta device."""
     known = hasattr(model, "cocurve_stored") or source_of(model) is not None
     return known or not any(weight.is_meta for weight in model.parameters())
 
 
 def reader_of(model: PreTrainedModel) -> Callable[[str], Tensor]:
-    """A function that gives a weight by its name in the model: on disk, streamed or in memory.
+    """Return a function from a weight's name in the model to the weight: stored, streamed or here.
 
     The tensor is on the CPU, in the model's dtype, and for reading only.
     """
     stored: Any = getattr(model, "cocurve_stored", None)
-    if stored is None:
-        weights, stream = model.state_dict(), source_of(model)
+    weights = model.state_dict()
+    stream = None if stored is not None else source_of(model)
 
-        def present(name: str) -> Tensor:
-            if stream is not None and weights[name].is_meta:
-                return stream.read(name)
-            return weights[name].detach().cpu()
+    def read(name: str) -> Tensor:
+        if stored is not None:
+            return stored.read(name).to(weights[name].dtype)
+        if stream is not None and weights[name].is_meta:
+            return stream.read(name)
+        return weights[name].detach().cpu()
 
-        return present
-    dtypes = {name: weight.dtype for name, weight in model.state_dict().items()}
-    return lambda name: stored.read(name).to(dtypes[name])
+    return read
 
 
 def numbers_of(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """A function that gives the numbers of a weight of the model, or of a view of one.
+    """Return a function from a weight of the model, or a view of one, to its numbers.
 
     The tensor is for reading only; it is on the CPU if it was on the meta device.
     """
@@ -273,11 +267,3 @@ def _own_names(model: Any, wanted: Iterable[str]) -> Callable[[str], str | None]
         )
 
     return own
-
-
-def _require_unquantized(stored: Any, name: str, file: Path) -> None:
-    if stored.get_dtype() not in _DTYPES:
-        raise FileFormatError(
-            f"{name} in {file} is stored as {stored.get_dtype()}, so the model is quantized. Give "
-            "an unquantized one, for example in bfloat16."
-        )

@@ -76,15 +76,16 @@ def check_equivalence(
     on the same inputs, and the kept weights bit for bit.
 
     Raises:
-        EquivalenceError: a difference is above 1e-3, a weight changed, or the model was refitted.
+        EquivalenceError: a difference is above 1e-3, or a kept weight changed (named), or the model
+            was refitted.
     """
     if sequences < 1:
         raise InputError(f"sequences is {sequences}. Compare at least one.")
     manifest: Any = getattr(pruned, "cocurve_manifest", None) or {}
     if manifest.get("repair") is not None:
         raise EquivalenceError(
-            "a refitted model does not compute what the masked model computes. Check "
-            "cl.prune(model, selection); measure the refitted model."
+            "the pruned model was refitted, so it computes something else than the masked model. "
+            "Check cl.prune(model, selection); measure the refitted model."
         )
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(model, selection, text).require_equal(pruned)
@@ -125,21 +126,23 @@ class Reference:
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
         """Return the differences of a pruned model, or raise EquivalenceError."""
+        architecture = describe(pruned)
+        name = str(self.dtype).removeprefix("torch.")
         with measuring(pruned, torch.get_num_threads()):
             raw = max(
                 float((widen(found) - widen(expected)).abs().max())
                 for found, expected in zip(_logits(pruned, self.text), self.logits, strict=True)
             )
-            judged = self._worst_layer(describe(pruned)) if self.layers else raw
-        self._require_bits(pruned)
+            judged = self._worst_layer(architecture) if self.layers else raw
+        if self.weights:
+            self._require_bits(pruned)
         if not judged <= TOLERANCE:  # the negation also catches NaN
+            what = "layer outputs" if self.layers else "logits"
             raise EquivalenceError(
-                f"masked and pruned {'layer outputs' if self.layers else 'logits'} differ by "
-                f"{judged:.3g} on {len(self.text)} sequences, above {TOLERANCE:g}. The pruned "
-                "model does not belong to this plan and model. Prune again; if the difference "
-                "persists, report the model's name."
+                f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, "
+                f"above {TOLERANCE:g}. The pruned model does not belong to this plan and model. "
+                "Prune again; if the difference persists, report the model's name."
             )
-        name = str(self.dtype).removeprefix("torch.")
         found = Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
         if not self.layers:
             return found
@@ -148,8 +151,6 @@ class Reference:
         return replace(found, raw_difference=raw, logit_spacing=float(beyond - largest))
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
-        if not self.weights:
-            return
         read = reader_of(pruned)
         found = {name: fingerprint_tensor(read(name)) for name, _ in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
@@ -160,11 +161,11 @@ class Reference:
                 )
 
     def _worst_layer(self, architecture: Architecture) -> float:
-        """Return the largest difference of layer outputs, relative where outputs exceed 1."""
+        """Largest difference of layer outputs, relative to a layer's largest where above 1."""
         worst = 0.0
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
-                with float32_layer(architecture, layer) as module:
+                with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
                     hidden = call.hidden.to(next(module.parameters()).device)
                     found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
                 scale = max(1.0, float(expected.abs().max()))
@@ -173,7 +174,8 @@ class Reference:
 
 
 def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
-    """Yield the logits [T, V] of each row, on the CPU: those of an 8B take half a gigabyte."""
+    """Logits [T, V] of each row in turn, on the CPU."""
+    # one row at a time, moved off the device: those of an 8B take half a gigabyte
     device = model_device(model)
     for row in text.input_ids:
         yield model(input_ids=row[None].to(device), use_cache=False).logits[0].cpu()
@@ -182,7 +184,7 @@ def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
 def _masked_layers(
     architecture: Architecture, selection: Selection, row: Tensor
 ) -> list[tuple[LayerCall, Tensor]]:
-    """Return each layer's call in the masked model, and the masked output on it, in float32."""
+    """Each layer's call in the masked model, and the masked layer's output on it, in float32."""
     model = architecture.model
     with ablate(model, selection):
         _, calls = capture_calls(architecture, row[None].to(model_device(model)))
@@ -194,7 +196,7 @@ def _masked_layers(
     for layer, call in enumerate(calls):
         wide = upcast(call)
         _, gains = kept_columns(architecture, gains_alone, layer, "ffn")
-        with float32_layer(architecture, layer) as module:
+        with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
@@ -206,7 +208,7 @@ def _masked_layers(
 
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
-    """Return the fingerprints, by name, of all parameters that the pruned model must have."""
+    """Fingerprints, by name, of all parameters that the pruned model must have."""
     model, cuts = architecture.model, tensor_cuts(architecture, selection)
     pruned, read = cut_model(without_weights(model), selection, inplace=True), reader_of(model)
     return {
@@ -216,27 +218,25 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
 
 
 @contextmanager
-def float32_layer(architecture: Architecture, layer: int) -> Iterator[nn.Module]:
+def float32_layer(module: nn.Module) -> Iterator[nn.Module]:
     """Convert one layer to float32 inside the block; its own weights then return bit for bit."""
-    module = architecture.layers[layer]
-    with held(architecture, layer):
-        stored = {parameter: parameter.data for parameter in module.parameters()}
-        try:
-            for parameter in stored:
-                parameter.data = parameter.data.float()
-            yield module
-        finally:
-            for parameter, own in stored.items():
-                parameter.data = own
+    stored = {name: parameter.data for name, parameter in module.named_parameters()}
+    try:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.float()
+        yield module
+    finally:
+        for name, parameter in module.named_parameters():
+            parameter.data = stored[name]
 
 
 def upcast(call: LayerCall) -> LayerCall:
-    """Return the same call with every floating-point tensor in float32."""
+    """The same call with every floating-point tensor in float32."""
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float()
-        return tuple(map(up, value)) if isinstance(value, tuple) else value
+        return tuple(up(item) for item in value) if isinstance(value, tuple) else value
 
     kwargs = {name: up(value) for name, value in call.kwargs.items()}
     return LayerCall(up(call.hidden), up(call.args), kwargs)

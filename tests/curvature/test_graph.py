@@ -95,12 +95,6 @@ def test_the_papers_size_is_quick() -> None:
     assert time.perf_counter() - start < 5  # about 0.1 s; a Python loop over pairs would fail
 
 
-@pytest.mark.parametrize("bad", [{"threshold": -0.1}, {"threshold": math.nan}, {"top_k": -1}])
-def test_bad_arguments_of_the_graph(bad: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        edge_graph(CURVATURE, **bad)
-
-
 # Bridges ------------------------------------------------------------------------------------------
 
 
@@ -160,16 +154,13 @@ def test_too_few_bridges_are_ranked_instead() -> None:
     assert (found.residual[order] > 0).all()
 
 
-def test_units_without_any_effect_are_no_bridges() -> None:
+def test_matrices_without_edges_or_saliency_have_no_bridges() -> None:
     matrix = CURVATURE.matrix.copy()
     matrix[[2, 6], :] = matrix[:, [2, 6]] = 0.0
     found = bridge_units(Curvature(matrix, UNITS), 0.1, 0.9)
     assert found.ranked
     assert not {2, 6} & set(found)
     assert np.flatnonzero(np.isnan(found.residual)).tolist() == [2, 6]
-
-
-def test_matrices_without_edges_or_saliency_have_no_bridges() -> None:
     for matrix in (np.zeros((15, 15)), np.ones((15, 15))):
         found = bridge_units(Curvature(matrix, UNITS), 0.0, 1.0)
         assert math.isnan(found.saliency_connectivity_correlation)
@@ -179,9 +170,16 @@ def test_matrices_without_edges_or_saliency_have_no_bridges() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"saliency_quantile": 1.2}, {"connectivity_quantile": math.nan}, {"connectivity": "mean"}],
+    ("call", "bad"),
+    [
+        (edge_graph, {"threshold": -0.1}),
+        (edge_graph, {"threshold": math.nan}),
+        (edge_graph, {"top_k": -1}),
+        (bridge_units, {"saliency_quantile": 1.2}),
+        (bridge_units, {"connectivity_quantile": math.nan}),
+        (bridge_units, {"connectivity": "mean"}),
+    ],
 )
-def test_bad_arguments_of_the_bridges(bad: dict[str, Any]) -> None:
+def test_bad_arguments_are_named(call: Any, bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
-        bridge_units(CURVATURE, **bad)
+        call(CURVATURE, **bad)

@@ -1,8 +1,7 @@
-"""The matrix H: its checks, its statistics, its files, and the authors' release."""
+"""The matrix H: its checks, its statistics, its files, and merged builds."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,10 @@ import pytest
 from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError, NumericalError
 from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.curvature.matrix import Curvature, merge_shards
-from helpers.problems import gram_curvature, llama_8b_units, make_units, random_curvature
-from helpers.release import Shape, write_release
+from helpers.problems import gram_curvature, make_units, random_curvature
 
 UNITS = make_units()
 SIZE = len(UNITS)
-TWO_LAYERS = Shape(layers=2)
 
 
 # Checks -------------------------------------------------------------------------------------------
@@ -31,33 +28,27 @@ def changed(u: int, v: int, value: float) -> np.ndarray:
     return matrix
 
 
-@pytest.mark.parametrize(
-    ("matrix", "error", "message"),
-    [
-        (changed(3, 5, math.nan), NumericalError, r"H\[3, 5\] is nan"),
-        (changed(0, 1, math.inf), NumericalError, r"H\[0, 1\] is inf"),
-        (changed(0, 1, 9.0), NumericalError, "not symmetric"),
-        (changed(2, 2, -0.1), NumericalError, "negative diagonal entry -0.1"),
-        (np.eye(3), InputError, r"shape \(3, 3\), but there are 15 units"),
-        (np.eye(15)[:, :14], InputError, "shape"),
-        (np.ones(15), InputError, "shape"),
-    ],
-)
-def test_what_is_no_gram_matrix_is_refused(
-    matrix: np.ndarray, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        Curvature(matrix, UNITS)
+GRAMS, POSITIONS = np.zeros((2, SIZE, SIZE)), np.ones(2, int)
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (lambda: Curvature(changed(3, 5, math.nan), UNITS), NumericalError, r"H\[3, 5\] is nan"),
+    (lambda: Curvature(changed(0, 1, math.inf), UNITS), NumericalError, r"H\[0, 1\] is inf"),
+    (lambda: Curvature(changed(0, 1, 9.0), UNITS), NumericalError, "symmetric"),
+    (lambda: Curvature(changed(2, 2, -0.1), UNITS), NumericalError, "-0.1"),
+    (lambda: Curvature(np.eye(3), UNITS), InputError, r"\(3, 3\)"),
+    (lambda: Curvature(np.eye(15)[:, :14], UNITS), InputError, r"\(15, 14\)"),
+    (lambda: Curvature(np.ones(15), UNITS), InputError, r"\(15,\)"),
+    (lambda: Curvature(np.eye(SIZE), UNITS, {}, GRAMS[:, :3]), InputError, "group_grams"),
+    (lambda: Curvature(np.eye(SIZE), UNITS, {}, GRAMS, POSITIONS[:1]), InputError, "_positions"),
+    (lambda: Curvature.from_groups(UNITS, GRAMS, 0 * POSITIONS, None, {}), InputError, "position"),
+    (lambda: random_curvature(UNITS).pair_mask("mlp"), InputError, "'mlp'"),
+]
 
 
-def test_group_arrays_must_fit() -> None:
-    grams, positions, risks = np.zeros((2, SIZE, SIZE)), np.ones(2, int), np.zeros((2, SIZE))
-    with pytest.raises(InputError, match="group_grams has shape"):
-        Curvature(np.eye(SIZE), UNITS, {}, grams[:, :3])
-    with pytest.raises(InputError, match="numbers of groups differ"):
-        Curvature(np.eye(SIZE), UNITS, {}, grams, positions[:1], risks)
-    with pytest.raises(InputError, match="no scored position"):
-        Curvature.from_groups(UNITS, grams, 0 * positions, risks, {})
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_what_is_no_gram_matrix_is_refused(case: int) -> None:
+    call, error, named = BAD[case]
+    with pytest.raises(error, match=named):
+        call()
 
 
 def test_rounding_is_symmetrised_and_the_matrix_is_read_only() -> None:
@@ -94,8 +85,6 @@ def test_statistics_against_loops() -> None:
     expected = {block: np.mean(values) for block, values in sums.items()}
     assert curvature.block_means() == pytest.approx(expected)
     assert curvature.ffn_redundancy == pytest.approx(expected["ffn"])
-    with pytest.raises(InputError, match="unknown block 'mlp'"):
-        curvature.pair_mask("mlp")
 
 
 def test_risk_is_the_quadratic_form_and_the_spectrum_is_sorted() -> None:
@@ -116,12 +105,8 @@ def test_a_unit_without_effect_correlates_with_nothing() -> None:
     correlation = Curvature(matrix, UNITS).correlation()
     assert correlation[4, 4] == 1
     assert not np.delete(correlation[4], 4).any()
-
-
-def test_one_kind_only_leaves_blocks_nan() -> None:
-    means = random_curvature(make_units(3, 2, 0)).block_means()
-    assert math.isnan(means["ffn"])
-    assert math.isnan(means["cross"])
+    means = random_curvature(make_units(3, 2, 0)).block_means()  # blocks without pairs
+    assert np.isnan([means["ffn"], means["cross"]]).all()
     assert means["attention"] > 0
 
 
@@ -202,47 +187,34 @@ def test_a_truncated_file_is_refused(tmp_path: Path, suffix: str) -> None:
             Curvature.load(path)
     with pytest.raises(FileNotFoundError):
         Curvature.load(tmp_path / f"none{suffix}")
+    np.savez(tmp_path / "other.npz", x=np.eye(2))
+    with pytest.raises(FileFormatError):
+        Curvature.load(tmp_path / "other.npz")
 
 
-def rewrite(path: Path, **changes: Any) -> None:
-    """Save a good curvature at `path` with parts of its stored content replaced."""
-    path.write_bytes(dump_plain(random_curvature(UNITS)._to_plain() | changes))
+NO_MATRIX = {k: v for k, v in random_curvature(UNITS)._to_plain().items() if k != "matrix"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
-    [
+    ("content", "error"),
+    [  # more in tests/test_schema.py
         ({"version": 2}, FileFormatError),
         ({"format": "cocurve-selection"}, FileFormatError),
         ({"units": None}, FileFormatError),
         ({"units": {"units": [[]], "ffn_groups": 1, "total_parameters": None}}, FileFormatError),
-        ({"units": {"units": [["moe", 0, 0, 0, 1, 1]], "ffn_groups": 1,
-                    "total_parameters": None}}, FileFormatError),
-        ({"matrix": "text"}, FileFormatError),
-        ({"provenance": None}, FileFormatError),
-        ({"group_grams": "text"}, FileFormatError),
         ({"matrix": np.eye(3)}, FileFormatError),
         ({"matrix": np.full((SIZE, SIZE), np.nan)}, NumericalError),
         ({"matrix": -np.eye(SIZE)}, NumericalError),
+        (NO_MATRIX, FileFormatError),
     ],
-)  # fmt: skip
+)
 def test_files_with_wrong_content(
-    tmp_path: Path, changes: dict[str, Any], error: type[Exception]
+    tmp_path: Path, content: dict[str, Any], error: type[Exception]
 ) -> None:
-    rewrite(tmp_path / "H.pkl", **changes)
+    whole = random_curvature(UNITS)._to_plain() | content
+    (tmp_path / "H.pkl").write_bytes(dump_plain(content if content is NO_MATRIX else whole))
     with pytest.raises(error):
         Curvature.load(tmp_path / "H.pkl")
-
-
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    content = random_curvature(UNITS)._to_plain()
-    del content["matrix"]
-    (tmp_path / "H.pkl").write_bytes(dump_plain(content))
-    with pytest.raises(FileFormatError, match="matrix"):
-        Curvature.load(tmp_path / "H.pkl")
-    np.savez(tmp_path / "other.npz", x=np.eye(2))
-    with pytest.raises(FileFormatError, match="not a file of cocurve-lab"):
-        Curvature.load(tmp_path / "other.npz")
 
 
 @pytest.mark.parametrize("suffix", [".pkl", ".npz"])
@@ -250,10 +222,10 @@ def test_other_provenance_is_refused_by_field(tmp_path: Path, suffix: str) -> No
     path = tmp_path / f"H{suffix}"
     random_curvature(UNITS).with_provenance(top_r=256, model_name="m").save(path)
     Curvature.load(path, expected={"top_r": 256})
-    with pytest.raises(MismatchError, match="top_r is 256, not 128") as caught:
+    with pytest.raises(MismatchError, match="top_r") as caught:
         Curvature.load(path, expected={"top_r": 128, "model_name": "m"})
     assert "model_name" not in str(caught.value)
-    with pytest.raises(MismatchError, match="seq_len is None"):
+    with pytest.raises(MismatchError, match="seq_len"):
         Curvature.load(path, expected={"seq_len": 128})
 
 
@@ -305,129 +277,26 @@ def test_a_part_of_fewer_sequences_than_groups_is_added_too() -> None:
         np.testing.assert_allclose(merged.matrix, (many.matrix + few.matrix) / 2)
 
 
-def test_merge_refuses_what_would_not_be_one_build() -> None:
-    whole = random_curvature(UNITS, groups=4)
-    one, two = shard(whole, [0, 1]), shard(whole, [2, 3])
-    with pytest.raises(MismatchError, match="it would count twice"):
-        Curvature.merge([one, shard(whole, [1, 2])])
-    with pytest.raises(MismatchError, match="top_r is 128, not 256"):
-        Curvature.merge([one.with_provenance(top_r=256), two.with_provenance(top_r=128)])
-    other = random_curvature(make_units(ffn_cost=12), groups=4)
-    with pytest.raises(MismatchError, match=r"differ first at L0\.ffn\[0\]"):
-        Curvature.merge([one, other])
-    with pytest.raises(InputError, match="part 1 has no group Grams"):
-        Curvature.merge([one, random_curvature(UNITS)])
-    with pytest.raises(InputError, match="part 1 is of method 'probe'"):
-        Curvature.merge([one, two.with_provenance(method="probe")])
-    with pytest.raises(InputError, match="at least one"):
+def other(**changes: Any) -> Any:
+    return lambda whole: shard(whole, [2, 3]).with_provenance(**changes)
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        (lambda whole: shard(whole, [1, 2]), MismatchError),  # a row twice
+        (other(top_r=128), MismatchError),
+        (lambda _: random_curvature(make_units(ffn_cost=12), groups=4), MismatchError),
+        (lambda _: random_curvature(UNITS), InputError),
+        (other(method="probe"), InputError),
+    ],
+)
+def test_merge_refuses_what_would_not_be_one_build(second: Any, error: type[Exception]) -> None:
+    whole = random_curvature(UNITS, groups=4).with_provenance(top_r=256)
+    with pytest.raises(error):
+        Curvature.merge([shard(whole, [0, 1]), second(whole)])
+    with pytest.raises(InputError):
         Curvature.merge([])
-
-
-# The authors' release -----------------------------------------------------------------------------
-
-
-def test_the_release_is_read_into_our_units(tmp_path: Path) -> None:
-    matrix = write_release(tmp_path)
-    curvature = Curvature.from_release(tmp_path)
-    np.testing.assert_allclose(curvature.matrix, matrix, atol=1e-6)
-    units = curvature.units
-    expected = llama_8b_units()
-    assert units.total_cost == expected.total_cost == 6_979_321_856
-    np.testing.assert_array_equal(units.costs, expected.costs)
-    assert units[units.index("L0.attention[1]")].start == 4 * 128
-    assert units[units.index("L0.attention[1]")].stop == 8 * 128
-    assert units[units.index("L31.ffn[15]")].stop == 14336
-    assert units.ffn_groups == 16
-    assert curvature.provenance["source"] == "release"
-    assert curvature.group_grams is None
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("Qwen2.5-7B", 2, 3584, 128, 28, 4, 18944, biases=True),
-        Shape("Falcon3-7B", 2, 3072, 256, 12, 4, 23040),
-        Shape("Nemo", 2, 5120, 128, 32, 8, 14336),
-        Shape("MHA", 2, 64, 8, 8, 8, 160),
-    ],
-    ids=lambda shape: shape.key,
-)
-def test_head_dim_follows_from_the_costs(tmp_path: Path, shape: Shape) -> None:
-    write_release(tmp_path, shape)
-    units = Curvature.from_release(tmp_path).units
-    attention = [u for u in units if u.kind == "attention" and u.layer == 0]
-    assert attention[-1].stop == shape.heads * shape.head_dim
-    assert attention[0].stop == shape.heads // shape.kv_heads * shape.head_dim
-
-
-def edit_registry(folder: Path, change: Any) -> None:
-    path = folder / "registry.json"
-    registry = json.loads(path.read_text())
-    path.write_text(json.dumps(change(registry)))
-
-
-def drop_start(registry: dict[str, Any]) -> dict[str, Any]:
-    del registry["units"][-1]["metadata"]["start_channel"]
-    return registry
-
-
-def odd_cost(registry: dict[str, Any]) -> dict[str, Any]:
-    registry["units"][0]["cost"] += 1
-    return registry
-
-
-def no_heads(registry: dict[str, Any]) -> dict[str, Any]:
-    registry["units"][1]["metadata"]["query_head_indices"] = []
-    return registry
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r: r | {"schema_version": 2}, "schema_version 2; the published layout is 1"),
-        (lambda r: [r], "schema_version None"),
-        (lambda r: {"schema_version": 1}, "the published layout"),
-        (drop_start, "lacks 'start_channel'"),
-        (odd_cost, "fits no head_dim for hidden size 4096"),
-        (no_heads, "in a unit"),
-    ],
-)
-def test_other_registries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
-    write_release(tmp_path, TWO_LAYERS)
-    edit_registry(tmp_path, change)
-    with pytest.raises(FileFormatError, match=message):
-        Curvature.from_release(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"),
-    [
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
-        (b"", "not a numpy array"),
-        (b"PK\x03\x04", "not a numpy array"),
-        (b"\x93NUMPY\x01\x00v\x00{'descr'", "not a numpy array"),
-    ],
-)
-def test_an_incomplete_matrix_is_named(tmp_path: Path, payload: bytes, message: str) -> None:
-    write_release(tmp_path, TWO_LAYERS)
-    (tmp_path / "matrices" / "H.npy").write_bytes(payload)
-    with pytest.raises(FileFormatError, match=message):
-        Curvature.from_release(tmp_path)
-
-
-def test_release_files_that_are_missing_or_do_not_fit(tmp_path: Path) -> None:
-    write_release(tmp_path, TWO_LAYERS)
-    np.save(tmp_path / "matrices" / "H.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(FileFormatError, match="allow_pickle"):
-        Curvature.from_release(tmp_path)
-    np.save(tmp_path / "matrices" / "H.npy", np.eye(3))
-    with pytest.raises(InputError, match=r"shape \(3, 3\), but there are 48 units"):
-        Curvature.from_release(tmp_path)
-    (tmp_path / "registry.json").write_text("{")
-    with pytest.raises(FileFormatError, match="not JSON"):
-        Curvature.from_release(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        Curvature.from_release(tmp_path / "none")
 
 
 def test_unit_sets_are_part_of_the_fingerprint() -> None:
@@ -452,7 +321,6 @@ def test_repr_says_what_it_is() -> None:
         ({"shard": "x"}, "shard is 'x'"),
         ({"shard": 5}, "shard is 5"),
         ({"shard": [1.5, 2]}, "shard is 1.5"),
-        ({"shard": [1, 2], "groups": "x"}, "groups is 'x'"),
         ({"shard": [1, 2], "groups": 0}, "groups is 0"),
         ({"shard": [1, 2], "num_sequences": None}, "num_sequences is None"),
         ({"shard": [1, 2], "sequences_done": "z"}, "sequences_done is 'z'"),
@@ -462,5 +330,5 @@ def test_repr_says_what_it_is() -> None:
 def test_a_shard_with_odd_facts_is_named(facts: dict[str, Any], said: str) -> None:
     whole = {"groups": 4, "num_sequences": 8, "sequences_done": 4}
     part = replace(random_curvature(UNITS, groups=4), provenance=whole | facts)
-    with pytest.raises(InputError, match=f"part 0 is no shard of a build: {said}"):
+    with pytest.raises(InputError, match=f"part 0 .*{said}"):
         merge_shards([part])

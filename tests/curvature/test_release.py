@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cocurve_lab.base.errors import FileFormatError, InputError, MismatchError
 from cocurve_lab.solver.selection import Selection
 from cocurve_widgets import BridgeExplorer, LambdaExplorer, Session
 from cocurve_widgets.packing import pack_problem
-from helpers.problems import random_curvature
+from helpers.problems import llama_8b_units, random_curvature
 from helpers.release import Shape, mask_path, write_json, write_release
 from helpers.tiny_models import (
     FFN,
@@ -63,11 +64,32 @@ def test_the_synthetic_folder_has_the_published_registry_and_totals(released: Pa
     registry = (released / "registry.json").read_bytes()
     assert hashlib.sha256(registry).hexdigest() == PUBLISHED_REGISTRY
     assert (released / "matrices" / "H.npy").stat().st_size == 2_359_424  # likewise
-    units = cl.Curvature.from_release(released).units
+    curvature, expected = cl.Curvature.from_release(released), llama_8b_units()
+    units = curvature.units
+    np.testing.assert_array_equal(units.costs, expected.costs)
+    assert units["L31.ffn[15]"].stop == 14336
     assert (len(units), units.total_cost) == (768, 6_979_321_856)
-    costs = {kind: {u.cost for u in units if u.kind == kind} for kind in ("attention", "ffn")}
-    assert costs == {"attention": {5_242_880}, "ffn": {11_010_048}}
-    assert units.total_parameters is None
+    assert (units.total_parameters, units.ffn_groups) == (None, 16)
+    assert (curvature.provenance["source"], curvature.group_grams) == ("release", None)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("Qwen2.5-7B", 2, 3584, 128, 28, 4, 18944, biases=True),
+        Shape("Falcon3-7B", 2, 3072, 256, 12, 4, 23040),
+        Shape("Nemo", 2, 5120, 128, 32, 8, 14336),
+        Shape("MHA", 2, 64, 8, 8, 8, 160),
+    ],
+    ids=lambda shape: shape.key,
+)
+def test_the_release_is_read_into_our_units(tmp_path: Path, shape: Shape) -> None:
+    matrix = write_release(tmp_path, shape)
+    curvature = cl.Curvature.from_release(tmp_path)
+    np.testing.assert_allclose(curvature.matrix, matrix, atol=1e-6)
+    attention = [u for u in curvature.units if u.kind == "attention" and u.layer == 0]
+    assert attention[-1].stop == shape.heads * shape.head_dim  # head_dim follows from the costs
+    assert attention[0].stop == shape.heads // shape.kv_heads * shape.head_dim
 
 
 @pytest.mark.parametrize("percent", [10, 20, 30, 40, 50])
@@ -85,7 +107,7 @@ def test_a_published_mask_is_a_plan_without_an_order(released: Path, percent: in
     curvature = cl.Curvature.from_release(released)
     assert plan.predicted_risk == pytest.approx(s @ curvature.matrix @ s / 2)
     assert plan.curvature_fingerprint == curvature.fingerprint
-    with pytest.raises(InputError, match="no removal order"):
+    with pytest.raises(InputError):
         plan.prefix(0.05)
 
 
@@ -94,125 +116,121 @@ def test_a_mask_needs_no_matrix(tiny: Path, state: str) -> None:
     matrix = tiny / "matrices" / "H.npy"
     matrix.unlink()
     if state == "pointer":
-        matrix.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+        matrix.write_bytes(POINTER)
     plan = Selection.from_release(tiny, 0.2)
     assert plan.predicted_risk is None
     assert plan.curvature_fingerprint is None
     assert len(plan) > 0
 
 
-def test_a_missing_ratio_lists_those_there_are(tiny: Path) -> None:
-    for ratio in (0.3, 0.205, 20):
-        with pytest.raises(FileNotFoundError, match=r"it has 0\.2, 0\.4"):
-            Selection.from_release(tiny, ratio)
-    with pytest.raises(FileNotFoundError, match="it has none"):
-        Selection.from_release(tiny / "matrices", 0.2)
-
-
 # What contradicts itself --------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"pruned_cost": 1.0}, r"pruned_cost is 1\.0, but its pruned units come to \d"),
-        (
-            {"total_cost": 1.0},
-            r"total_cost is 1\.0, but the units of registry\.json come to 21,312",
-        ),
-        ({"actual_prune_ratio": 0.9}, r"actual_prune_ratio is 0\.9, but"),
-        ({"actual_prune_ratio": float("nan")}, "actual_prune_ratio is nan, but"),
-        ({"target_prune_ratio": 0.4}, r"target_prune_ratio is 0\.4, but its folder r20 says 0\.2"),
-        ({"pruned_units": []}, "not the 18 units of registry.json, each once"),
-        ({"pruned_units": [0, 0]}, "once"),
-        ({"pruned_units": [99]}, r"damaged entry \(99\)"),
-        ({"pruned_units": [[0]]}, "damaged entry"),
-        ({"pruned_units": "012"}, "a list of units"),
-        ({"selected_units": None}, "a list of units"),
-        ({"pruned_cost": "much"}, "damaged entry"),
-        ({"pruned_cost": 10**400}, "damaged entry"),
-        ({"interaction_strength": None}, "damaged entry"),
-    ],
-)
-def test_a_mask_that_contradicts_itself_is_refused(
-    tiny: Path, changes: dict[str, Any], message: str
-) -> None:
-    edit(mask_path(tiny, 20), **changes)
-    with pytest.raises(FileFormatError, match=message):
-        Selection.from_release(tiny, 0.2)
+MASK = "r20/masks/prune_solution.json"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        "",
-        "[]",
-        "{",
-        "[" * 100_000,
-        '{"pruned_units": []}',
-        "\udcff",
-    ],
-    ids=["pointer", "empty", "list", "cut", "deep", "lacking", "bytes"],
-)
-@pytest.mark.parametrize("name", ["registry.json", "r20/masks/prune_solution.json"])
-def test_files_that_are_no_release_are_refused(tiny: Path, name: str, text: str) -> None:
-    (tiny / name).write_bytes(text.encode("utf-8", "surrogateescape"))
-    expected = "git lfs pull" if text.startswith("version") else "ownload it again"
-    with pytest.raises(FileFormatError, match=expected):
-        Selection.from_release(tiny, 0.2)
+def registry(**changes: Any) -> Any:
+    """Change fields of the registry."""
+    return lambda folder: edit(folder / "registry.json", **changes)
 
 
-def test_a_json_file_of_absurd_size_is_not_read(tiny: Path) -> None:
-    with (tiny / "registry.json").open("r+b") as file:
-        file.truncate(1 << 40)  # sparse: takes no room
-    with pytest.raises(FileFormatError, match="1,099,511,627,776 bytes"):
-        Selection.from_release(tiny, 0.2)
+def unit(number: int, **changes: Any) -> Any:
+    """Change fields of a unit in the registry."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "registry.json").read_text())
+        content["units"][number] |= changes
+        write_json(folder / "registry.json", content)
+
+    return change
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("cost", -5.0),
-        ("cost", 1.5),
-        ("cost", 1e300),
-        ("cost", float("nan")),
-        ("cost", "5"),
-        ("layer_idx", 1 << 70),
-        ("layer_idx", 9),
-        ("unit_type", "expert"),
-        ("metadata", []),
-    ],
-)
-def test_a_registry_with_odd_units_is_refused(tiny: Path, field: str, value: object) -> None:
-    registry = json.loads((tiny / "registry.json").read_text())
-    registry["units"][3][field] = value
-    write_json(tiny / "registry.json", registry)
-    with pytest.raises(FileFormatError, match=r"registry\.json"):
+def mask(**changes: Any) -> Any:
+    """Change fields of the mask for 20 %."""
+    return lambda folder: edit(mask_path(folder, 20), **changes)
+
+
+def file(name: str, content: bytes) -> Any:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def header(*shape: int) -> Any:
+    """A matrix whose header claims another shape."""
+
+    def change(folder: Path) -> None:
+        with (folder / "matrices" / "H.npy").open("wb") as target:
+            claim = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(target, claim)
+
+    return change
+
+
+def array(values: Any) -> Any:
+    return lambda folder: np.save(folder / "matrices" / "H.npy", values, allow_pickle=True)
+
+
+def absurd(folder: Path) -> None:
+    with (folder / "registry.json").open("r+b") as target:
+        target.truncate(1 << 40)  # sparse: takes no room
+
+
+BAD = [
+    *((mask(**{name: value}), name) for name, value in {
+        "pruned_cost": 1.0, "total_cost": 1.0, "actual_prune_ratio": 0.9,
+        "target_prune_ratio": 0.4, "selected_units": None, "interaction_strength": None,
+    }.items()),
+    (mask(actual_prune_ratio=float("nan")), "actual_prune_ratio"),
+    (mask(pruned_cost="much"), "pruned_cost"),
+    (mask(pruned_cost=10**400), "pruned_cost"),
+    *((mask(pruned_units=units), "prune_solution") for units in ([], [0, 0], [99], [[0]], "012")),
+    *((file(name, content), name.rpartition("/")[2]) for name in ("registry.json", MASK)
+      for content in (POINTER, b"", b"[]", b"{", b"[" * 100_000, b'{"pruned_units": []}', b"\xff")),
+    (absurd, "1,099,511,627,776"),
+    (registry(schema_version=2), "schema_version"),
+    (registry(units=None), "units"),
+    *((unit(3, **{name: value}), "registry.json") for name, value in (
+        ("cost", -5.0), ("cost", 1.5), ("cost", 1e300), ("cost", float("nan")), ("cost", "5"),
+        ("layer_idx", 1 << 70), ("layer_idx", 9), ("unit_type", "expert"), ("metadata", []),
+    )),
+    (unit(0, cost=1025), "1025"),  # fits no head_dim
+    (unit(0, tower="vision"), "vision"),
+    (unit(1, metadata={"query_head_indices": []}), "registry.json"),
+    (unit(5, metadata={"group_size": 10}), "start_channel"),
+    *((file("matrices/H.npy", content), "H.npy") for content in (
+        POINTER, b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00v\x00{'descr'",
+    )),
+    (header(10**7, 10**7), "H.npy"),
+    (header(-1, 4), "H.npy"),
+    (array(np.full((18, 18), "a")), "H.npy"),
+    (array(np.array([{}], dtype=object)), "H.npy"),
+]  # fmt: skip
+
+
+def read(folder: Path) -> None:
+    cl.Curvature.from_release(folder)
+    Selection.from_release(folder, 0.2)
+
+
+@pytest.mark.parametrize("case", range(len(BAD)))
+def test_a_release_that_is_damaged_or_contradicts_itself_is_refused(tiny: Path, case: int) -> None:
+    change, named = BAD[case]
+    read(tiny)
+    change(tiny)
+    with pytest.raises(FileFormatError, match=re.escape(named)):
+        read(tiny)
+
+
+def test_files_that_are_missing_or_of_another_model(tiny: Path) -> None:
+    np.save(tiny / "matrices" / "H.npy", np.eye(3))
+    with pytest.raises(InputError, match=r"\(3, 3\)"):
         cl.Curvature.from_release(tiny)
-
-
-def test_vision_language_releases_are_named_as_such(tiny: Path) -> None:
-    registry = json.loads((tiny / "registry.json").read_text())
-    registry["units"][0]["tower"] = "vision"
-    write_json(tiny / "registry.json", registry)
-    with pytest.raises(FileFormatError, match="vision-language"):
-        cl.Curvature.from_release(tiny)
-
-
-@pytest.mark.parametrize("shape", [(10**7, 10**7), (-1, 4)])
-def test_a_header_that_claims_a_huge_matrix_is_refused(tiny: Path, shape: tuple[int, int]) -> None:
-    with (tiny / "matrices" / "H.npy").open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-    with pytest.raises(FileFormatError, match="not a numpy array"):
-        cl.Curvature.from_release(tiny)
-
-
-def test_a_matrix_of_text_is_refused(tiny: Path) -> None:
-    np.save(tiny / "matrices" / "H.npy", np.full((18, 18), "a"))
-    with pytest.raises(FileFormatError, match="not floats"):
-        cl.Curvature.from_release(tiny)
+    with pytest.raises(FileNotFoundError):
+        cl.Curvature.from_release(tiny / "none")
+    for ratio in (0.3, 0.205, 20):
+        with pytest.raises(FileNotFoundError, match=r"0\.2, 0\.4"):
+            Selection.from_release(tiny, ratio)
+    with pytest.raises(FileNotFoundError):
+        Selection.from_release(tiny / "matrices", 0.2)
 
 
 # On a model ---------------------------------------------------------------------------------------
@@ -230,20 +248,11 @@ def test_a_mask_is_applied_to_its_model(tiny: Path) -> None:
     assert pruned.num_parameters() == model.num_parameters() - plan.pruned_cost
 
 
-@pytest.mark.parametrize(
-    ("changes", "first"),
-    [
-        ({"heads": "mha"}, r"L0\.attention\[0\]: columns 0:8, cost 1,024 against .* 0:16"),
-        ({"intermediate_size": 44}, r"L0\.ffn\[1\]: columns 11:22.* against .* 11:22|L0\.ffn\[2\]"),
-        ({"layers": 4}, "the model has 24 units, the selection has 18"),
-    ],
-)
-def test_another_model_is_refused_naming_the_first_difference(
-    tiny: Path, changes: dict[str, Any], first: str
-) -> None:
+@pytest.mark.parametrize("changes", [{"heads": "mha"}, {"intermediate_size": 44}, {"layers": 4}])
+def test_another_model_is_refused(tiny: Path, changes: dict[str, Any]) -> None:
     model, plan = tiny_model(**changes), Selection.from_release(tiny, 0.2)
     for apply in (cl.prune, lambda m, s: cl.ablate(m, s).__enter__()):
-        with pytest.raises(MismatchError, match=first):
+        with pytest.raises(MismatchError):
             apply(model, plan)
 
 
@@ -253,13 +262,10 @@ def test_another_model_is_refused_naming_the_first_difference(
 def test_the_lambda_explorer_opens_on_it(released: Path) -> None:
     curvature = cl.Curvature.from_release(released)
     explorer = LambdaExplorer(curvature, session=Session(curvature))
-    settings = [
+    for values in (
         {"ratio": 0.3, "interaction_strength": 0.0108},
-        {"layer_cap": 0.5, "protect_first": 2, "protect_last": 2},
-        {"layer_cap": None, "layer_cap_factor": 1.5},
-        {"kinds": ["ffn"], "ratio": 0.2},
-    ]
-    for values in settings:
+        {"layer_cap": 0.5, "protect_first": 2, "protect_last": 2, "kinds": ["ffn"]},
+    ):
         for name, value in values.items():
             setattr(explorer, name, value)
         assert explorer.error == ""
@@ -269,8 +275,7 @@ def test_the_lambda_explorer_opens_on_it(released: Path) -> None:
         assert explorer.selection.pruned == expected.pruned
     solved = explorer.selection
     explorer.session.selection = Selection.from_release(released, 0.2)
-    assert "cannot make" in explorer.status  # a mask whose guards are not known
-    assert explorer.selection is solved
+    assert explorer.selection is solved  # a mask whose guards are not known
     explorer.close()
 
 

@@ -11,21 +11,19 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.estimator import batches, worker
+from cocurve_lab.estimator import batches, replay, worker
 from cocurve_lab.estimator.replay import Replay
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
+from helpers import builds
 from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, word_tokenizer
 
 TEXT = tiny_text(2, 20, 6)
 
 
 def build(model: PreTrainedModel, text: cl.CalibrationSet = TEXT, **options: Any) -> cl.Curvature:
-    progress = options.pop("progress", False)
-    units = cl.enumerate_units(model, GROUPS)
-    chosen = cl.BuildOptions(**options)
-    return cl.estimate_curvature(model, units, text, 16, progress=progress, options=chosen)
+    return builds.build(model, text, 16, **options)
 
 
 def streamed(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
@@ -38,9 +36,19 @@ def streamed(folder: Path, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def same_bits(one: cl.Curvature, other: cl.Curvature) -> bool:
-    return np.array_equal(one.matrix, other.matrix) and np.array_equal(
-        one.single_unit_risk, other.single_unit_risk
-    )
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in builds.BITS)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, calls: range) -> None:
+    """Run out of memory in some calls of `Replay._started`, counted from 0."""
+    real, count = Replay._started, iter(range(10**9))
+
+    def tight(self: Replay, units: Any) -> torch.Tensor:
+        if next(count) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, units)
+
+    monkeypatch.setattr(Replay, "_started", tight)
 
 
 @pytest.mark.parametrize(("family", "heads"), EVERY_FAMILY)
@@ -92,17 +100,8 @@ def test_a_block_that_does_not_fit_goes_on_where_it_stopped(
 ) -> None:
     model = tiny_model()
     expected = build(model, units_per_batch=2)
-    real, left = Replay._started, [5]
-
-    def tight(self: Replay, units: Any) -> torch.Tensor:
-        left[0] -= 1
-        if left[0] == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, units)
-
-    monkeypatch.setattr(Replay, "_started", tight)
+    fail_once(monkeypatch, range(4, 5))
     monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 8)
-    monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     found = build(model, units_per_batch=4)
     assert found.provenance["runtime"]["units_per_batch"] == 2
     assert np.allclose(found.matrix, expected.matrix, rtol=1e-4, atol=1e-7)
@@ -114,15 +113,7 @@ def test_what_rides_along_and_does_not_fit_goes_by_itself(
 ) -> None:
     model = tiny_model()
     own, expected = streamed(tmp_path, model), build(model, units_per_batch=4)
-    real, left = Replay._started, [2 + fails]
-
-    def tight(self: Replay, units: Any) -> torch.Tensor:
-        left[0] -= 1
-        if left[0] < fails and left[0] >= 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, units)
-
-    monkeypatch.setattr(Replay, "_started", tight)
+    fail_once(monkeypatch, range(2, 2 + fails))
     monkeypatch.setattr(worker, "choose_block", lambda *_, **__: 1000)
     monkeypatch.setattr(worker.Worker, "seconds", lambda self: None)
     found = build(own, units_per_batch=4)
@@ -136,17 +127,14 @@ def test_what_rides_along_and_does_not_fit_goes_by_itself(
 @pytest.mark.parametrize("family", ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"])
 def test_h_of_a_streamed_model_has_the_bits_of_the_loaded_one(tmp_path: Path, family: str) -> None:
     model = tiny_model(family, "gqa" if family in ("llama", "phi3", "gemma2") else "mha")
-    found = build(streamed(tmp_path, model))
-    assert same_bits(found, build(model))
-    assert found.matrix.trace() > 0
-
-
-@pytest.mark.parametrize(
-    "options", [{"full_vocabulary": True}, {"removed": (0, 7)}, {"temperature": 2.0}]
-)
-def test_options_of_a_build_hold_when_streamed(tmp_path: Path, options: dict[str, Any]) -> None:
-    model = tiny_model()
-    assert same_bits(build(streamed(tmp_path, model), **options), build(model, **options))
+    own = streamed(tmp_path, model)
+    cases: tuple[dict[str, Any], ...] = ({},)
+    if family == "llama":
+        cases += ({"full_vocabulary": True}, {"removed": (0, 7)}, {"temperature": 2.0})
+    for options in cases:
+        found = build(own, **options)
+        assert same_bits(found, build(model, **options))
+        assert found.matrix.trace() > 0
 
 
 def test_double_precision_agrees_whatever_the_batches(tmp_path: Path) -> None:
@@ -159,8 +147,6 @@ def test_double_precision_agrees_whatever_the_batches(tmp_path: Path) -> None:
 def test_traces_that_are_not_kept_are_made_while_the_layer_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cocurve_lab.estimator import replay
-
     model = tiny_model()
     expected = build(model)
     monkeypatch.setattr(replay, "TRACE_BYTES", 0)
@@ -245,20 +231,13 @@ def test_what_a_refit_ratio_takes_is_announced(
     assert worker.Preparation.of(describe(own), TEXT, 0) == (0, 0, 0)
 
 
-def test_a_killed_build_loses_the_row_in_hand(tmp_path: Path) -> None:
+def test_an_interrupted_build_goes_on_with_the_loaded_model(tmp_path: Path) -> None:
     model = tiny_model()
     own, file = streamed(tmp_path / "model", model), tmp_path / "build.ckpt"
     text = tiny_text(3, 20, 6)
-    units = cl.enumerate_units(model, GROUPS)
-
-    def stop(build: Any) -> None:
-        if build.done == 2:
-            raise KeyboardInterrupt
-
-    options = cl.BuildOptions(checkpoint_seconds=0, on_sequence=stop)
-    cl.estimate_curvature(own, units, text, 16, checkpoint=file, progress=False, options=options)
-    # resumed on the loaded model: the checkpoint is that of one and the same model
-    found = cl.estimate_curvature(model, units, text, 16, checkpoint=file, progress=False)
+    build(own, text, checkpoint=file, on_sequence=builds.stop_after(2), checkpoint_seconds=0)
+    # the checkpoint is that of one and the same model
+    found = build(model, text, checkpoint=file)
     assert found.provenance["complete"]
     assert same_bits(found, build(model, text))
 
@@ -315,7 +294,7 @@ def test_a_batch_and_its_block_are_halved_down_to_one() -> None:
         steps.append(batches.halved(*steps[-1]))
     assert steps[:3] == [(24, 1000), (12, 500), (6, 250)]
     assert steps[-2] == (1, 3)
-    with pytest.raises(cl.InputError, match="memory runs out with one ablation per batch"):
+    with pytest.raises(cl.InputError):
         batches.halved(1, 1)
 
 
@@ -323,5 +302,5 @@ def test_a_batch_and_its_block_are_halved_down_to_one() -> None:
 def test_derivatives_of_a_streamed_model_are_refused(tmp_path: Path, method: Any) -> None:
     model = streamed(tmp_path, tiny_model())
     units = cl.enumerate_units(model, GROUPS)
-    with pytest.raises(cl.InputError, match="needs all of them on one device"):
+    with pytest.raises(cl.InputError):
         cl.estimate_curvature(model, units, TEXT, 16, method=method, progress=False)

@@ -6,6 +6,7 @@ import copy
 import errno
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,29 +85,6 @@ def test_a_folder_may_lie_in_the_home_folder(folder: Path, monkeypatch: pytest.M
     assert tokenizer.eos_token_id == 0
 
 
-def test_what_cannot_be_loaded_is_explained(folder: Path, tmp_path: Path) -> None:
-    for dtype in ("float31", "nn", "auto"):
-        with pytest.raises(cl.InputError, match=f"dtype is '{dtype}'"):
-            cl.load_model(folder, dtype=dtype)
-    T5Config().save_pretrained(tmp_path / "other")  # no weights: refused before they are wanted
-    with pytest.raises(cl.ArchitectureError):
-        cl.load_model(tmp_path / "other", device="cpu")
-    (folder / "model.safetensors").write_bytes(b"not weights")
-    with pytest.raises(cl.InputError):
-        cl.load_model(folder, device="cpu")
-
-
-def test_weights_that_are_in_no_file_are_not_made_up(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    kept = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
-    more = len(weights) - len(kept) - 3
-    save_file(kept, file, {"format": "pt"})
-    named = r"hold no (model\.layers\.1\.[\w.]+, ){2}model\.layers\.1\.[\w.]+"
-    with pytest.raises(cl.InputError, match=rf"{named} and {more} more, for which .* random"):
-        cl.load_model(folder, device="cpu")
-
-
 def test_capped_attention_scores_stay_capped(tmp_path: Path) -> None:
     model = tiny_model("gemma2")  # transformers 5.17 would load it with sdpa, without the cap
     model.save_pretrained(tmp_path / "capped")
@@ -141,26 +119,12 @@ def test_a_tokenizer_that_disagrees_with_its_file_is_named(tmp_path: Path) -> No
     # transformers gives this class rules of its own
     settings["tokenizer_class"] = "Qwen2Tokenizer"
     (place / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.warns(UserWarning, match=r"tiny is a Qwen2Tokenizer, which.*its tokenizer\.json"):
+    with pytest.warns(UserWarning, match="Qwen2Tokenizer"):
         _, tokenizer = cl.load_model(place, device="cpu")
     assert tokenizer(text)["input_ids"] != expected
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the advice; no warning may be left
     (place / "tokenizer_config.json").write_text(json.dumps(settings))
     assert loading.load_tokenizer(place)(text)["input_ids"] == expected
-
-
-def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, tmp_path: Path) -> None:
-    for wrong, said in {
-        tmp_path / "tinny": r"no folder '.*tinny'\. Did you mean '.*/tiny'\? Check",
-        str(tmp_path / "tinny"): r"Did you mean '.*/tiny'\?",
-        tmp_path / "no" / "such" / "place": r"is there, but holds no 'no'",
-        tmp_path: r"has no config\.json; it holds tiny\.",
-        folder / "config.json": r"is a file\. Give the folder",
-        "./nowhere": "there is no folder './nowhere'",
-        "hub/with/three": "there is no folder 'hub/with/three'",
-    }.items():
-        with pytest.raises(cl.InputError, match=said):
-            cl.load_model(wrong)
 
 
 def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) -> None:
@@ -170,13 +134,13 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     found = json.loads(run.stdout.splitlines()[-1])
     for name, said in {
-        "gated": "'org/gated' is gated.*`hf auth login`.*or give a folder",
-        "missing": "no model 'org/missing' on the hub.*Check the spelling",
-        "misspelt": "no model 'org/go od!' on the hub",
-        "revision": "not in the requested revision",
-        "full": "the disk filled up while 'org/good' .*set HF_HOME",
-        "full elsewhere": "the disk filled up while .*/elsewhere; .*give a cache_dir= on a larger",
-        "offline": "'org/other' is not in .*the hub cannot be reached",
+        "gated": "'org/gated' is gated.*hf auth login",
+        "missing": "no model 'org/missing'",
+        "misspelt": "no model 'org/go od!'",
+        "revision": "revision",
+        "full": "disk filled up.*HF_HOME",
+        "full elsewhere": "disk filled up.*/elsewhere; .*cache_dir=",
+        "offline": "'org/other' is not in .*cannot be reached",
     }.items():
         assert re.match(f"InputError: .*{said}", found[name]["outcome"]), found[name]
     assert found["full"]["weights"] == 0  # the stand-in for the full disk took their place
@@ -184,15 +148,13 @@ def test_every_way_a_hub_can_fail_is_a_sentence(folder: Path, tmp_path: Path) ->
     assert not [name for name in found["left"] if "incomplete" in name]
     assert found["good"] == {"outcome": "LlamaForCausalLM", "weights": 1}
     assert found["cached"] == {"outcome": "LlamaForCausalLM", "weights": 0}
-    for name, said in {
-        "org/gated": "InputError: 'org/gated' is gated",
-        "org/missing": "InputError: there is no model 'org/missing' on the hub",
-        "org/go od!": "InputError: there is no model 'org/go od!' on the hub",
-        "./good": "InputError: there is no folder './good'",
-        "org/other": "InputError: 'org/other' is not in .* and the hub cannot be reached",
-        "org/good": "TokenizersBackend$",
-    }.items():
-        assert re.match(said, found["tokenizers"][name]), found["tokenizers"]
+    assert found["tokenizers"].pop("org/good") == "TokenizersBackend"
+    assert set(found["tokenizers"]) == {
+        f"org/{n}" for n in ("gated", "missing", "go od!", "other")
+    } | {"./good"}
+    for name, said in found["tokenizers"].items():
+        assert said.startswith("InputError: ")
+        assert repr(name) in said
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)])
@@ -218,15 +180,6 @@ def test_a_full_disk_frees_what_is_half_there_where_it_is(
     assert len(list(tmp_path.rglob("2f"))) == 2  # what is whole stays
 
 
-def test_a_pruned_folder_is_not_taken_for_a_dense_one(folder: Path, tmp_path: Path) -> None:
-    model, tokenizer = cl.load_model(folder, device="cpu")
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model, GROUPS), [0])
-    small = cl.save_pruned(cl.prune(model, plan), tmp_path / "small")
-    tokenizer.save_pretrained(small)
-    with pytest.raises(cl.InputError):
-        cl.load_model(small)
-
-
 def test_other_models_load_where_the_embedded_one_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,16 +198,12 @@ def test_fingerprints_see_every_bit_and_nothing_else() -> None:
     model = tiny_model()
     mark = fingerprint_model(model)
     assert fingerprint_model(copy.deepcopy(model).train()) == mark
-    for change in ("value", "swap", "dtype"):
-        other = copy.deepcopy(model)
-        weight = other.model.layers[1].mlp.up_proj.weight
-        if change == "value":
-            weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
-        elif change == "swap":
-            weight[[0, 1]] = weight[[1, 0]]
-        else:
-            other = other.bfloat16()
-        assert fingerprint_model(other) != mark, change
+    value, swap, dtype = (copy.deepcopy(model) for _ in range(3))
+    weight = value.model.layers[1].mlp.up_proj.weight
+    weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+    weight = swap.model.layers[1].mlp.up_proj.weight
+    weight[[0, 1]] = weight[[1, 0]]
+    assert len({mark, *map(fingerprint_model, (value, swap, dtype.bfloat16()))}) == 4
 
 
 def test_device_report_warns_of_an_unusable_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +218,17 @@ def test_device_report_names_the_dtype_asked_for() -> None:
     assert "; bfloat16; " in report_device("cpu", "bfloat16")
 
 
-# Files of others ----------------------------------------------------------------------------------
+# What is refused ----------------------------------------------------------------------------------
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def config(**changes: Any) -> Any:
+    return lambda folder: edit(folder / CONFIG, **changes)
+
+
+def file(name: str, content: str) -> Any:
+    return lambda folder: (folder / name).write_text(content)
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -277,36 +236,85 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10000000; at most 1,000 are built"),
-        ({"n_layer": 10**7, "model_type": "gpt2"}, "n_layer = 10000000"),
-        ({"num_hidden_layers": 0}, "has no layers"),
-        ({"hidden_size": "64"}, r"the configuration of '.*tiny' cannot be loaded .*expected int"),
-        ({"hidden_act": "nope"}, "cannot be loaded .KeyError: 'nope'"),
-        ({"hidden_size": 10**18}, "cannot be loaded .*overflowed"),
-        ({"model_type": ["llama"]}, "cannot be loaded .TypeError"),
-        ({"attn_implementation": "org/kernel"}, "attn_implementation = 'org/kernel'.*from the hub"),
-        ({"text_config": {"_attn_implementation": {"": "a/b@c"}}}, "'a/b@c'.*from the hub"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "tiny' needs .* missing"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_a_hostile_configuration_is_refused_in_a_sentence(
-    folder: Path, changes: dict[str, Any], said: str
-) -> None:
-    edit(folder / "config.json", **changes)
-    with pytest.raises((cl.InputError, cl.ArchitectureError), match=said) as caught:
+def half(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    kept = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
+    save_file(kept, folder / WEIGHTS, {"format": "pt"})
+
+
+def pruned(folder: Path) -> None:
+    plan = cl.Selection.from_pruned(cl.enumerate_units(tiny_model(), GROUPS), [0])
+    shutil.rmtree(folder)
+    cl.save_pruned(cl.prune(tiny_model(), plan), folder)
+
+
+def index(place: Any) -> Any:
+    """Move the weights, and let an index point there: only the check stands in the way."""
+
+    def change(folder: Path) -> None:
+        weights = (folder / WEIGHTS).rename(folder.parent / "tiny.safetensors")
+        where = place.format(folder.parent) if isinstance(place, str) else place
+        mapped: Any = dict.fromkeys(load_file(weights), where)
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": mapped}))
+
+    return change
+
+
+DAMAGED: list[tuple[Any, str]] = [
+    (config(num_hidden_layers=10**7), "num_hidden_layers = 10000000"),
+    (config(n_layer=10**7, model_type="gpt2"), "n_layer = 10000000"),
+    (config(num_hidden_layers=0), "no layers"),
+    (config(hidden_size="64"), "tiny"),
+    (config(hidden_act="nope"), "'nope'"),
+    (config(hidden_size=10**18), "tiny"),
+    (config(model_type=["llama"]), "tiny"),
+    (config(attn_implementation="org/kernel"), "'org/kernel'"),
+    (config(text_config={"_attn_implementation": {"": "a/b@c"}}), "'a/b@c'"),
+    (config(quantization_config={"quant_method": "gptq", "bits": 4}), "missing"),
+    *((file(CONFIG, content), "tiny") for content in ("[1]", "[" * 100_000, "{", "")),
+    (file(WEIGHTS, "not weights"), WEIGHTS),
+    (half, r"model\.layers\.1\..* more"),
+    (pruned, "pruned"),
+    (lambda folder: T5Config().save_pretrained(folder), "t5"),  # refused before its weights
+    *(
+        (index(place), "outside")
+        for place in ("../tiny.safetensors", "{}/tiny.safetensors", "C:\\a")
+    ),
+    *((index(place), "index.json") for place in (None, 3)),
+]
+
+
+@pytest.mark.parametrize("case", range(len(DAMAGED)))
+def test_a_folder_that_cannot_be_loaded_is_refused_in_a_sentence(folder: Path, case: int) -> None:
+    change, named = DAMAGED[case]
+    change(folder)
+    with pytest.raises((cl.InputError, cl.ArchitectureError), match=named) as caught:
         cl.load_model(folder, device="cpu")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["[1]", "[" * 100_000, "{", ""])
-def test_a_configuration_that_is_no_object_is_refused(folder: Path, content: str) -> None:
-    (folder / "config.json").write_text(content)
-    with pytest.raises(cl.InputError):
-        cl.load_model(folder, device="cpu")
+@pytest.mark.parametrize("dtype", ["float31", "nn", "auto"])
+def test_an_unknown_dtype_is_refused(folder: Path, dtype: str) -> None:
+    with pytest.raises(cl.InputError, match=f"'{dtype}'"):
+        cl.load_model(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [
+        ("{}/tinny", "/tiny'"),  # did you mean
+        ("{}/no/such/place", "'no'"),
+        ("{}", "tiny"),  # what the folder holds
+        ("{}/tiny/config.json", "is a file"),
+        ("./nowhere", r"'\./nowhere'"),
+        ("hub/with/three", "'hub/with/three'"),
+    ],
+)
+def test_a_wrong_path_is_told_from_a_hub_id(folder: Path, place: str, named: str) -> None:
+    where = place.format(folder.parent)
+    for each in (where, Path(where)) if "{}" in place else (where,):
+        with pytest.raises(cl.InputError, match=named):
+            cl.load_model(each)
 
 
 def test_the_caller_may_choose_what_a_configuration_may_not(folder: Path) -> None:
@@ -330,18 +338,6 @@ def test_a_pickle_runs_nothing_and_is_not_advised_to(
         cl.load_model(folder, device="cpu")
     assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "opened").exists()
-
-
-@pytest.mark.parametrize("place", ["../tiny.safetensors", "{}/tiny.safetensors", "C:\\a", None, 3])
-def test_an_index_stays_in_its_folder(folder: Path, tmp_path: Path, place: Any) -> None:
-    """With the weights where the index says, so that only the check stands in the way."""
-    weights = (folder / "model.safetensors").rename(tmp_path / "tiny.safetensors")
-    place = place.format(tmp_path) if isinstance(place, str) else place
-    mapped: Any = dict.fromkeys(load_file(weights), place)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapped}))
-    said = "outside its folder" if isinstance(place, str) else "does not map weights to files"
-    with pytest.raises(cl.InputError, match=said):
-        cl.load_model(folder, device="cpu")
 
 
 def test_an_index_of_its_own_folder_is_followed(folder: Path) -> None:

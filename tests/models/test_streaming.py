@@ -25,7 +25,14 @@ from cocurve_lab.models.layers import source_of
 from cocurve_lab.pruner.cutting import cut
 from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.speeds import speed_table
-from helpers.tiny_models import GROUPS, MORE_FAMILIES, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import (
+    GROUPS,
+    MHA_ONLY,
+    MORE_FAMILIES,
+    tiny_model,
+    tiny_text,
+    word_tokenizer,
+)
 
 pytest.importorskip("accelerate")
 TEXT, OTHER = tiny_text(2, 20, 6), tiny_text(2, 20, 6, seed=1)
@@ -34,7 +41,7 @@ KINDS = ["llama", "phi3", "gemma2", "gpt_neox", "gpt2", "opt_350m"]
 
 
 def saved(folder: Path, family: str = "llama", shard: str = "1GB", **changes: Any) -> Path:
-    heads = "mha" if family in ("gpt_neox", "gpt2", "opt_350m") else "gqa"
+    heads = "mha" if family in MHA_ONLY else "gqa"
     tiny_model(family, heads, **changes).save_pretrained(folder, max_shard_size=shard)
     word_tokenizer().save_pretrained(folder)
     return folder
@@ -52,7 +59,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(TEXT.input_ids).logits
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, *(f for f in MORE_FAMILIES if f not in KINDS)])
 @pytest.mark.parametrize("shard", ["1GB", "20KB"])
 def test_a_streamed_model_computes_what_the_loaded_one_does(
     tmp_path: Path, family: str, shard: str
@@ -60,30 +67,24 @@ def test_a_streamed_model_computes_what_the_loaded_one_does(
     whole, streamed = pair(saved(tmp_path, family, shard))
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "20KB")
     stream = source_of(streamed)
-    assert stream is not None
     assert sorted(stream.layers) == [0, 1, 2]
     for _ in range(2):
         assert torch.equal(logits(streamed), logits(whole))
     assert all(weight.is_meta for weight in describe(streamed).layers[1].parameters())
     assert stream.bytes_read == 2 * stream.bytes_from(0)
     assert fingerprint_model(streamed) == fingerprint_model(whole)
-
-
-@pytest.mark.parametrize("family", KINDS)
-def test_plans_cost_the_same_streamed(tmp_path: Path, family: str) -> None:
-    whole, streamed = pair(saved(tmp_path, family))
     units = cl.enumerate_units(whole, GROUPS)
     assert cl.enumerate_units(streamed, GROUPS).fingerprint == units.fingerprint
-    plans = [cl.Selection.from_pruned(units, chosen) for chosen in ([0], [1, 5], [3, 7, 9])]
-    tables = [cl.measure_plans(m, plans, TEXT, progress=False) for m in (whole, streamed)]
-    assert np.array_equal(tables[0].kl, tables[1].kl)
-    assert tables[0].kl.min() > 0
+    if shard == "1GB" and family in KINDS:
+        plans = [cl.Selection.from_pruned(units, chosen) for chosen in ([0], [1, 5], [3, 7, 9])]
+        tables = [cl.measure_plans(m, plans, TEXT, progress=False) for m in (whole, streamed)]
+        assert np.array_equal(tables[0].kl, tables[1].kl)
+        assert tables[0].kl.min() > 0
 
 
 def test_at_most_two_layers_are_in_memory(tmp_path: Path) -> None:
     _, streamed = pair(saved(tmp_path))
     stream, layers, seen = source_of(streamed), streamed.model.layers, []
-    assert stream is not None
     for layer in layers:
         layer.mlp.register_forward_hook(
             lambda *_: seen.append([not x.mlp.up_proj.weight.is_meta for x in layers])
@@ -137,33 +138,22 @@ def test_what_accelerate_offloaded_is_measured_too(tmp_path: Path, how: str) -> 
     plan = cl.Selection.from_pruned(cl.enumerate_units(whole, GROUPS), [0, 5, 9])
     assert cl.pruning_risk(model, plan, TEXT) == cl.pruning_risk(whole, plan, TEXT)
     stream = source_of(model)
-    assert stream is not None
     assert sorted(stream.layers) == ([0, 1, 2] if how == "cpu_offload" else [1, 2])
     assert fingerprint_model(model) == fingerprint_model(whole)
 
 
-def test_short_texts_and_perplexity_are_those_of_the_loaded_model(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    whole, tokenizer = cl.load_model(folder, device="cpu")
-    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
-    prompt = "w3 w9 w4 w1"
-    texts = [cl.continue_text(m, tokenizer, prompt, max_new_tokens=6) for m in (whole, streamed)]
-    assert texts[0] == texts[1]
+def test_texts_perplexity_and_questions_are_those_of_the_loaded_model(tmp_path: Path) -> None:
+    both, tokenizer = pair(saved(tmp_path)), word_tokenizer()
+    plan = cl.Selection.from_pruned(cl.enumerate_units(both[0], 16), [0, 20, 40])
     text = " ".join(f"w{at % 90}" for at in range(80))
-    values = [cl.perplexity(m, tokenizer, text, context=16, stride=8) for m in (whole, streamed)]
-    assert values[0] == values[1]
-
-
-def test_dense_and_pruned_text_side_by_side_and_questions(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    whole, tokenizer = cl.load_model(folder, device="cpu")
-    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
-    plan = cl.Selection.from_pruned(cl.enumerate_units(whole, 16), [0, 20, 40])
-    pairs = [compare_text(m, tokenizer, "w3 w9 w4", plan, Sampling(6)) for m in (whole, streamed)]
-    assert pairs[0] == pairs[1]
-    forced = [forced_kl(m, plan, TEXT.input_ids[0]) for m in (whole, streamed)]
-    assert np.array_equal(*forced)
-    assert forced[0].max() > 0
+    for measure in (
+        lambda m: cl.continue_text(m, tokenizer, "w3 w9 w4 w1", max_new_tokens=6),
+        lambda m: cl.perplexity(m, tokenizer, text, context=16, stride=8),
+        lambda m: compare_text(m, tokenizer, "w3 w9 w4", plan, Sampling(6)),
+        lambda m: forced_kl(m, plan, TEXT.input_ids[0]).tolist(),
+    ):
+        found, expected = (measure(model) for model in both)
+        assert found == expected
 
 
 # each gets the model, a plan and H, and the model pruned by the plan
@@ -199,18 +189,16 @@ def bake_off(model: Any, contender: Any) -> Any:
     return cl.compare(model, tokenizer, {"one": contender}, [0.2], TEXT, judges, options)
 
 
-@pytest.mark.parametrize("name", NEED_ALL)
-def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path, name: str) -> None:
+def test_what_needs_all_weights_says_so_before_it_runs(tmp_path: Path) -> None:
     whole, streamed = pair(saved(tmp_path))
     units = cl.enumerate_units(whole, GROUPS)
     plan = cl.Selection.from_pruned(units, [0, 5])
     curvature = cl.Curvature(np.eye(len(units)), units)
-    small, stream = cl.prune(whole, plan), source_of(streamed)
-    said = r"needs all of them on one device\. Load the model .* \(out=\) also take it"
-    with pytest.raises(cl.InputError, match=said):
-        NEED_ALL[name](streamed, plan, curvature, small)
-    assert stream is not None
-    assert stream.bytes_read == 0
+    small = cl.prune(whole, plan)
+    for use in NEED_ALL.values():
+        with pytest.raises(cl.InputError, match="one device"):
+            use(streamed, plan, curvature, small)
+    assert source_of(streamed).bytes_read == 0
 
 
 def test_repairs_that_are_masks_are_compared_on_a_streamed_model(tmp_path: Path) -> None:
@@ -236,27 +224,19 @@ CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", CONVERSIONS)
-def test_what_is_streamed_is_not_converted(tmp_path: Path, how: str) -> None:
-    whole, streamed = pair(saved(tmp_path))
-    with pytest.raises(cl.InputError):
-        CONVERSIONS[how](streamed)
-    assert {weight.dtype for weight in streamed.parameters()} == {torch.float32}
-    assert torch.equal(logits(streamed), logits(whole))
-
-
-def test_what_is_offloaded_is_not_converted_either(tmp_path: Path) -> None:
+def test_what_is_streamed_or_offloaded_is_not_converted(tmp_path: Path) -> None:
     import accelerate
 
-    model, _ = cl.load_model(saved(tmp_path), device="cpu")
-    expected = logits(model)
-    accelerate.cpu_offload(model, torch.device("cpu"))
-    cl.enumerate_units(model, GROUPS)
-    assert torch.equal(logits(model), expected)
-    assert source_of(model) is not None
-    with pytest.raises(cl.InputError):
-        model.half()
-    assert torch.equal(logits(model), expected)
+    whole, streamed = pair(saved(tmp_path))
+    offloaded, _ = cl.load_model(tmp_path, device="cpu")
+    accelerate.cpu_offload(offloaded, torch.device("cpu"))
+    assert source_of(offloaded) is not None
+    for model, conversions in ((streamed, CONVERSIONS), (offloaded, {"half": CONVERSIONS["half"]})):
+        for convert in conversions.values():
+            with pytest.raises(cl.InputError):
+                convert(model)
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+        assert torch.equal(logits(model), logits(whole))
 
 
 def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:
@@ -279,42 +259,31 @@ def test_what_is_streamed_is_not_saved_as_a_whole(tmp_path: Path) -> None:
 # What is wrong with the files -------------------------------------------------------------------
 
 
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_damaged_files_are_named(tmp_path: Path, stream: bool) -> None:
-    folder = saved(tmp_path / "shards", shard="20KB")
-    index = folder / "model.safetensors.index.json"
-    named = json.loads(index.read_text())["weight_map"]
-    shard = folder / named["model.layers.1.mlp.up_proj.weight"]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:-100])
-    with pytest.raises(cl.InputError, match=f"{shard.name} cannot be read .* truncated or damaged"):
-        cl.load_model(folder, device="cpu", stream=stream)
-    shard.unlink()
-    with pytest.raises(cl.InputError, match=f"names {shard.name}, which is not there"):
-        cl.load_model(folder, device="cpu", stream=stream)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_weights_that_contradict_the_configuration_are_named(tmp_path: Path, stream: bool) -> None:
-    folder = saved(tmp_path)
-    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    weights = load_file(file)
-    save_file(weights | {name: torch.zeros(40, 32)}, file, {"format": "pt"})
-    said = rf"{name} in .* has shape \(40, 32\), but .* \(42, 32\)"
-    with pytest.raises(cl.InputError, match=said):
-        cl.load_model(folder, device="cpu", stream=stream)
-
-
-def test_a_weight_that_is_nowhere_or_vanishes_is_named(tmp_path: Path) -> None:
-    folder = saved(tmp_path)
-    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    weights = load_file(file)
-    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
-    del weights[name]
-    save_file(weights, file, {"format": "pt"})
-    for stream in (True, False):
-        with pytest.raises(cl.InputError, match=f"hold no {name}, for which .* random numbers"):
+    def refused(folder: Path, named: str) -> None:
+        with pytest.raises(cl.InputError, match=named):
             cl.load_model(folder, device="cpu", stream=stream)
+
+    folder = saved(tmp_path / "shards", shard="20KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    shard = folder / index["weight_map"][NAME]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    refused(folder, shard.name)
+    shard.unlink()
+    refused(folder, shard.name)
+    folder = saved(tmp_path / "whole")
+    streamed, _ = cl.load_model(folder, device="cpu", stream=True)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(weights | {NAME: torch.zeros(40, 32)}, file, {"format": "pt"})
+    refused(folder, rf"{NAME} .*\(40, 32\).*\(42, 32\)")
+    del weights[NAME]
+    save_file(weights, file, {"format": "pt"})
+    refused(folder, NAME)
     file.unlink()
     with pytest.raises(cl.InputError):
         logits(streamed)
@@ -334,14 +303,3 @@ def test_without_accelerate_the_package_is_named(
         with pytest.raises(cl.InputError):
             cl.load_model(folder, device="cpu", **options)  # type: ignore[arg-type]
     assert cl.load_model(folder, device="cpu")[0].dtype == torch.float32
-
-
-def test_every_family_is_streamed(tmp_path: Path) -> None:
-    for family in MORE_FAMILIES:
-        if family in KINDS:
-            continue
-        heads = "mha" if family in ("gpt_neox_sequential", "opt") else "gqa"
-        tiny_model(family, heads).save_pretrained(tmp_path / family)
-        word_tokenizer().save_pretrained(tmp_path / family)
-        whole, streamed = pair(tmp_path / family)
-        assert torch.equal(logits(streamed), logits(whole)), family

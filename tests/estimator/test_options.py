@@ -1,0 +1,208 @@
+"""Options of a build: the temperature, risks over the full vocabulary, and the sure positions."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from cocurve_lab.base.tables import WIDTH
+from cocurve_lab.curvature.saturation import Saturation
+from cocurve_lab.curvature.settings import BuildOptions, settings_of
+from cocurve_lab.estimator import risks
+from cocurve_lab.estimator.estimate import load_or_estimate
+from cocurve_lab.solver.variants import measured_diagonal
+from helpers.builds import build, require_same_bits, stop_after
+from helpers.problems import make_units, random_curvature
+from helpers.tiny_models import (
+    GROUPS,
+    VOCAB,
+    full_logits,
+    masked_by_hand,
+    naive_risk,
+    tiny_double,
+    tiny_model,
+    tiny_text,
+    units_by_hand,
+)
+
+TEXT = tiny_text(4, 20, 6)
+
+
+def sharper(factor: float) -> PreTrainedModel:
+    """A tiny model whose logits are multiplied by a factor: the larger, the surer."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(factor)
+    return model
+
+
+# Temperature --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_temperature_divides_the_logits(full: bool) -> None:
+    expected = build(sharper(1 / 2.5), top_r=16, full_vocabulary=full)
+    found = build(top_r=16, temperature=2.5, full_vocabulary=full)
+    np.testing.assert_allclose(found.matrix, expected.matrix, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(found.single_unit_risk, expected.single_unit_risk, rtol=1e-3)
+    pairs = [each.pair_kl().matrix for each in (found, expected)]
+    np.testing.assert_allclose(*pairs, rtol=0.01, atol=1e-6)
+    assert not np.allclose(found.matrix, build(top_r=16).matrix, rtol=0.1)
+
+
+def test_h_says_that_its_teacher_is_softened(tmp_path: Path) -> None:
+    soft = build(temperature=2)
+    assert "divided by 2" in soft.note()
+    assert cl.Curvature.load(soft.save(tmp_path / "H.pkl")).provenance["temperature"] == 2
+    plain = build(temperature=1.0)
+    assert "temperature" not in plain.provenance
+    assert plain.note() == ""
+
+
+# Risks over the full vocabulary -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])  # capped logits, a tied head
+def test_risks_are_those_of_naive_full_passes(family: str) -> None:
+    model = tiny_model(family)
+    support, full = (build(model, TEXT, 8, full_vocabulary=each) for each in (False, True))
+    expected = [naive_risk(model, [unit], TEXT).mean() for unit in units_by_hand(model)]
+    np.testing.assert_allclose(full.single_unit_risk, expected, rtol=5e-4, atol=1e-9)
+    assert not np.allclose(support.single_unit_risk, expected, rtol=5e-4)
+    np.testing.assert_array_equal(full.group_grams, support.group_grams)  # H keeps its bits
+    assert (support.risk_support, full.risk_support) == ("the top-8 support", "the full vocabulary")
+    assert measured_diagonal(full).saliency / 2 == pytest.approx(full.single_unit_risk)
+    assert random_curvature(make_units()).risk_support == "the top-r support"
+
+
+def test_the_pieces_of_the_vocabulary_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build(top_r=8, full_vocabulary=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(risks, "LOGIT_BYTES", 4 * VOCAB * 2)  # two rows of logits at a time
+        found = build(top_r=8, full_vocabulary=True).single_unit_risk
+    np.testing.assert_allclose(found, whole.single_unit_risk, rtol=1e-5)
+    # a support that is the vocabulary is not measured twice
+    monkeypatch.setattr(risks.FullVocabulary, "kl", None)
+    require_same_bits(build(top_r=VOCAB, full_vocabulary=True), build(top_r=VOCAB))
+
+
+def test_a_file_of_its_own_which_keeps_the_support(tmp_path: Path) -> None:
+    model = tiny_model()
+    inputs = (tmp_path, model, cl.enumerate_units(model, GROUPS), TEXT, 8)
+    wide = BuildOptions(full_vocabulary=True)
+    support = load_or_estimate(*inputs, progress=False)
+    full, again = (load_or_estimate(*inputs, progress=False, options=wide) for _ in range(2))
+    assert len(list(tmp_path.glob("H_*.pkl"))) == 2
+    assert again.risk_support == "the full vocabulary"
+    require_same_bits(again, full)
+    # the paper's build is named and described as if there was no choice
+    assert "risk_support" not in support.provenance
+    assert "risk_support" not in settings_of(support.provenance)
+    assert settings_of(full.provenance)["risk_support"] == "full vocabulary"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_builds_on_two_supports_are_never_mixed(tmp_path: Path, first: bool) -> None:
+    path, whole = tmp_path / "build.ckpt", build(full_vocabulary=True)
+    build(checkpoint=path, full_vocabulary=first, checkpoint_seconds=0)
+    with pytest.raises(cl.MismatchError, match="risk_support"):
+        build(checkpoint=path, full_vocabulary=not first)
+    halves = TEXT.rows(0, 2), TEXT.rows(2, 4)
+    merged = cl.Curvature.merge([build(text=half, full_vocabulary=True) for half in halves])
+    assert merged.risk_support == "the full vocabulary"
+    assert merged.single_unit_risk == pytest.approx(whole.single_unit_risk)
+    one, other = halves
+    parts = [build(text=one, full_vocabulary=first), build(text=other, full_vocabulary=not first)]
+    with pytest.raises(cl.MismatchError, match="risk_support"):
+        cl.Curvature.merge(parts)
+
+
+# Sure positions -----------------------------------------------------------------------------------
+
+ROWS = tiny_text(5, 20, 9)
+SURE = ("group_sure_positions", "group_sure_risks")
+
+
+def sure_build(factor: float = 20, text: cl.CalibrationSet = ROWS, **options: Any) -> cl.Curvature:
+    return build(sharper(factor), text, **({"groups": 3, "checkpoint_seconds": 0} | options))
+
+
+def require_same_counts(a: cl.Curvature, b: cl.Curvature) -> None:
+    require_same_bits(a, b, *SURE)
+    assert a.saturation == b.saturation is not None
+
+
+def test_the_counts_are_those_of_naive_full_passes() -> None:
+    model = sharper(20)
+    wide, units = tiny_double(model), units_by_hand(model)
+    sure, shares = np.zeros(3, int), np.zeros((3, len(units)))
+    everything = 0.0
+    for number, (ids, positions) in enumerate(zip(ROWS.input_ids, ROWS.positions, strict=True)):
+        teacher = full_logits(wide, ids[None])[0, positions]
+        support = teacher.topk(32, dim=-1).indices
+        log_p = torch.log_softmax(teacher.gather(-1, support), dim=-1)
+        mine = log_p.exp().amax(dim=-1) > 0.99
+        sure[number % 3] += int(mine.sum())
+        for u, unit in enumerate(units):
+            with masked_by_hand(wide, [unit]):
+                masked = full_logits(wide, ids[None])[0, positions].gather(-1, support)
+            kl = (log_p.exp() * (log_p - torch.log_softmax(masked, dim=-1))).sum(dim=-1)
+            shares[number % 3, u] += float(kl[mine].sum())
+            everything += float(kl.sum())
+    found = sure_build()
+    assert 0 < sure.sum() < ROWS.positions.numel()  # some are, some are not
+    np.testing.assert_array_equal(found.group_sure_positions, sure)
+    np.testing.assert_allclose(found.group_sure_risks, shares, rtol=1e-3, atol=1e-7)
+    assert found.saturation.positions == pytest.approx(sure.sum() / ROWS.positions.numel())
+    assert found.saturation.risk == pytest.approx(shares.sum() / everything, rel=1e-4)
+
+
+def test_merged_resumed_and_stored_counts_are_those_of_one_build(tmp_path: Path) -> None:
+    whole, file = sure_build(), tmp_path / "build"
+    require_same_counts(cl.Curvature.merge([sure_build(shard=(n, 2)) for n in (1, 2)]), whole)
+    sure_build(checkpoint=file, on_sequence=stop_after(2))
+    require_same_counts(sure_build(checkpoint=file), whole)
+    for suffix in (".pkl", ".npz"):
+        require_same_counts(cl.Curvature.load(whole.save(tmp_path / f"H{suffix}")), whole)
+    assert {*SURE} <= set(cl.get_method("cocurve").adopt(whole).arrays)
+    merged = cl.Curvature.merge([sure_build(text=ROWS.rows(a, b)) for a, b in ((0, 2), (2, 5))])
+    assert merged.saturation.positions == whole.saturation.positions
+    assert merged.saturation.risk == pytest.approx(whole.saturation.risk)
+
+
+@pytest.mark.parametrize(("factor", "saturated"), [(1, False), (100, True)])
+def test_a_saturated_teacher_is_warned_of_and_another_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], factor: float, saturated: bool
+) -> None:
+    found = sure_build(factor, progress=True)
+    warning, printed = found.saturation.warning, capsys.readouterr().out
+    assert found.saturation.saturated is bool(warning) is saturated
+    assert ("saturated" in repr(found)) is saturated
+    for said in (printed, cl.redundancy_gate(found).reason):
+        assert ("saturated" in said) is saturated
+        assert warning in " ".join(said.split())  # printed in folds
+    assert max(map(len, printed.splitlines())) <= WIDTH
+    if saturated:
+        assert f"{found.saturation.positions:.0%}" in warning
+        assert f"{found.saturation.risk:.0%}" in warning
+        model = sharper(factor)
+        for _ in range(2):  # built, then loaded
+            cl.load_or_estimate(tmp_path, model, cl.enumerate_units(model, GROUPS), ROWS, 32)
+            assert warning in " ".join(capsys.readouterr().out.split())
+        sure_build(factor)
+        assert capsys.readouterr().out == ""  # nothing is printed without progress
+
+
+@pytest.mark.parametrize(
+    ("shares", "saturated"),
+    [((0.5, 0.5), False), ((0.51, 0.0), True), ((0.0, 0.51), True), ((0.2, math.nan), False)],
+)
+def test_the_rule_is_one_half_of_either_share(shares: tuple[float, float], saturated: bool) -> None:
+    assert Saturation(*shares).saturated is saturated

@@ -1,0 +1,53 @@
+"""Builds of tiny models, compared to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+import cocurve_lab as cl
+from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+
+BITS = ("matrix", "group_grams", "group_risks", "group_positions")
+
+
+def build(
+    model: PreTrainedModel | None = None,
+    text: cl.CalibrationSet | None = None,
+    top_r: int = 32,
+    *,
+    checkpoint: Any = None,
+    executor: Any = None,
+    progress: Any = False,
+    **options: Any,
+) -> cl.Curvature:
+    """H of a tiny model; `options` are those of `BuildOptions`."""
+    model, text = model or tiny_model(), text or tiny_text(4, 20, 6)
+    return cl.estimate_curvature(
+        model,
+        cl.enumerate_units(model, GROUPS),
+        text,
+        top_r,
+        checkpoint=checkpoint,
+        progress=progress,
+        options=cl.BuildOptions(**options),
+        executor=executor,
+    )
+
+
+def require_same_bits(a: cl.Curvature, b: cl.Curvature, *more: str) -> None:
+    for name in (*BITS, *more):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+
+
+def stop_after(done: int) -> Callable[[Any], None]:
+    """Stop a build by Ctrl-C after some sequences, as its `on_sequence`."""
+
+    def stop(build: Any) -> None:
+        if build.done == done:
+            raise KeyboardInterrupt
+
+    return stop
