@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # A model and what can be removed from it
     "load_model": "models.loading",
+    "report_device": "models.loading",
     "Unit": "models.units",
     "UnitSet": "models.units",
     "KINDS": "models.families",
@@ -84,7 +85,6 @@ _HOMES = {
     "get_method": "methods.registry",
     "evaluate_tasks": "evaluation.tasks",
     "EvaluationReport": "evaluation.report",
-    "measure_efficiency": "evaluation.efficiency",
     "CompareOptions": "cocurve_studies.bake_off.settings",
     "Judges": "cocurve_studies.bake_off.settings",
     "compare": "cocurve_studies.bake_off.compare",

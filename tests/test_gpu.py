@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.batches import by_layer, memory_needed
-from cocurve_lab.evaluation.efficiency import EfficiencyOptions, most_held
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency, most_held
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.extensions.surrogates.additive_torch import TorchAdditiveKL
 from cocurve_lab.measuring.lockstep import Sampling, compare_text
@@ -384,6 +384,6 @@ def test_text_is_continued_as_on_the_cpu() -> None:
 def test_speed_and_memory_are_measured() -> None:
     model = tiny_model().to(DEVICE)
     options = EfficiencyOptions((1,), 16, 4, repeats=2, progress=False)
-    found = cl.measure_efficiency(model, cl.prune(model, third(model)), options)
+    found = measure_efficiency(model, cl.prune(model, third(model)), options)
     memory = next(row for row in found.rows if "memory" in row["quantity"])
     assert memory["dense"] > sum(p.numel() * p.element_size() for p in model.parameters())

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.evaluation.efficiency import EfficiencyOptions
+from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -94,7 +94,7 @@ def timed(model, pruned, options):  # type: ignore[no-untyped-def]
     names = list(pruned)
     for _ in range(options.rounds):
         for name in names:
-            measured = cl.measure_efficiency(model, pruned[name], settings)
+            measured = measure_efficiency(model, pruned[name], settings)
             for speed in SPEEDS:
                 found[name][speed].append(measured.ratio(speed, options.batch))
         names.reverse()

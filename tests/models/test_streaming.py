@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
+from cocurve_lab.evaluation.efficiency import measure_efficiency
 from cocurve_lab.extensions.repairing.repair import refit
 from cocurve_lab.measuring.lockstep import Sampling, compare_text, forced_kl
 from cocurve_lab.methods.slimgpt import SlimGpt
@@ -168,7 +169,7 @@ NEED_ALL: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "probe": lambda m, plan, h, small: cl.estimate_curvature(
         m, plan.units, TEXT, 8, method="probe", progress=False
     ),
-    "efficiency": lambda m, plan, h, small: cl.measure_efficiency(m, small),
+    "efficiency": lambda m, plan, h, small: measure_efficiency(m, small),
     "speeds": lambda m, plan, h, small: speed_table(m, {"plan": plan}),
     "best plan": lambda m, plan, h, small: cl.best_plan(m, word_tokenizer(), 0.2),
     "LLM-Pruner": lambda m, plan, h, small: cl.get_method("llm-pruner").measure(
