@@ -100,7 +100,7 @@ class Visit:
     page: Any
     outside: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    received: int = 0
+    received: int = 0  # without the still pictures for the saved notebook, which come when it rests
 
     def listen(self, address: str) -> None:
         """Keep a record of everything that goes wrong or out."""
@@ -114,7 +114,9 @@ class Visit:
         self.page.on("websocket", lambda socket: socket.on("framereceived", self._count))
 
     def _count(self, data: str | bytes) -> None:
-        self.received += len(data)
+        head = data[:400] if isinstance(data, bytes) else data[:400].encode()
+        if b'"update_display_data"' not in head:
+            self.received += len(data)
 
     def settled(self) -> int:
         """The bytes received once half a second brought no more: what went before has arrived."""
