@@ -13,18 +13,16 @@ plan of lowest objective wins.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.families import KINDS, Kind
+from ..models.families import Kind
 from .greedy import Greedy, fill
-from .portions import Portions, incomplete
+from .portions import Group, Portions, incomplete
 from .selection import Selection
 
 Shape = tuple[Kind, int]  # kind and number of columns of a unit
@@ -38,10 +36,6 @@ def solve_in_portions(greedy: Greedy, portions: Portions, strength: float) -> Se
     """Solve under guards of the machine; `solve_greedy` calls this on a solve that has not run.
 
     The plan overshoots by less than one portion.
-
-    Raises:
-        InputError: included units whose portion cannot be completed.
-        InfeasibleError: no plan reaches the budget, or this greedy stalls below it.
     """
 
     def steps() -> Iterator[list[int]]:
@@ -49,14 +43,14 @@ def solve_in_portions(greedy: Greedy, portions: Portions, strength: float) -> Se
             counts = portions.counts(greedy.order)
             # included units may leave groups between two stops: these are completed first
             numbers = portions.unfinished(greedy.order) or range(len(counts))
-            offers = [_offer(greedy, portions, n, counts[n], strength) for n in numbers]
+            offers = [_offer(greedy, portions.groups[n], counts[n], strength) for n in numbers]
             found = [offer for offer in offers if offer is not None]
             if not found:
                 return
-            yield min(found, key=lambda offer: offer.score).units  # the first of equal ones
+            yield min(found, key=lambda offer: offer[0])[1]  # the first of equal ones
 
-    def remove(units: list[int]) -> None:
-        for u in units:
+    def remove(chosen: list[int]) -> None:
+        for u in chosen:
             greedy.remove(u)
 
     def enough() -> bool:
@@ -72,18 +66,13 @@ def solve_in_portions(greedy: Greedy, portions: Portions, strength: float) -> Se
     raise greedy.infeasible()
 
 
-class _Offer(NamedTuple):
-    """The next portion of a group: its marginal per cost, and its units in order."""
-
-    score: float
-    units: list[int]
-
-
 def _offer(
-    greedy: Greedy, portions: Portions, number: int, count: int, strength: float
-) -> _Offer | None:
-    """The next portion of a group that lost `count` units; None if none is left or fits."""
-    group = portions.groups[number]
+    greedy: Greedy, group: Group, count: int, strength: float
+) -> tuple[float, list[int]] | None:
+    """Return marginal per cost and units, in order, of the next portion of a group.
+
+    `count` units of the group are gone; None if no portion is left or fits.
+    """
     size = next((n for n in group.stops if n > count), 0) - count
     ids = group.ids[np.isfinite(greedy.open[group.ids])]
     if not 0 < size <= len(ids):
@@ -99,7 +88,7 @@ def _offer(
         chosen.append(int(ids[i]))
     if sum(greedy.costs[u] for u in chosen) > greedy.room[group.layer]:
         return None
-    return _Offer(marginal / float(greedy.divisors[chosen].sum()), chosen)
+    return marginal / float(greedy.divisors[chosen].sum()), chosen
 
 
 # Uniform plans ------------------------------------------------------------------------------------
@@ -110,11 +99,6 @@ def solve_uniform(greedy: Greedy, strength: float) -> Selection:
 
     Every layer keeps at least one unit of each kind, because no stock class has layers without.
     Layer caps, kinds, include and exclude apply as in any solve.
-
-    Raises:
-        InputError: guards protect layers, layers differ in their units, or custom costs differ
-            between units of one shape.
-        InfeasibleError: no uniform plan reaches the budget.
     """
     slices = _Slices(greedy)
     plans = []
@@ -146,7 +130,7 @@ class _Slices:
 
     def __init__(self, greedy: Greedy) -> None:
         units, rules = greedy.curvature.units, greedy.rules
-        guards, layers = rules.guards, units.num_layers
+        guards = rules.guards
         if guards.protect_first or guards.protect_last:
             raise InputError(
                 f"protect_first/protect_last are {guards.protect_first}/{guards.protect_last}, but "
@@ -154,17 +138,19 @@ class _Slices:
                 "uniform."
             )
         shape_of: list[Shape] = [(unit.kind, unit.stop - unit.start) for unit in units]
-        self.greedy, self.layers = greedy, layers
+        self.greedy, self.layers = greedy, units.num_layers
         self.shapes = sorted(set(shape_of))
         self.of = np.array([self.shapes.index(shape) for shape in shape_of])
-        self._require_alike(shape_of)
-        self.total = self._count(np.ones(len(units), dtype=bool))[0]
-        self.free = self._count(rules.admissible)
-        forced = np.zeros(len(units), dtype=bool)
-        forced[list(rules.forced)] = True
-        self.forced = self._count(forced)
-        first = [self.of.tolist().index(shape) for shape in range(len(self.shapes))]
-        self.cost = greedy.budget.costs[first].tolist()
+        every = self._count(np.arange(len(units)))
+        odd = np.flatnonzero((every != every[0]).any(axis=1))
+        if len(odd):
+            raise InputError(
+                f"layer {odd[0]} has other units than layer 0 (a pruned model?), so the same "
+                "counts do not make layers alike. Start from the dense model, or omit uniform."
+            )
+        self.total, self.free = every[0], self._count(rules.admissible)
+        self.forced = self._count(np.array(rules.forced, dtype=np.int64))
+        self.cost = [self._cost_of(number) for number in range(len(self.shapes))]
 
     def allowed(self) -> Iterator[Counts]:
         """Yield the counts that guards, include and exclude allow and that keep each kind."""
@@ -215,11 +201,8 @@ class _Slices:
         fill(greedy.cheapest(strength), take, lambda: not left.any())
 
     def _leaves_each_kind(self, counts: Counts) -> bool:
-        return all(
-            sum(n - c for n, c, shape in zip(self.total, counts, self.shapes, strict=True)
-                if shape[0] == kind) > 0
-            for kind in KINDS if any(shape[0] == kind for shape in self.shapes)
-        )  # fmt: skip
+        pairs = zip(self.shapes, self.total - counts, strict=True)
+        return {kind for (kind, _), n in pairs if n} == {kind for kind, _ in self.shapes}
 
     def _lowered(self, counts: Counts, place: int, least: int) -> Counts | None:
         """The counts with the next smaller one at `place` that portions allow; None if none."""
@@ -239,28 +222,18 @@ class _Slices:
         )
 
     def _count(self, chosen: np.ndarray) -> np.ndarray:
-        """Count the chosen units of each layer and shape [layers, shapes]."""
+        """Count the units of an index array or mask by layer and shape [layers, shapes]."""
         counts = np.zeros((self.layers, len(self.shapes)), dtype=np.int64)
         np.add.at(counts, (self.greedy.curvature.units.layers[chosen], self.of[chosen]), 1)
         return counts
 
-    def _require_alike(self, shape_of: list[Shape]) -> None:
-        """Raise InputError unless all layers have the same shapes, each of one cost."""
-        units, costs = self.greedy.curvature.units, self.greedy.budget.costs
-        found = [Counter[Shape]() for _ in range(self.layers)]
-        for shape, layer in zip(shape_of, units.layers.tolist(), strict=True):
-            found[layer][shape] += 1
-        odd = next((layer for layer in range(self.layers) if found[layer] != found[0]), None)
-        if odd is not None:
+    def _cost_of(self, number: int) -> float:
+        """The one cost of all units of a shape."""
+        (kind, width), mine = self.shapes[number], self.greedy.budget.costs[self.of == number]
+        if (mine != mine[0]).any():
             raise InputError(
-                f"layer {odd} has other units than layer 0 (a pruned model?), so the same counts "
-                "do not make layers alike. Start from the dense model, or omit uniform."
+                f"costs of {kind} units of {width} columns range from {mine.min():g} to "
+                f"{mine.max():g}; uniform=True needs one cost for all of them. Give equal costs, "
+                "or omit uniform."
             )
-        for number, (kind, width) in enumerate(self.shapes):
-            mine = costs[self.of == number]
-            if (mine != mine[0]).any():
-                raise InputError(
-                    f"costs of {kind} units of {width} columns range from {mine.min():g} to "
-                    f"{mine.max():g}; uniform=True needs one cost for all of them. Give equal "
-                    "costs, or omit uniform."
-                )
+        return mine[0].item()

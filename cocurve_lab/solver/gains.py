@@ -29,8 +29,8 @@ def solve_gains(
     Sign: delta z_u = z_0 - z_{-u} is the contribution of u. Scaling a kept v by 1 + alpha_v adds
     alpha_v delta z_v, so a v that writes what the pruned units wrote gets a gain above 1.
 
-    Some models normalize the write of a block (Gemma 2 and 3, OLMo2). The norm divides out a gain
-    common to all kept groups of a layer, so only differences between gains of a layer act there.
+    Where a model normalizes the write of a block (Gemma 2 and 3, OLMo2), the norm divides out a
+    gain common to all kept groups of a layer.
 
     Args:
         selection: the plan; gains it already has are ignored.
@@ -41,11 +41,6 @@ def solve_gains(
     Returns:
         {unit index: gain} for every unit of K, ascending: all 1 if nothing is pruned, empty if no
         FFN group is kept. Pass it to `selection.with_gains`.
-
-    Raises:
-        InputError: ridge or clip out of range, or the matrix is a pair KL.
-        MismatchError: the curvature is of other units.
-        NumericalError: H_KK + gamma I is not positive semidefinite, so there is no minimum.
     """
     ridge, clip = as_float(ridge, "ridge"), as_float(clip, "clip")
     if not 0 <= ridge < np.inf:

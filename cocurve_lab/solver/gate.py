@@ -21,6 +21,22 @@ _DRAWS = 100  # bootstrap draws behind the error of the balance
 
 Band = Literal["low", "gray", "high", "unknown"]
 Doubt = Literal["border", "balance"]
+# of each band: where it ends, its bounds in words, and the recommended lambda
+_BANDS: dict[Band, tuple[float, str, float]] = {
+    "low": (GRAY, f"below {GRAY:.2f}", 1.0),
+    "gray": (HIGH, f"in {GRAY:.2f} to {HIGH:.2f}", 0.0),
+    "high": (math.inf, f"at least {HIGH:.2f}", 0.0),
+}
+_DOUBTS: dict[Doubt, str] = {
+    "border": "The redundancy may lie anywhere in {low:.3f} to {high:.3f}.",
+    "balance": "The edges are not clearly larger than the diagonal.",
+}
+_PREVIEW = (
+    "This H is a preview from random probes, whose noise alone can cross a threshold. The gate "
+    "says nothing on it; build H by ablations."
+)
+_NO_PAIRS = "The FFN redundancy is NaN because there is no pair of FFN units."
+_HELD_OUT = "Choose lambda on held-out text."
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Gate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the redundancy may lie within noise and two standard errors; NaN without groups."""
+        """The redundancy's range within noise and two standard errors; NaN without groups."""
         error = math.nan if self.redundancy_error is None else self.redundancy_error
         lowest = self.redundancy if self.corrected is None else min(self.redundancy, self.corrected)
         return lowest - 2 * error, self.redundancy + 2 * error
@@ -91,36 +107,25 @@ class Gate:
         """The numbers and the verdict in words, then the warning of a saturated teacher if any."""
         if self.recommended is None:
             if not math.isnan(self.redundancy):
-                return (
-                    "This H is a preview from random probes, whose noise alone can cross a "
-                    "threshold. The gate says nothing on it; build H by ablations."
-                )
-            fact = "The FFN redundancy is NaN because there is no pair of FFN units."
-            remedy = "Choose lambda on held-out text."
+                return _PREVIEW
+            parts = [_NO_PAIRS, _HELD_OUT]
         else:
-            bounds = {"low": f"below {GRAY:.2f}", "gray": f"in {GRAY:.2f} to {HIGH:.2f}"}
-            bound = bounds.get(self.band, f"at least {HIGH:.2f}")
-            floor = self.noise_floor
+            floor, doubts, (low, high) = self.noise_floor, self.doubts, self.interval
             noise = "" if floor is None else f" (noise alone would give {floor:.3f})"
-            redundancy = f"{self.redundancy:.3f}{_spread(self.redundancy_error, 3)}"
-            fact = (
-                f"{'Undecided: the' if self.doubts else 'The'} FFN redundancy is {redundancy}"
-                f"{noise}, {bound}, the {self.band} band: lambda = {self.recommended:g}."
-            )
-            low, high = self.interval
-            said = {
-                "border": f"The redundancy may lie anywhere in {max(0.0, low):.3f} to {high:.3f}.",
-                "balance": "The edges are not clearly larger than the diagonal.",
-            }
-            found = [said[doubt] for doubt in self.doubts]
-            remedy = " ".join([*found, "Choose lambda on held-out text."] if found else [])
+            parts = [
+                f"{'Undecided: the' if doubts else 'The'} FFN redundancy is {self.redundancy:.3f}"
+                f"{_spread(self.redundancy_error, 3)}{noise}, {_BANDS[self.band][1]}, the "
+                f"{self.band} band: lambda = {self.recommended:g}.",
+                *(_DOUBTS[doubt].format(low=max(0.0, low), high=high) for doubt in doubts),
+                _HELD_OUT if doubts else "",
+            ]
         balance = (
             f"On the plan of {self.ratio:.0%} the edges come to "
             f"{self.edge_to_diagonal_measured:.2f}{_spread(self.edge_to_diagonal_error, 2)} times "
             f"the diagonal (2 |S| |rho| = {self.edge_to_diagonal:.2f})."
         )
         warning = "" if self.saturation is None else self.saturation.warning
-        return " ".join(part for part in (fact, remedy, balance, warning) if part)
+        return " ".join(part for part in (*parts, balance, warning) if part)
 
 
 def _spread(error: float | None, digits: int) -> str:
@@ -155,10 +160,6 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     Args:
         curvature: H [M, M]; the noise floor needs its group Grams.
         ratio: share of removable cost of S, [0, 1).
-
-    Raises:
-        InputError: the ratio is out of range, or the matrix is a pair KL, which the thresholds are
-            not made for.
     """
     require_type(curvature, Curvature, "curvature")
     curvature.require_gram("the redundancy gate")
@@ -166,7 +167,9 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     chosen = list(solve_greedy(curvature, ratio, 0.0).pruned)
     predicted, measured = _edge_to_diagonal(curvature, chosen)
     error, balance_error = _errors(curvature, chosen)
-    band, recommended = ("unknown", None) if curvature.is_preview else _band(redundancy)
+    band: Band = "unknown"
+    if not (curvature.is_preview or math.isnan(redundancy)):
+        band = next(band for band, (end, *_) in _BANDS.items() if redundancy < end)
     return Gate(
         redundancy=redundancy,
         noise_floor=curvature.ffn_redundancy_noise_floor,
@@ -175,7 +178,7 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
         edge_to_diagonal=predicted,
         edge_to_diagonal_measured=measured,
         band=band,
-        recommended=recommended,
+        recommended=None if band == "unknown" else _BANDS[band][2],
         ratio=ratio,
         redundancy_error=error,
         edge_to_diagonal_error=balance_error,
@@ -183,22 +186,10 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     )
 
 
-def _band(redundancy: float) -> tuple[Band, float | None]:
-    if np.isnan(redundancy):
-        return "unknown", None
-    if redundancy < GRAY:
-        return "low", 1.0
-    return ("gray" if redundancy < HIGH else "high"), 0.0
-
-
 def _variation(curvature: Curvature) -> dict[str, float]:
     """Coefficient of variation of the saliency per kind; NaN for no unit or no saliency."""
-    saliency, kinds = curvature.saliency, curvature.units.kinds
-    parts = {kind: saliency[kinds == kind] for kind in KINDS}
-    return {
-        kind: float(part.std() / part.mean()) if part.any() else float("nan")
-        for kind, part in parts.items()
-    }
+    parts = {kind: curvature.saliency[curvature.units.kinds == kind] for kind in KINDS}
+    return {k: float(s.std() / s.mean()) if s.any() else math.nan for k, s in parts.items()}
 
 
 def _edge_to_diagonal(curvature: Curvature, chosen: list[int]) -> tuple[float, float]:
@@ -221,11 +212,9 @@ def _balance(curve: np.ndarray) -> float:
 
 def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, float | None]:
     """Standard errors of the redundancy and of the measured balance; None without groups."""
-    if curvature.group_grams is None:
-        return None, None
     try:
         groups = Groups.of(curvature)
-    except InputError:  # the matrix was edited, so these groups are not its own
+    except InputError:  # it has no groups, or was edited, so that these groups are not its own
         return None, None
     if len(groups) < 2:
         return None, None
@@ -234,8 +223,7 @@ def _errors(curvature: Curvature, chosen: list[int]) -> tuple[float | None, floa
         return redundancy, 0.0
     # a median has no jackknife error, so whole groups are drawn again
     grams = groups.grams[:, chosen][:, :, chosen]
-    draws = np.random.default_rng(0).multinomial(
-        len(groups), np.full(len(groups), 1 / len(groups)), size=_DRAWS
-    )
+    even = np.full(len(groups), 1 / len(groups))
+    draws = np.random.default_rng(0).multinomial(len(groups), even, size=_DRAWS)
     drawn = [_balance(np.tensordot(counts.astype(float), grams, axes=1)) for counts in draws]
     return redundancy, float(np.std(drawn, ddof=1))

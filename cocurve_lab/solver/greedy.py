@@ -8,7 +8,7 @@ why sliders re-solve instead of caching. Read `fill`, `Greedy.run`, `cheapest` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -82,14 +82,26 @@ class Greedy(PartialPlan):
         self.history = np.zeros((self.size + 1, self.size)) if keep_history else None
         self.edges: list[float] = []
         self.g, self.open = np.zeros(self.size), np.full(self.size, np.inf)  # until `restart`
-        self.strength = 0.0
-        self.stalled = False
+        self.strength, self.stalled = 0.0, False
         # units are layer-major, so a layer is a slice
         layers = np.arange(units.num_layers)
         self.bounds = np.searchsorted(units.layers, np.append(layers, len(layers))).tolist()
         largest = np.zeros(len(layers), dtype=costs.dtype)
         np.maximum.at(largest, units.layers, costs)
         self.largest = largest.tolist()
+
+    def solve(self, strength: float) -> Selection:
+        """Run once and return the plan; raise InfeasibleError if the run stalls."""
+        self.run(strength)
+        if self.stalled:
+            raise self.infeasible()
+        return self.selection(strength)
+
+    def longest(self, strength: float) -> Selection:
+        """Run once and return the plan, up to where it stalls."""
+        self.run(strength)
+        plan = self.selection(strength)
+        return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
 
     def run(self, strength: float, start: int = 0) -> int:
         """Algorithm 2 at this lambda, from step `start` on; the steps before it stay.
@@ -177,6 +189,11 @@ class Greedy(PartialPlan):
         """What has been removed so far, in the budget's costs; whole where they are."""
         return self.budget.costs[self.order].sum().item() if self.order else 0
 
+    @property
+    def pruned_share(self) -> float:
+        """`pruned_cost` as a share of all costs."""
+        return self.pruned_cost / self.budget.costs.sum().item()
+
     def selection(self, strength: float) -> Selection:
         """The plan of the last run; NumericalError if it misses the target without a stall."""
         if not self.stalled:
@@ -213,7 +230,7 @@ class Greedy(PartialPlan):
             f"though {'a plan of' if exact else 'room for'} {shown(most)} exists. Try another "
             f"interaction_strength, {less}, or looser guards.",
             most,
-            stalled=done / self.budget.costs.sum().item(),
+            stalled=self.pruned_share,
         )
 
 

@@ -1,6 +1,6 @@
 """Guards: where units may be pruned, and the most that any plan can remove under them.
 
-The objective plays no part here: which of the admissible units to remove is greedy.py's question.
+Which of the admissible units to remove is the question of greedy.py.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Guards:
     @property
     def machine(self) -> str:
         """The guards of the machine (see portions.py) as arguments; empty where there are none."""
-        given = {name: getattr(self, name) for name in _MACHINE}
-        return ", ".join(f"{k}={v!r}" for k, v in given.items() if v not in (1, None))
+        given = {k: v for k, v in self.to_plain().items() if k in _MACHINE}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields for JSON; those of the machine only where they are set."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {k: v for k, v in fields.items() if k not in _MACHINE or v not in (1, None)}
+        fields = vars(self).items()
+        return {k: v for k, v in fields if k not in _MACHINE or v not in (1, None)}
 
     def cap_at(self, ratio: float) -> float:
         """Return the layer cap at a ratio, as a share of a layer's cost; 1 where there is none."""
@@ -122,10 +122,10 @@ def reachable_ratio(
     """Return the largest share of removable cost that any plan can remove under the guards.
 
     Guards act on each layer separately, so the maximum is one subset-sum problem per layer: the
-    most expensive set of admissible units that fits under the cap. It is solved exactly for up to
-    40 units per layer. For more units it is exact if the costs are whole and the cap is at most
-    2^24 times their common divisor, which is true of all real models. Otherwise the cap itself is
-    used, which is an upper bound. `ratio` matters only through `Guards.layer_cap_factor`.
+    most expensive set of admissible units that fits under the cap. It is exact for up to 40 units
+    per layer, and for whole costs if the cap is at most 2^24 times their common divisor, as in all
+    real models. Otherwise the cap itself is used, an upper bound. `ratio` matters only through
+    `Guards.layer_cap_factor`.
     """
     rules = Rules(units, guards, ratio, include, exclude, portions=True)
     return rules.reachable()[0] / units.total_cost
@@ -140,9 +140,8 @@ class Rules:
         room: [layers] the cost that each layer may lose (kappa x the cost of all its units); whole
             where costs are whole.
         budget: the unit costs, and the cost to remove.
-        portions: how many units each block may lose; None where any number may go.
-
-    Guards of the machine are refused unless the caller takes units in `portions`.
+        portions: how many units each block may lose; None where any number may go. Guards of the
+            machine are refused unless the caller takes units in portions.
     """
 
     def __init__(
@@ -175,10 +174,8 @@ class Rules:
         if costs.dtype == np.int64:  # whole costs are then compared and summed exactly
             room = np.floor(room).astype(np.int64)
         self.room = room.tolist()
-        layers = units.layers
-        self.open = (layers >= guards.protect_first) & (
-            layers < units.num_layers - guards.protect_last
-        )
+        layers, last = units.layers, units.num_layers - guards.protect_last
+        self.open = (layers >= guards.protect_first) & (layers < last)
         self.of_kind = np.isin(units.kinds, guards.kinds)
         self.excluded = np.zeros(len(units), dtype=bool)
         self.excluded[list(units.indices(exclude))] = True
@@ -214,7 +211,7 @@ class Rules:
         factor = self.guards.layer_cap_factor
         if factor is None or self.cap == 1:
             return f"Ask for {ask}, or loosen the guards."
-        return f"Loosen the guards: the layer cap is {factor:g} x the ratio, so it shrinks with it."
+        return f"Loosen the guards: the layer cap is {factor:g} x the ratio and shrinks with it."
 
     def out_of_reach(
         self, message: str, most: float, stalled: float | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -117,10 +116,9 @@ def lambda_path(
         maximum: the largest lambda, finite and >= 0.
         progress: show a bar over lambda.
 
-    Raises:
-        InputError: as for `solve_greedy`, or the maximum is out of range.
-        InfeasibleError: no plan reaches the ratio under the guards at any lambda. If only greedy
-            stalls, the segment states that instead.
+    Returns:
+        The path. Where only greedy stalls, a segment states it; if no plan reaches the ratio at any
+        lambda, InfeasibleError is raised.
 
     Example:
         >>> import numpy as np
@@ -141,7 +139,8 @@ def path_of(greedy: Greedy, maximum: float, progress: bool = False) -> LambdaPat
     """`lambda_path` for a loop that keeps its history, whatever its interactions are."""
     maximum = require_strength(maximum)
     sweep = _Sweep(greedy)
-    with _bar(progress, maximum) as bar:
+    form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
+    with Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress) as bar:
         while (event := sweep.next_event()) < maximum:
             done = sweep.now
             sweep.advance(event)
@@ -205,20 +204,18 @@ class _Sweep:
             return  # another order replaced it where it began
         # orders differ more often than sets do, and a segment is one set
         pruned = np.sort(self.greedy.order).tobytes()
-        if pruned != self.pruned:
-            self.segments.append(Segment(start, stop, *self._outcome(start, stop)))
-            self.pruned, self.widest = pruned, width
-        elif width > self.widest:  # the order that holds longest stands for the set
-            first = self.segments.pop().start
-            self.segments.append(Segment(first, stop, *self._outcome(start, stop)))
-            self.widest = width
-        else:
+        again = pruned == self.pruned
+        if again and width <= self.widest:  # the order that holds longest stands for the set
             self.segments.append(replace(self.segments.pop(), stop=stop))
+            return
+        first = self.segments.pop().start if again else start
+        self.segments.append(Segment(first, stop, *self._outcome(start, stop)))
+        self.pruned, self.widest = pruned, width
 
     def _outcome(self, start: float, stop: float) -> tuple[Selection | None, float | None]:
         """The plan of the current order, or None and the ratio at which greedy stalls."""
         if self.greedy.stalled:
-            return None, self.greedy.pruned_cost / self.greedy.budget.costs.sum().item()
+            return None, self.greedy.pruned_share
         # recorded at the middle of its interval, where rounding cannot give another order
         return self.greedy.selection((start + stop) / 2), None
 
@@ -267,8 +264,3 @@ class _Sweep:
         ahead = self.base - self.base[winners][:, None]
         rival = (faster > 0) & (greedy.until > steps[:, None])
         return np.divide(ahead, faster, out=np.full_like(ahead, np.inf), where=rival)
-
-
-def _bar(progress: bool, maximum: float) -> Any:
-    form = "{desc} {n:.3f}/{total:.3f} [{elapsed}]"
-    return Bar(total=maximum, desc="lambda", bar_format=form, disable=not progress)

@@ -45,10 +45,6 @@ class Portions:
     Args:
         tensor_parallel, align, depth: as in `Guards`.
         costs: [M], of the budget.
-
-    Raises:
-        InputError: a block of the model itself does not divide, or its units differ in width or
-            cost, so that no number of them does.
     """
 
     def __init__(
@@ -92,9 +88,6 @@ class Portions:
             forced: units that must go.
             free: [M] bool, further units that may go.
             room: [layers], the cost that each layer may lose.
-
-        Raises:
-            InputError: no stop holds what is forced in a layer.
         """
         held, total = self.counts(forced), 0.0
         for layer in range(self.units.num_layers):

@@ -45,13 +45,11 @@ class Selection(Folded):
         curvature_fingerprint: fingerprint of the H on which the plan was solved.
         forced: how many leading units were forced (`include`) rather than chosen.
         target: the target, if one was given instead of a ratio. `requested_ratio` is then the share
-            of parameters the target implies. Targets in other costs imply none; it is then the
-            realized share.
+            of parameters it implies, or the realized share for a target in other costs.
         uniform: whether every layer was required to lose the same number of units.
-        surrogate: what the plan was solved on: "H", "pair KL", "additive KL", or "staged H", the H
-            of a model without some units.
-        stages: the ratios at which the surrogate was measured anew (`staged_plan`); empty for a
-            plan in one shot.
+        surrogate: the matrix the plan was solved on: "H", "pair KL", "additive KL", or "staged H",
+            the H of a model without some units.
+        stages: the ratios at which the surrogate was measured anew (`staged_plan`).
     """
 
     units: UnitSet
@@ -74,12 +72,8 @@ class Selection(Folded):
     def from_release(cls, folder: str | os.PathLike[str], ratio: float) -> Selection:
         """Read a mask of the authors' release: `registry.json` and `rXX/masks/prune_solution.json`.
 
-        A mask has no removal order and does not state its guards. The plan has a predicted risk if
-        the folder also holds `matrices/H.npy`. A `ratio` of 0.2 reads r20.
-
-        Raises:
-            FileNotFoundError: no mask for this ratio; the message lists the ratios there are.
-            FileFormatError: a Git LFS pointer, another layout, or two numbers that contradict.
+        A mask has no removal order and no guards. The plan has a predicted risk if the folder also
+        contains `matrices/H.npy`. A `ratio` of 0.2 reads r20.
         """
         units, pruned, facts = read_mask(folder, ratio)
         curvature = Curvature.from_release(folder) if has_matrix(folder) else None
@@ -97,20 +91,24 @@ class Selection(Folded):
 
         With a curvature H [M, M] the plan has a predicted risk. `fields` are further fields of
         Selection; `requested_ratio` defaults to the realized one.
-
-        Raises:
-            InputError: an unknown unit, or one named twice.
-            MismatchError: the curvature is of other units.
         """
-        indices = units.indices(pruned)
-        node = edge = mark = None
-        if curvature is not None:
-            units.require_same(curvature.units, mine="the selection", theirs="the curvature")
-            node, edge = risk_terms(curvature.matrix, indices)
-            mark = curvature.fingerprint
-        ratio = int(units.costs[list(indices)].sum()) / max(units.total_cost, 1)
-        defaults = {"requested_ratio": ratio, "ordered": False, "curvature_fingerprint": mark}
-        return cls(units, indices, node_terms=node, edge_terms=edge, **(defaults | fields))
+        plan = cls(units, units.indices(pruned), 0.0, ordered=False)
+        plan = replace(plan, **({"requested_ratio": plan.realized_ratio} | fields))
+        return plan if curvature is None else plan.predicted_by(curvature)
+
+    def predicted_by(self, curvature: Curvature) -> Selection:
+        """Return the same plan with the risk that this H [M, M] predicts, whatever made the plan.
+
+        The terms are 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
+        """
+        self.units.require_same(curvature.units, mine="the selection", theirs="the curvature")
+        block = curvature.matrix[np.ix_(self.pruned, self.pruned)]
+        return replace(
+            self,
+            node_terms=np.diagonal(block) / 2,
+            edge_terms=np.tril(block, -1).sum(axis=1),
+            curvature_fingerprint=curvature.fingerprint,
+        )
 
     # Ratios -------------------------------------------------------------------------------------
 
@@ -191,12 +189,9 @@ class Selection(Folded):
         return budget
 
     def prefix(self, ratio: float) -> Selection:
-        """Return the plan of a smaller ratio without solving: greedy under fixed guards is nested.
+        """Return the plan of a smaller ratio without solving: under fixed guards greedy is nested.
 
-        Raises:
-            InputError: `ratio` exceeds the solved one, or the plan has no removal order, a cap that
-                depends on the ratio, gains (they belong to its own pruned set), equal counts in
-                every layer, or a target in other costs.
+        Raises InputError for a plan that is not greedy's under fixed guards and a ratio alone.
         """
         self.require_by_ratio("its prefixes")
         budget = ratio_budget(self.units, ratio)
@@ -213,9 +208,9 @@ class Selection(Folded):
         if why:
             raise InputError(f"this plan has no such prefix: {why}. Solve again at that ratio.")
         running = np.concatenate([[0], np.cumsum(self.units.costs[list(self.pruned)])])
-        # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0
-        length = int(np.searchsorted(running, budget.needed))
-        length = max(length, self.forced)  # a fresh solve forces them at every ratio too
+        # the first length that reaches the target, as in the loop of greedy; 0 for ratio 0. A fresh
+        # solve forces the included units at every ratio too
+        length = max(int(np.searchsorted(running, budget.needed)), self.forced)
         budget.require_reached(self.pruned[:length])
         return replace(
             self,
@@ -227,11 +222,7 @@ class Selection(Folded):
         )
 
     def with_gains(self, gains: Mapping[int, float]) -> Selection:
-        """Return the same plan with other output gains on kept FFN units, by index (eq. comp).
-
-        Raises:
-            InputError: a gain is on a pruned unit or an attention unit, or is not finite.
-        """
+        """Return the same plan with other output gains on kept FFN units, by index (eq. comp)."""
         if not isinstance(gains, Mapping):
             raise InputError(f"gains is {shown(gains)}. Give a dict from unit indices to gains.")
         found = {}
@@ -261,12 +252,7 @@ class Selection(Folded):
 
     @classmethod
     def from_json(cls, text: str) -> Selection:
-        """Read `to_json` output.
-
-        Raises:
-            FileFormatError: not JSON, another format or version, or a field that is missing, has
-                an impossible value, or contradicts another (the field is named).
-        """
+        """Read `to_json` output; a FileFormatError names the field that is wrong."""
         content = read_fields(text)
         try:
             units = content["units"] = UnitSet.from_plain(content["units"])
@@ -296,9 +282,9 @@ class Selection(Folded):
         return by_share and not self.uniform and not self.guards.machine
 
     def require_by_ratio(self, what: str, *, machine: bool = False) -> None:
-        """Raise InputError, naming the result wanted, if the plan keeps to more than a ratio.
+        """Raise InputError, naming the wanted result, if more than a ratio constrains the plan.
 
-        `machine` says whether that result would keep guards of the machine.
+        With `machine`, guards of the machine are allowed.
         """
         plan = replace(self, guards=Guards()) if machine else self
         if not plan.by_ratio:
@@ -325,12 +311,3 @@ class Selection(Folded):
             f"Selection of {len(self)} of {len(self.units)} units{made}: {self.realized_ratio:.2%} "
             f"of removable cost ({self.pruned_cost:,} parameters; {asked}){priced}"
         )
-
-
-def risk_terms(matrix: np.ndarray, pruned: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the node and edge terms [k] of a removal order, nats per token (eq. marginal).
-
-    That is 1/2 H_uu of each unit, and the sum of H_uv over the units v before it.
-    """
-    block = matrix[np.ix_(pruned, pruned)]
-    return np.diagonal(block) / 2, np.tril(block, -1).sum(axis=1)

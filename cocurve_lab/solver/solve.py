@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ..base.arguments import require_type
 from ..base.errors import InputError
@@ -55,13 +54,9 @@ def solve_greedy(
         predicted risk is free.
 
     Raises:
-        InputError: the ratio or lambda is out of range, a unit is unknown, or an included unit
-            breaks a guard.
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
             some plan does but greedy runs out of admissible units at this lambda. Its ratios are
             shares of what the target counts.
-        NumericalError: the plan misses what was asked by more than rounding explains; the last
-            check of every solve.
 
     Example:
         Units 0 and 1 write the same, so removing both costs four times as much as one:
@@ -89,10 +84,7 @@ def solve_greedy(
         return solve_uniform(greedy, strength)
     if greedy.rules.portions is not None:
         return solve_in_portions(greedy, greedy.rules.portions, strength)
-    greedy.run(strength)
-    if greedy.stalled:
-        raise greedy.infeasible()
-    return greedy.selection(strength)
+    return greedy.solve(strength)
 
 
 def longest(
@@ -104,8 +96,4 @@ def longest(
     result is the plan of its own ratio (`Selection.prefix`). A stall raises no InfeasibleError:
     `requested_ratio` is then what the plan came to. A `layer_cap_factor` counts from `upto`.
     """
-    strength = require_strength(interaction_strength)
-    greedy = Greedy(curvature, upto, guards)
-    greedy.run(strength)
-    plan = greedy.selection(strength)
-    return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
+    return Greedy(curvature, upto, guards).longest(require_strength(interaction_strength))

@@ -1,8 +1,8 @@
 """Pruning targets: a ratio, parameters or bytes left, KV cache per token, or costs of your own.
 
-The solver needs two things: what each unit costs, and how much cost must go. That is a `Budget`.
-A `Target` becomes a budget for one UnitSet, and reports what a plan achieves in the unit in which
-the target was given. The last section reads and prints such quantities ("6B", "12 GiB").
+A `Budget` is what the solver needs: the cost of each unit, and how much cost must go. A `Target`
+becomes a budget for one UnitSet, and reports what a plan achieves in the unit in which the target
+was given. The last section reads and prints such quantities ("6B", "12 GiB").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.arguments import EXACT, as_float
+from ..base.arguments import EXACT, as_float, as_list
 from ..base.errors import InputError, NumericalError, shown
 from ..models.architectures import describe
 from ..models.families import UNIT_KINDS, Kind
@@ -83,26 +83,21 @@ class Target:
                 f"a Target takes exactly one of {', '.join(_GOALS)}, and this one names "
                 f"{' and '.join(given) or 'none'}. Give one."
             )
-        if self.costs is not None:
-            object.__setattr__(self, "costs", _as_costs(self.costs))
-        if self.dtype is not None:
-            object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        for name, read in (("costs", _as_costs), ("dtype", dtype_name), ("ratio", require_ratio)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, read(getattr(self, name)))
         in_bytes = self.size is not None or (self.kv_cache is not None and self.costs is None)
+        fault = ""
         if in_bytes and self.dtype is None:
-            raise InputError(
-                f"{self.goal} is in bytes, but the number format is not given. Add one, for "
-                'example dtype="bfloat16".'
-            )
-        if self.dtype is not None and not in_bytes:
-            raise InputError(
-                f"dtype is {self.dtype}, but {self.goal}= does not count bytes. Remove dtype."
-            )
-        if self.costs is not None and self.goal not in ("ratio", "kv_cache"):
-            raise InputError(f"costs do not go with {self.goal}. Use ratio or kv_cache.")
+            fault = "is in bytes, but the number format is not given. Add dtype, such as bfloat16."
+        elif self.dtype is not None and not in_bytes:
+            fault = f"does not count bytes, but dtype is {self.dtype}. Remove dtype."
+        elif self.costs is not None and self.goal not in ("ratio", "kv_cache"):
+            fault = "does not go with costs. Use ratio or kv_cache."
+        if fault:
+            raise InputError(f"the target {self.goal}= {fault}")
         if self.ratio is None:
             _ = self.limit  # reads the quantity now, not at the first solve
-        else:
-            object.__setattr__(self, "ratio", require_ratio(self.ratio))
 
     @property
     def goal(self) -> str:
@@ -121,22 +116,23 @@ class Target:
         return read(getattr(self, self.goal), self.goal)
 
     def budget(self, units: UnitSet) -> Budget:
-        """Turn the target into unit costs and the cost that must go.
-
-        Raises:
-            InputError: the size of the model or its head dimension is unknown, or the number of
-                costs is not the number of units.
-        """
+        """Turn the target into unit costs and the cost that must go."""
         costs = self._costs(units)
+        total = costs.sum().item()  # int or float
         if self.ratio is not None:
-            needed = _needed(self.ratio, costs.sum().item())
-            return Budget(costs, needed, self.ratio, self)
-        whole = self._whole(units, costs)
-        allowed = self.limit.amount
+            return Budget(costs, target_cost(self.ratio, total), self.ratio, self)
+        whole, allowed = total, self.limit.amount
+        if self.goal != "kv_cache":
+            if units.total_parameters is None:
+                raise InputError(
+                    f"the target ({self}) counts the whole model, whose size these units do not "
+                    "know. Give a ratio, or units from enumerate_units(model)."
+                )
+            whole = units.total_parameters
         if self.goal == "size":
             allowed //= ITEM_BYTES[self.dtype]  # unit costs are in parameters, so this is too
         needed = max(0, whole - allowed)
-        return Budget(costs, needed, needed / costs.sum().item(), self, whole)
+        return Budget(costs, needed, needed / total, self, whole)
 
     def realized(self, units: UnitSet, pruned: Iterable[int]) -> float:
         """Return what a plan leaves, in parameters or bytes, or the share that it removes."""
@@ -167,21 +163,10 @@ class Target:
             raise InputError(
                 f"there are {len(costs)} costs for {len(units)} units. Give one cost per unit."
             )
-        # whole costs stay int64: sums are exact, and `Rules.reachable` can solve its subset sums.
-        # From 2^53 on they would not be exact in the float64 in which units are scored
+        # whole costs stay int64 as long as float64, in which units are scored, is exact: then sums
+        # are exact too, and `Rules.reachable` can solve its subset sums
         exact = (costs == np.floor(costs)).all() and costs.sum() < EXACT
         return costs.astype(np.int64) if exact else costs
-
-    def _whole(self, units: UnitSet, costs: np.ndarray) -> float:
-        """The amount before anything is removed: parameters, or bytes per token."""
-        if self.goal == "kv_cache":
-            return float(costs.sum()) if costs.dtype == np.float64 else int(costs.sum())
-        if units.total_parameters is None:
-            raise InputError(
-                f"the target ({self}) counts the whole model, whose size these units do not know. "
-                "Give a ratio, or units from enumerate_units(model)."
-            )
-        return units.total_parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,18 +185,23 @@ class Budget:
     target: Target | None = None
     whole: float = 0
 
+    @property
+    def limit(self) -> Target | None:
+        """The target, if it says what may be left; None where a share is to go."""
+        return None if self.target is None or self.target.ratio is not None else self.target
+
     def value(self, removed: float) -> float:
         """Convert a removed cost to what the target counts: the amount left, or the share gone."""
-        if self.target is None or self.target.ratio is not None:
+        if self.limit is None:
             return float(removed / self.costs.sum())
         left = self.whole - removed
-        return left * ITEM_BYTES[self.target.dtype] if self.target.size is not None else left
+        return left * ITEM_BYTES[self.limit.dtype] if self.limit.size is not None else left
 
     def shown(self, removed: float) -> str:
         """Format `value`, rounded so that asking for the printed value asks for no more."""
-        if self.target is None or self.target.ratio is not None:
+        if self.limit is None:
             return f"{math.floor(self.value(removed) * 1e4) / 100:.2f}%"
-        return self.target.shown(self.value(removed))
+        return self.limit.shown(self.value(removed))
 
     def reached(self, pruned: Iterable[int]) -> bool:
         """Whether a plan of these units removes what was asked: the post-condition of a solve.
@@ -238,7 +228,7 @@ class Budget:
     def bounds(self, removed: float) -> tuple[str, str]:
         """Word two phrases for messages: exceeding this removal, and asking for at most it."""
         words = self.shown(removed)
-        if self.target is None or self.target.ratio is not None:
+        if self.limit is None:
             return f"removes more than {words}", f"at most {words}"
         return f"leaves less than {words}", f"{words} or more"
 
@@ -273,12 +263,8 @@ def require_strength(interaction_strength: float) -> float:
     return strength
 
 
-def target_cost(units: UnitSet, ratio: float) -> float:
-    """Return the cost that a plan of this ratio must reach, in parameters."""
-    return _needed(float(ratio), units.total_cost)
-
-
-def _needed(ratio: float, total: float) -> float:
+def target_cost(ratio: float, total: float) -> float:
+    """Return the cost that a plan of this ratio must reach; `total` is that of all units."""
     # a hair below ratio x total: in floating point 0.3 x total may land above a cost that is
     # exactly reachable, and would then demand one unit too many
     return ratio * total * (1 - 1e-12)
@@ -287,14 +273,14 @@ def _needed(ratio: float, total: float) -> float:
 def ratio_budget(units: UnitSet, ratio: float) -> Budget:
     """Return the budget of a plain ratio of removable parameters; checks the ratio."""
     ratio = require_ratio(ratio)
-    return Budget(units.costs, target_cost(units, ratio), ratio)
+    return Budget(units.costs, target_cost(ratio, units.total_cost), ratio)
 
 
 # KV cache ---------------------------------------------------------------------------------------
 
 
 def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = None) -> np.ndarray:
-    """Return the bytes of keys and values per token that each unit holds; 0 for FFN groups.
+    """Return the bytes of keys and values per token that each unit holds [M] int64; 0 for FFN.
 
     A KV head caches one key and one value of head_dim numbers per token, however many query heads
     share it. A layer with a sliding window does so only up to its window.
@@ -303,13 +289,6 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
         dtype: the number format of the cache, as for `Target`.
         model: the model of these units. Without it, head_dim is derived from unit costs and column
             counts, which is not possible for every family.
-
-    Returns:
-        [M] int64, bytes per token.
-
-    Raises:
-        InputError: no attention units, or costs that fit no head_dim.
-        MismatchError: the units are not the model's.
     """
     item = ITEM_BYTES[dtype_name(dtype)]
     if _CACHED not in units.kinds:
@@ -329,7 +308,7 @@ def kv_cache_costs(units: UnitSet, dtype: Any, model: PreTrainedModel | None = N
 
 
 def _hidden_sizes(channel: int) -> list[int]:
-    """Hidden sizes that would explain the cost of one FFN channel, gated forms first."""
+    """Return the hidden sizes that explain the cost of one FFN channel, gated forms first."""
     # a gated channel costs 3 x hidden, plus 2 with biases; an ungated one 2 x hidden, plus 1
     forms = ((3, 0), (3, 2), (2, 1), (2, 0))
     return [(channel - more) // per for per, more in forms if (channel - more) % per == 0]
@@ -352,17 +331,12 @@ def _head_dim(unit: Unit, sizes: Iterable[int]) -> int:
 
 def _as_costs(costs: Iterable[float]) -> tuple[float, ...]:
     """Costs of any number type as Python ints, or as Python floats if one is not an integer."""
-    try:
-        given = list(costs)
-        if any(isinstance(cost, (bool, np.bool_)) for cost in given):
-            raise InputError("a truth value is no cost")
-        floats = [as_float(cost, "a cost") for cost in given]
-    except (TypeError, InputError):
-        raise InputError("costs is not a list of numbers. Give one number per unit.") from None
+    given = as_list(costs, "costs")
+    floats = [as_float(cost, f"costs[{place}]") for place, cost in enumerate(given)]
     for place, cost in enumerate(floats):
-        if not 0 <= cost < math.inf:
+        if isinstance(given[place], (bool, np.bool_)) or not 0 <= cost < math.inf:
             raise InputError(
-                f"costs[{place}] is {shown(given[place])}. Give a finite cost of at least 0."
+                f"costs[{place}] is {shown(given[place])}. Give a finite number of at least 0."
             )
         if cost and not _SMALLEST_COST <= cost <= _LARGEST_COST:
             raise InputError(

@@ -7,9 +7,8 @@ comes from the full signed H.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ from ..curvature.matrix import BLOCKS, Curvature
 from ..models.families import KINDS
 from .greedy import Greedy
 from .guards import FREE, Guards
-from .selection import Selection, risk_terms
+from .selection import Selection
 from .solve import solve_greedy
 from .targets import require_strength
 
@@ -62,40 +61,34 @@ def edge_variant(
         A Curvature over the same units, which may be indefinite, without group Grams or risks. Its
         provenance lists the variants it went through and the fingerprint of the H before them.
     """
-    _require_choice("structure", structure, get_args(Structure))
-    _require_choice("reach", reach, get_args(Reach))
-    _require_choice("sign", sign, get_args(Sign))
-    keep = _kept_by_structure(curvature, structure) & _kept_by_reach(curvature, reach)
-    matrix = np.where(keep, _with_sign(curvature.matrix, sign), 0.0)
+    choices = {"structure": structure, "reach": reach, "sign": sign}
+    for (name, value), known in zip(choices.items(), (Structure, Reach, Sign), strict=True):
+        if value not in get_args(known):
+            listed = ", ".join(map(repr, get_args(known)))
+            raise InputError(f"{name} is {value!r}. Choose one of {listed}.")
+    matrix = np.where(
+        _kept_edges(curvature, structure, reach), _with_sign(curvature.matrix, sign), 0.0
+    )
     np.fill_diagonal(matrix, curvature.saliency if keep_diagonal else 0.0)
-    settings = {
-        "structure": structure,
-        "reach": reach,
-        "sign": sign,
-        "keep_diagonal": bool(keep_diagonal),
-    }
-    return _variant(curvature, matrix, settings)
+    return _variant(curvature, matrix, choices | {"keep_diagonal": bool(keep_diagonal)})
 
 
 def measured_diagonal(curvature: Curvature) -> Curvature:
     """Replace the diagonal of H by the measured costs 2 R(u) and keep its correlations.
 
-    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. But removing a unit is
-    not a small step: where the teacher is sure of its token the quadratic falls short, by a lot for
-    some units. The build measures R(u) anyway, on the tokens of `Curvature.risk_support`. Here
+    1/2 H_uu is the quadratic prediction of R(u), the KL of removing u alone. Where the teacher is
+    sure of its token it falls far short for some units. The build measures R(u) anyway, on the
+    tokens of `Curvature.risk_support`. Here
 
         H'_uv = rho_uv * 2 sqrt(R(u) R(v)),    so 1/2 H'_uu = R(u).
 
     This scales rows and columns of H, so H' is a Gram matrix too. Solve on it with `solve_variant`,
     which predicts risks with H itself. It is not in the paper.
-
-    Raises:
-        InputError: H has no measured risks.
     """
     risk = curvature.single_unit_risk
     if risk is None:
         raise InputError("this H has no measured risks of single units. Build it by ablations.")
-    # a measured KL of almost 0 may be below it by rounding
+    # by rounding, a measured KL of almost 0 may be below 0
     root = np.sqrt(2 * np.clip(risk, 0.0, None))
     matrix = curvature.correlation() * np.outer(root, root)
     np.fill_diagonal(matrix, root**2)
@@ -110,22 +103,15 @@ def _variant(curvature: Curvature, matrix: np.ndarray, settings: dict[str, Any])
     return Curvature(matrix, curvature.units, curvature.provenance | provenance)
 
 
-def _kept_by_structure(curvature: Curvature, structure: str) -> np.ndarray:
-    """Mask of the ordered pairs u != v that a structure keeps: bool [M, M]."""
+def _kept_edges(curvature: Curvature, structure: str, reach: str) -> np.ndarray:
+    """Mask of the ordered pairs u != v that a structure and a reach both keep: bool [M, M]."""
+    kinds, layers = curvature.units.kinds, curvature.units.layers
+    near = np.abs(layers[:, None] - layers[None, :]) <= _FURTHEST.get(reach, np.inf)
     if structure in BLOCKS:
-        return curvature.pair_mask(structure)
-    size = len(curvature.units)
+        return near & curvature.pair_mask(structure)
     if structure == "within_module":
-        kinds = curvature.units.kinds
-        return kinds[:, None] == kinds[None, :]
-    return np.full((size, size), structure == "full")
-
-
-def _kept_by_reach(curvature: Curvature, reach: str) -> np.ndarray:
-    """Mask of the ordered pairs within reach of each other: bool [M, M]."""
-    layers = curvature.units.layers
-    distance = np.abs(layers[:, None] - layers[None, :])
-    return distance <= _FURTHEST.get(reach, np.inf)
+        return near & (kinds[:, None] == kinds[None, :])
+    return near & (structure == "full")
 
 
 def _with_sign(matrix: np.ndarray, sign: str) -> np.ndarray:
@@ -150,20 +136,11 @@ def solve_variant(
 ) -> Selection:
     """Solve on a variant and predict with the full H: the plan of one ablation row.
 
-    Returns the greedy plan on `variant`, with its order, guards and lambda. Node and edge terms [k]
-    (hence predicted risk, marginals and objective, nats per token) and the fingerprint are those of
-    the full H, so the marginals are not the ones that greedy compared.
-
-    Raises:
-        MismatchError: the two are over different units.
-        InputError, InfeasibleError: as for `solve_greedy`.
+    Node and edge terms [k] (hence predicted risk, marginals and objective, nats per token) and the
+    fingerprint are those of the full H, so the marginals are not the ones that greedy compared.
     """
     curvature.units.require_same(variant.units, mine="the curvature", theirs="the variant")
-    plan = solve_greedy(variant, ratio, interaction_strength, guards)
-    node, edge = risk_terms(curvature.matrix, plan.pruned)
-    return replace(
-        plan, node_terms=node, edge_terms=edge, curvature_fingerprint=curvature.fingerprint
-    )
+    return solve_greedy(variant, ratio, interaction_strength, guards).predicted_by(curvature)
 
 
 def plain_greedy(
@@ -178,11 +155,7 @@ def plain_greedy(
     same. With equal costs the two agree.
     """
     strength = require_strength(interaction_strength)
-    greedy = Greedy(curvature, ratio, guards, per_cost=False)
-    greedy.run(strength)
-    if greedy.stalled:
-        raise greedy.infeasible()
-    return greedy.selection(strength)
+    return Greedy(curvature, ratio, guards, per_cost=False).solve(strength)
 
 
 # The table of ablations ---------------------------------------------------------------------------
@@ -225,9 +198,6 @@ def structure_table(
         One dict per row: "axis", "name", "selection" (its predicted risk is under the full H) and
         "note". If a row has no plan (head-only at a high ratio, say), "selection" is None and
         "note" gives the reason; otherwise "note" is empty.
-
-    Raises:
-        InfeasibleError: the method itself reaches no plan, so there is nothing to compare.
     """
     settings = (ratio, interaction_strength)
     solve_greedy(curvature, *settings, guards)  # raises where even the method has no plan
@@ -251,11 +221,3 @@ def _row(axis: str, name: str, solve: Callable[..., Selection], *arguments: Any)
     except InfeasibleError as error:
         selection, note = None, str(error)
     return {"axis": axis, "name": name, "selection": selection, "note": note}
-
-
-def _require_choice(name: str, value: str, choices: Collection[str]) -> None:
-    if value not in choices:
-        near = get_close_matches(str(value), choices, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise InputError(f"{name} is {value!r}.{hint} Choose one of {listed}.")

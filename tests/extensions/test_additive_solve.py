@@ -117,7 +117,7 @@ def test_prefixes_of_the_longest_plan_are_priced_as_they_are() -> None:
     for k in (0, 1, 5, len(run)):
         assert prices[k] == pytest.approx(surrogate.predict(run.pruned[:k], "price"), rel=1e-9)
     singles = [surrogate.predict([u], "price") for u in range(len(CURVATURE.units))]
-    np.testing.assert_allclose(surrogate.singles("price"), singles, rtol=1e-9)
+    np.testing.assert_allclose(surrogate.state("price").singles, singles, rtol=1e-9)
 
 
 def test_one_surrogate_solves_many_times() -> None:

@@ -39,11 +39,6 @@ def risk_lower_bound(
 
     The bound is close to the optimum where units are weakly coupled. It is little above 0 where H
     has low rank, because some combination of units then costs nothing. It is not in the paper.
-
-    Raises:
-        InputError: lambda outside [0, 1], or ratio outside [0, 1).
-        NumericalError: H is not positive semidefinite, so there is no convex f of this kind.
-        InfeasibleError: no plan reaches the ratio under the guards, so there is nothing to bound.
     """
     if not 0 <= interaction_strength <= 1:
         raise InputError(

@@ -15,7 +15,7 @@ from ...base.arguments import require_type
 from ...base.errors import InputError
 from ...curvature.matrix import Curvature
 from ...solver.guards import Rules, UnitsLike
-from ...solver.selection import Selection, risk_terms
+from ...solver.selection import Selection
 from ...solver.targets import require_strength
 
 log = logging.getLogger(__name__)
@@ -33,11 +33,10 @@ def refine(
 
     Each round makes one exchange that lowers R_lambda: the best of dropping a unit, adding one, and
     swapping one for one. If none of these helps, it tries two for one and one for two, and takes
-    the best exchange of the first unit that has one. Ties go to the lowest indices, so the result
-    is deterministic. It is a local optimum: no such exchange improves it. Like a greedy plan, it
-    reaches `target_cost` and overshoots by less than the most expensive admissible unit
-    (Proposition "Overshoot bound"). Under guards of the machine only units of one group
-    (portions.py) are swapped, one for one, so that all counts stay.
+    the best exchange of the first unit that has one. Ties go to the lowest indices. The result is a
+    local optimum: no such exchange improves it. Like a greedy plan, it reaches `target_cost` and
+    overshoots by less than the most expensive admissible unit (Proposition "Overshoot bound").
+    Under guards of the machine units are swapped one for one within a group (portions.py).
 
     Args:
         selection: a plan with an interaction strength. Its `forced` units stay; its gains are
@@ -50,11 +49,6 @@ def refine(
         A Selection with the same requested ratio, guards and lambda, whose objective is never above
         that of `selection`. It has no removal order (forced units first, then ascending), unless
         nothing could be improved.
-
-    Raises:
-        InputError: the plan has no interaction strength, misses its ratio, overshoots by a unit or
-            more, or breaks its guards; an excluded unit is in it; or max_rounds is negative.
-        MismatchError: the curvature is of other units.
 
     Example:
         >>> import numpy as np
@@ -69,13 +63,12 @@ def refine(
     """
     require_type(selection, Selection, "the plan")
     require_type(curvature, Curvature, "the curvature")
-    strength = selection.interaction_strength
-    if strength is None:
+    if selection.interaction_strength is None:
         raise InputError(
             f"{selection!r} has no interaction_strength, so no objective to improve. Set one with "
             "dataclasses.replace(selection, interaction_strength=...)."
         )
-    strength = require_strength(strength)
+    strength = require_strength(selection.interaction_strength)
     if max_rounds < 0:
         raise InputError(f"max_rounds is {max_rounds}. Give 0 or more.")
     curvature.units.require_same(selection.units, mine="the curvature", theirs="the selection")
@@ -85,20 +78,11 @@ def refine(
         log.warning("refine stopped after %d exchanges, before a local optimum", max_rounds)
     forced = selection.pruned[: selection.forced]
     rest = sorted(set(np.flatnonzero(search.pruned).tolist()) - set(forced))
-    same = set(selection.pruned) == {*forced, *rest}
-    if same and selection.curvature_fingerprint == curvature.fingerprint and not selection.gains:
+    pruned, same_h = (*forced, *rest), selection.curvature_fingerprint == curvature.fingerprint
+    if set(selection.pruned) == set(pruned) and same_h and not selection.gains:
         # nothing changed: terms summed in another order could exceed the plan's own by rounding
         return replace(selection, ordered=False)
-    node, edge = risk_terms(curvature.matrix, (*forced, *rest))
-    return replace(
-        selection,
-        pruned=(*forced, *rest),
-        ordered=False,
-        node_terms=node,
-        edge_terms=edge,
-        gains={},
-        curvature_fingerprint=curvature.fingerprint,
-    )
+    return replace(selection, pruned=pruned, ordered=False, gains={}).predicted_by(curvature)
 
 
 @dataclass(frozen=True)
@@ -132,9 +116,8 @@ class _Search:
     ) -> None:
         units = selection.units
         forced = list(selection.pruned[: selection.forced])
-        rules = Rules(
-            units, selection.guards, selection.requested_ratio, forced, exclude, portions=True
-        )
+        ratio, guards = selection.requested_ratio, selection.guards
+        rules = Rules(units, guards, ratio, forced, exclude, portions=True)
         self.portions = rules.portions
         self.costs, self.layers = units.costs, units.layers
         self.pruned = selection.indicator.copy()
@@ -251,12 +234,8 @@ class _Search:
         one, x = partners[hopeful], x[hopeful]
         two = one[:, None]
         change = alone + x + x[:, None] + self.edges[two, one]
-        cost, layer, same = (
-            self.costs[pivot],
-            self.layers[pivot],
-            self.layers[two] == self.layers[one],
-        )
-        pair = self.costs[two] + self.costs[one]
+        cost, layer = self.costs[pivot], self.layers[pivot]
+        pair, same = self.costs[two] + self.costs[one], self.layers[two] == self.layers[one]
         allowed = self._in_budget(self.spent + sign * (cost - pair)) & (one < two)
         if leaving:  # the partners enter: each must fit, and both together if they share a layer
             room = self.room[self.layers[one]] + cost * (self.layers[one] == layer)

@@ -5,9 +5,9 @@ The groups of sequences of a build are its independent draws of text (curvature/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ...solver.guards import FREE, Guards
 from ...solver.selection import Selection
 from ...solver.solve import solve_greedy
 from ...solver.targets import require_ratio, require_strength
+
+if TYPE_CHECKING:
+    from ...estimator.build import Build
 
 TOLERANCE = 0.1
 _CHUNK = 64 << 20  # bytes of resampled matrices held at a time
@@ -84,14 +87,10 @@ def selection_stability(
 ) -> Stability:
     """Measure how often each unit is pruned when the groups of sequences are drawn again.
 
-    This is a bootstrap over groups (Efron and Tibshirani 1993, An Introduction to the Bootstrap).
-    Each draw takes G of the G groups with replacement, forms H = weighted sum of Grams / weighted
-    positions, and solves again. With G groups the variance over draws is too small by a factor of
-    about (G - 1) / G. It takes about 3 s for 200 draws at M = 768 on one core.
-
-    Raises:
-        InputError: H has no groups or is not their mean, or an argument is out of range.
-        InfeasibleError: the whole H has no plan. Draws without a plan are only counted.
+    This is a bootstrap over groups (Efron and Tibshirani 1993, An Introduction to the Bootstrap):
+    each draw takes G of the G groups with replacement and solves again on the pooled H. With G
+    groups the variance over draws is too small by a factor of about (G - 1) / G. A draw without a
+    plan is only counted. 200 draws at M = 768 take about 3 s on one core.
     """
     if draws < 1:
         raise InputError(f"draws is {draws}. Give at least 1, better 200.")
@@ -183,12 +182,8 @@ def is_converged(
 
     The first two alone would pass too early, because a plan chosen among millions looks good on its
     own H. On a trained model of 120 units (64 sequences x 255 positions, ratio 0.3, lambda 1) that
-    risk was known to 8 %, while the plans of the halves cost 34 % more on the other half.
-
-    It takes milliseconds, so a build can ask it (`Build.so_far()`). The plan is without guards.
-
-    Raises:
-        InputError: H has no groups or is not their mean, or an argument is out of range.
+    risk was known to 8 %, while the plans of the halves cost 34 % more on the other half. It takes
+    milliseconds. The plan is without guards.
     """
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}. Give a number above 0, such as 0.1.")
@@ -206,17 +201,19 @@ def is_converged(
         "optimism of the plan": optimism,
     }
     failing = [name for name, error in errors.items() if not error <= tolerance]  # NaN fails too
-    return Convergence(
-        converged=len(groups) >= ENOUGH and not failing,
-        risk=risk,
-        risk_error=risk_error,
-        saliency_error=saliency_error,
-        optimism=optimism,
-        overlap=overlap,
-        groups=len(groups),
-        tolerance=tolerance,
-        reason=_verdict(errors, failing, len(groups), tolerance),
-    )
+    converged = len(groups) >= ENOUGH and not failing
+    numbers = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
+    if len(groups) < ENOUGH:
+        reason = (
+            f"Too early to say: {len(groups)} {'group' if len(groups) == 1 else 'groups'} of "
+            f"sequences, and below {ENOUGH} no interval is trustworthy ({numbers})."
+        )
+    elif failing:
+        reason = f"Not converged: {', '.join(failing)} above {tolerance:.1%} ({numbers})."
+    else:
+        reason = f"Converged: relative errors at most {tolerance:.1%} ({numbers})."
+    known = (risk, risk_error, saliency_error, optimism, overlap, len(groups), tolerance, reason)
+    return Convergence(converged, *known)
 
 
 def _risk(matrix: np.ndarray, plan: np.ndarray) -> float:
@@ -243,46 +240,16 @@ def _split(groups: Groups, ratio: float, strength: float) -> tuple[float, float]
     return _share(away - home, home) / 2, _overlap(*plans)
 
 
-def _verdict(errors: dict[str, float], failing: list[str], groups: int, tolerance: float) -> str:
-    numbers = ", ".join(f"{name} {error:.1%}" for name, error in errors.items())
-    if groups < ENOUGH:
-        plural = "group" if groups == 1 else "groups"
-        return (
-            f"Too early to say: {groups} {plural} of sequences, and below {ENOUGH} no interval is "
-            f"trustworthy ({numbers})."
-        )
-    if failing:
-        return f"Not converged: {', '.join(failing)} above {tolerance:.1%} ({numbers})."
-    return f"Converged: relative errors at most {tolerance:.1%} ({numbers})."
-
-
 # Stopping a build -------------------------------------------------------------------------------
-
-
-class Running(Protocol):
-    """The part of a running build that a stopping rule reads (`estimator.build.Build` has it)."""
-
-    events: list[str]
-    stopped: str
-
-    @property
-    def calibration(self) -> Sized: ...
-    @property
-    def positions(self) -> np.ndarray: ...
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    def so_far(self) -> Curvature: ...
 
 
 class StopWhenConverged:
     """Stop a build once H is good enough: `cl.BuildOptions(on_sequence=StopWhenConverged())`.
 
-    It asks `is_converged` after each sequence. After `patience` positive answers in a row it writes
-    the reason into the build's events and raises KeyboardInterrupt, just as a user stops a build.
-    The build then returns the H over the sequences done, and keeps its checkpoint, so running it
-    again continues (and the patience starts again). It needs groups >= 16, the default.
+    It asks `is_converged` after each sequence. After `patience` positive answers in a row it adds
+    the reason to the build's events and raises KeyboardInterrupt, as if a user stopped the build.
+    The build then returns the H over the sequences done and keeps its checkpoint; running it again
+    continues, with fresh patience. It needs groups >= 16, the default.
 
     Attributes:
         history: (sequences done, Convergence) after each sequence.
@@ -295,18 +262,16 @@ class StopWhenConverged:
         tolerance: float = TOLERANCE,
         patience: int = 4,
     ) -> None:
-        ratio = require_ratio(ratio)
-        interaction_strength = require_strength(interaction_strength)
+        self.criterion = (require_ratio(ratio), require_strength(interaction_strength), tolerance)
         if not tolerance > 0 or patience < 1:
             raise InputError(
                 f"tolerance is {tolerance} and patience {patience}. Give a tolerance above 0 and a "
                 "patience of at least 1."
             )
-        self.criterion = (ratio, interaction_strength, tolerance)
         self.patience = patience
         self.history: list[tuple[int, Convergence]] = []
 
-    def __call__(self, build: Running) -> None:
+    def __call__(self, build: Build) -> None:
         """Check convergence; the build calls this after each sequence."""
         if build.stopped:
             return
@@ -318,8 +283,7 @@ class StopWhenConverged:
             )
         readout = is_converged(build.so_far(), *self.criterion)
         self.history.append((build.done, readout))
-        # a criterion checked after every sequence is met too early by luck; the patience makes up
-        # for that
+        # a criterion checked after every sequence is met too early by luck, hence the patience
         recent = [look.converged for _, look in self.history[-self.patience :]]
         enough = len(recent) == self.patience and all(recent)
         if enough and build.done < build.total:  # after the last sequence there is nothing to stop

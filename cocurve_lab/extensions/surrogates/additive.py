@@ -1,4 +1,4 @@
-"""The additive KL as a surrogate of its own: what it predicts for a plan, and its greedy plan.
+"""The additive KL as a surrogate of its own: its prediction for a plan, and its greedy plan.
 
 F(S) = E KL(p_0 || softmax(z_0 + sum of d_u over S)) with the shifts d_u of single units, from the
 sketch that a build keeps (shifts.py). Where the teacher is sure of its token F sees what
@@ -8,11 +8,9 @@ its second order, H, cannot. With the strength lambda between F and its node par
 
 the greedy loop is Algorithm 2 with other interactions: g_u = F(S + u) - F(S) - F({u}).
 
-Every marginal is evaluated at every step. F is convex, so E[(p_S - p_0) . d_u] bounds that of u
-from below, but the bound reads as much memory as the marginals do, and at lambda 1, the default, it
-saved nothing. additive_torch.py evaluates them with torch, for a GPU.
-
-This departs from the paper, which solves on H.
+Every marginal is evaluated at every step: a lower bound from the convexity of F reads as much
+memory and saved nothing. additive_torch.py evaluates them with torch, for a GPU. This departs from
+the paper, which solves on H.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -29,7 +27,7 @@ from ...models.units import Unit
 from ...solver.greedy import FormerRun, Greedy
 from ...solver.guards import FREE, Guards, UnitsLike
 from ...solver.path import LambdaPath, path_of
-from ...solver.selection import Selection, risk_terms
+from ...solver.selection import Selection
 from ...solver.targets import Target, require_strength
 from .pair_kl import likelihood_ratios
 from .shifts import Part, Shifts
@@ -70,26 +68,21 @@ class AdditiveKL:
         self._starts: dict[Part, State] = {}  # the likelihood ratios take as long as a solve
 
     def predict(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> float:
-        """F(S) of a plan, nats per token, on the tokens of the sketch.
+        """Predict F(S) of a plan, nats per token, on the tokens of the sketch.
 
-        If the build removed units beforehand, they count as part of every plan.
-
-        For a price, solve on "fit" and predict on "price" (`shifts.Part`).
+        If the build removed units beforehand, they count as part of every plan. For an unbiased
+        price, solve on "fit" and predict on "price" (`shifts.Part`).
 
         Args:
             plan: a plan, or units, names or indices; gains are not considered.
             part: the positions of the sketch.
-
-        Raises:
-            InputError: an unknown unit or part.
-            MismatchError: the plan is of other units.
         """
         return float(self._by_position(plan, part).mean())
 
     def standard_error(
         self, plan: Selection | Iterable[Unit | str | int], part: Part = "all"
     ) -> float:
-        """The standard error of `predict` over groups of sequences; NaN with fewer than two."""
+        """Return the standard error of `predict` over groups of sequences; NaN below two groups."""
         values, groups = self._by_position(plan, part), self.shifts.of(part).groups
         names = np.unique(groups)
         if len(names) < 2:
@@ -116,9 +109,8 @@ class AdditiveKL:
         return list(units.indices(plan))
 
     def marginals(self, pruned: Iterable[Unit | str | int] = (), part: Part = "all") -> np.ndarray:
-        """F(S + u) - F(S) of each unit u [M] float64, nats per token; 0 for the units of S."""
-        state = self.state(part)
-        chosen = list(self.curvature.units.indices(pruned))
+        """Return F(S + u) - F(S) of each unit u [M] float64, nats per token; 0 for units of S."""
+        state, chosen = self.state(part), self._indices(pruned)
         for index in chosen:
             state.add(index)
         found = state.marginals()
@@ -126,10 +118,7 @@ class AdditiveKL:
         return found
 
     def along(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> np.ndarray:
-        """F of each prefix of a removal order [len(plan) + 1] float64, nats per token.
-
-        The last one is `predict`. Args and errors as there.
-        """
+        """Return F of each prefix of a removal order [len(plan) + 1] float64, nats per token."""
         indices, shifts = self._indices(plan), self.shifts.of(part)
         total, found = _removed_before(shifts), [self.predict((), part)]
         for index in indices:
@@ -137,14 +126,8 @@ class AdditiveKL:
             found.append(float(likelihood_ratios(total, shifts.probabilities)[1].mean()))
         return np.array(found)
 
-    def singles(self, part: Part = "all") -> np.ndarray:
-        """F({u}) of each unit [M] float64, nats per token."""
-        shifts = self.shifts.of(part)
-        kls = (likelihood_ratios(v, shifts.start, shifts.teacher)[1] for v in shifts.values)
-        return np.array([kl.mean() for kl in kls])
-
     def state(self, part: Part = "all") -> State:
-        """What a solve steps through, with no unit removed."""
+        """Return a state with no unit removed, for a solve to step through."""
         if part not in self._starts:
             self._starts[part] = self._start(part)
         return copy(self._starts[part])
@@ -163,28 +146,22 @@ class AdditiveKL:
         part: Part = "all",
         each_step: EachStep | None = None,
     ) -> Selection:
-        """Algorithm 2 on F_lambda: as `solve_greedy`, with the marginals of the additive KL.
+        """Solve by Algorithm 2 on F_lambda: as `solve_greedy`, with the marginals of this KL.
 
         Args:
             ratio, guards, include, exclude: as for `solve_greedy`.
             interaction_strength: lambda >= 0; 0 ranks by the KL of single units, 1 is F.
             part: the positions of the sketch to solve on.
-            each_step: called before each step; what it raises ends the solve.
+            each_step: called before each step; an exception it raises ends the solve.
 
         Returns:
             A Selection in removal order. Its predicted risk is that of H, 1/2 s^T H s; `predict`
-            tells the additive KL.
-
-        Raises: as `solve_greedy`.
+            returns the additive KL.
         """
         strength = require_strength(interaction_strength)
         goal = ratio.budget(self.curvature.units) if isinstance(ratio, Target) else ratio
         greedy = _AdditiveGreedy(self.curvature, goal, guards, include, exclude)
-        greedy.begin(self.state(part), each_step)  # after the checks of the target: takes seconds
-        greedy.run(strength)
-        if greedy.stalled:
-            raise greedy.infeasible()
-        return greedy.selection(strength)
+        return greedy.begin(self, part, each_step).solve(strength)
 
     def longest(
         self,
@@ -195,16 +172,10 @@ class AdditiveKL:
         part: Part = "all",
         each_step: EachStep | None = None,
     ) -> Selection:
-        """The longest plan that greedy reaches, up to a ratio or to where it stalls.
-
-        As `solve.longest`, on F_lambda; part and each_step as for `solve`.
-        """
+        """Return the longest plan that greedy reaches on F_lambda, as `solve.longest` does on H."""
         strength = require_strength(interaction_strength)
         greedy = _AdditiveGreedy(self.curvature, upto, guards)
-        greedy.begin(self.state(part), each_step)
-        greedy.run(strength)
-        plan = greedy.selection(strength)
-        return replace(plan, requested_ratio=min(plan.requested_ratio, plan.realized_ratio))
+        return greedy.begin(self, part, each_step).longest(strength)
 
     def lambda_path(
         self,
@@ -216,18 +187,13 @@ class AdditiveKL:
         each_step: EachStep | None = None,
         progress: bool = False,
     ) -> LambdaPath:
-        """All plans of `solve` over lambda in [0, maximum], by the event sweep of `lambda_path`.
+        """Find all plans of `solve` over lambda in [0, maximum], by the sweep of `lambda_path`.
 
-        The sweep holds, since F's marginals too depend on the set alone. They are float32 sums, so
-        the path equals `solve` at lambdas farther than about 1e-6 from a breakpoint.
-
-        Args:
-            ratio, guards, maximum, progress: as for `lambda_path`.
-            part, each_step: as for `solve`.
+        The sweep is valid because F's marginals, too, depend on the set alone. They are float32
+        sums, so the path equals `solve` farther than about 1e-6 from a breakpoint.
         """
         greedy = _AdditiveGreedy(self.curvature, ratio, guards, keep_history=True)
-        greedy.begin(self.state(part), each_step)
-        return path_of(greedy, maximum, progress)
+        return path_of(greedy.begin(self, part, each_step), maximum, progress)
 
 
 def _removed_before(shifts: Shifts) -> np.ndarray:
@@ -271,10 +237,12 @@ class NumpyState:
 class _AdditiveGreedy(Greedy):
     """Algorithm 2 whose interactions are those of the additive KL."""
 
-    def begin(self, state: State, each_step: EachStep | None) -> None:
-        """Take the KL of single units for 1/2 H_uu."""
-        self.start, self.state, self.half = copy(state), state, state.singles
+    def begin(self, surrogate: AdditiveKL, part: Part, each_step: EachStep | None) -> Self:
+        """Take the KL of single units for 1/2 H_uu; call it last, since a state takes seconds."""
+        self.state = surrogate.state(part)
+        self.start, self.half = copy(self.state), self.state.singles
         self.each_step = each_step
+        return self
 
     def interactions(self, g: np.ndarray, unit: int, out: np.ndarray) -> np.ndarray:
         """F(S + u) - F(S) - F({u}) of every u, once `unit` has joined S."""
@@ -292,6 +260,5 @@ class _AdditiveGreedy(Greedy):
 
     def selection(self, strength: float) -> Selection:
         """The plan of the last run, whose predicted risk is that of H."""
-        plan = super().selection(strength)
-        node, edge = risk_terms(self.curvature.matrix, plan.pruned)
-        return replace(plan, node_terms=node, edge_terms=edge, surrogate=ADDITIVE_KL)
+        plan = super().selection(strength).predicted_by(self.curvature)
+        return replace(plan, surrogate=ADDITIVE_KL)

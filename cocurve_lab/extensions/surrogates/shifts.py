@@ -150,13 +150,7 @@ class Shifts:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], curvature: str) -> Shifts:
-        """Read the shifts of the H with this fingerprint.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            FileFormatError: the file is damaged, hostile, or of another format.
-            MismatchError: they are those of another H.
-        """
+        """Read the shifts of the H with this fingerprint."""
         content = load_npz(path, format_name=FORMAT, version=VERSION)
         with reading(path, "Build again to have it again."):
             require_fields(content, _FILE)

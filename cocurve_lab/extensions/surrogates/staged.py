@@ -1,10 +1,9 @@
-"""Plans in stages: the surrogate is measured anew on the model without what went so far.
+"""Staged pruning: re-estimate the surrogate on the partly pruned model between steps.
 
-Every surrogate is exact where it was measured and drifts from there: shifts of single units add up
-less and less the more units are gone. `staged_plan` solves up to a ratio, builds H and the shifts
-again with those units masked, and goes on. Units are masked, not cut, so units, costs and guards
-stay those of the whole model. So does the teacher: each stage predicts the KL from the whole model,
-F(S + T) with S fixed, and not that from its own start (shifts.py, estimator/algorithm1.py).
+Every surrogate is exact where it was measured and drifts from there. `staged_plan` solves up to a
+ratio, builds H and the shifts again with those units masked, and continues. Units are masked, not
+cut, so units, costs and guards stay those of the whole model. So does the teacher: each stage
+predicts the KL from the whole model, F(S + T) with S fixed (shifts.py, estimator/algorithm1.py).
 
 This departs from the paper, which names such a rebuild in its conclusion, as an outlook.
 """
@@ -14,8 +13,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...base.arguments import as_float, as_list, require_type
 from ...base.errors import InfeasibleError, InputError, MismatchError
@@ -53,35 +53,28 @@ def staged_plan(
     progress: Progress = True,
     executor: Executor | None = None,
 ) -> Selection:
-    """Solve a plan in stages, with the surrogate measured anew on what is left at each of them.
+    """Solve a plan in stages, and measure the surrogate anew on the remaining units at each.
 
-    Each stage costs a build over the units left. Resumed or not, it gives the same plan.
+    Each stage costs a build over the units left. A resumed run gives the same plan.
 
     Args:
-        model: the whole model; it stays as it is.
-        curvature: its H [M, M], built by ablations on `calibration`, complete. Later builds take
-            over its r, groups, temperature and size of sketch.
+        model: the whole model; it is not changed.
+        curvature: its H [M, M], built by ablations on `calibration`, complete. Later builds use its
+            r, groups, temperature and size of sketch.
         calibration: rows and scored positions of every build.
         ratio: share of removable cost to remove, (0, 1).
         stages: the ratios at which to measure anew, rising, in (0, ratio); none is one shot. A
-            stage that one unit jumps over is left out.
-        interaction_strength, guards: as for `solve_greedy`, in all stages. A `layer_cap_factor` is
-            taken of the final ratio.
+            stage that one unit jumps over is omitted.
+        interaction_strength, guards: as for `solve_greedy`, in all stages. A `layer_cap_factor`
+            refers to the final ratio.
         surrogate: "H", "pair KL" or "additive KL". The last two need the sketch of shifts.
-        folder: where the H of each stage is kept, and its checkpoint while it is built; running
-            again resumes. None keeps nothing.
+        folder: stores the H of each stage, and its checkpoint while it is built; running again
+            resumes. None stores nothing.
         progress, executor: as for `estimate_curvature`.
 
     Returns:
-        A Selection in removal order, with `stages`. Its predicted risk is that of `curvature`, so
-        that it compares with a plan in one shot.
-
-    Raises:
-        InputError: stages that do not rise or lie outside (0, ratio), an unknown surrogate, an H
-            that is no complete build, or one without a sketch that needs it.
-        MismatchError: H is of another model or calibration, or a file in `folder` is.
-        InfeasibleError: a plan cannot be made under the guards.
-        KeyboardInterrupt: a build was stopped; run again to go on.
+        A Selection in removal order, with `stages`. Its predicted risk is that of `curvature`,
+        comparable with a plan in one shot.
     """
     require_type(curvature, Curvature, "curvature")
     if surrogate not in SURROGATES:
@@ -112,16 +105,13 @@ def staged_plan(
                 f"({done.realized_ratio:.1%}), on to {upto:.1%}.",
                 flush=True,
             )
-        inputs = (model, curvature.units, calibration, top_r)
-        rest: dict[str, Any] = {
-            "options": replace(options, removed=done.pruned),
-            "progress": progress,
-            "executor": executor,
-        }
-        if folder is None:
-            found = estimate_curvature(*inputs, **rest)
-        else:
-            found = load_or_estimate(folder, *inputs, **rest)
+        build = estimate_curvature if folder is None else partial(load_or_estimate, folder)
+        found = build(
+            *(model, curvature.units, calibration, top_r),
+            options=replace(options, removed=done.pruned),
+            progress=progress,
+            executor=executor,
+        )
         _require_whole(found, curvature, surrogate)
         done = _solve(found, surrogate, upto, interaction_strength, rules, done.pruned)
         measured.append(place)
