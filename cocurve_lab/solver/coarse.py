@@ -6,9 +6,8 @@ first, given those that went before.
 
 A uniform plan keeps the model's stock class: a stock configuration has one number of heads, of
 key/value heads and of FFN channels for all layers. Each layer must therefore lose the same number
-of units of each shape, but not the same units. The search runs over these counts. Greedy fills each
-choice of counts that just reaches the budget (with one unit per layer less it would not), and the
-plan of lowest objective wins.
+of units of each shape, but not the same units. Greedy fills each choice of these counts that just
+reaches the budget (with one unit per layer less it would not). The lowest objective wins.
 """
 
 from __future__ import annotations

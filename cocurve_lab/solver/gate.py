@@ -138,9 +138,8 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     The paper's thresholds conflict: its table calls < 0.10 favorable, about 0.11 gray and > 0.15
     high; its text damps from about 0.12, yet also damps Mistral-Nemo at 0.111. Here the bands are
     low below 0.10, gray from 0.10 and high from 0.12. The recommendation follows the paper: 1 when
-    low, 0 otherwise. It is a default to start from, not a verdict: the best lambda also falls with
-    the ratio. A preview (`Curvature.is_preview`) gets no recommendation, because the noise of its
-    probes alone can cross a threshold.
+    low, 0 otherwise. It is a default to start from: the best lambda also falls with the ratio. A
+    preview (`Curvature.is_preview`) gets none, because its noise alone can cross a threshold.
 
     The gate is undecided in two cases. Both need the errors, hence the groups of H; without groups
     the paper's rule stands as it is.
@@ -148,18 +147,14 @@ def redundancy_gate(curvature: Curvature, ratio: float = 0.2) -> Gate:
     - "border": 0.10 lies within the errors of the redundancy: between `corrected` (or `redundancy`,
       if lower) less two standard errors, and `redundancy` plus two.
     - "balance": the gate would recommend 1, but the measured balance is not above 1 by two standard
-      errors. The edges are then no larger than the diagonal: they refine its order (Section "When
-      Do Cross-Module Edges Help?"), and H alone cannot show whether for better or worse.
+      errors. The edges then only refine the order of the diagonal (Section "When Do Cross-Module
+      Edges Help?"), and H alone cannot show whether for better or worse.
 
     The edge-to-diagonal balance is taken on S, the plan of `ratio` at lambda = 0 without guards.
     Predicted: 2 |S| |rho_bar|, rho_bar = mean signed rho_uv over ordered pairs u != v of S.
     Measured: median over u in S with H_uu > 0 of |sum over v in S, v != u of H_uv| / (1/2 H_uu).
-    The error of the redundancy is the jackknife's, that of the balance a bootstrap's over groups
-    (100 draws, S fixed).
-
-    Args:
-        curvature: H [M, M]; the noise floor needs its group Grams.
-        ratio: share of removable cost of S, [0, 1).
+    The error of the redundancy comes from the jackknife, that of the balance from a bootstrap over
+    groups (100 draws, S fixed).
     """
     require_type(curvature, Curvature, "curvature")
     curvature.require_gram("the redundancy gate")

@@ -26,7 +26,7 @@ Step = TypeVar("Step")
 def fill(steps: Iterable[Step], take: Callable[[Step], object], enough: Callable[[], bool]) -> bool:
     """Take steps in turn until there is enough; return whether the steps sufficed.
 
-    All plans are made by this loop and differ in their steps: the unit of lowest marginal per cost,
+    This loop makes all plans, which differ in their steps: the unit of lowest marginal per cost,
     scored again after each removal (Algorithm 2); the same within a quota per layer, or portions of
     a block (coarse.py); units in the order of a score (methods/); units near another plan (search).
     """

@@ -1,4 +1,4 @@
-"""A plan in JSON: its fields, the values each may hold, and how they must agree.
+"""A plan in JSON: its fields, their allowed values, and how they must agree.
 
 Plan files are passed between people, so every field is checked before it is used. A `plan` here is
 a Selection, whose file imports this one.
@@ -29,7 +29,6 @@ from ..base.schema import (
     optional,
     parse_json,
     require_fields,
-    told,
 )
 from ..models.families import KINDS
 from .targets import ratio_budget
@@ -37,7 +36,11 @@ from .targets import ratio_budget
 FORMAT, VERSION = "cocurve-selection", 1
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
-_FIELDS: Schema = {
+_KIND: dict[str, Field] = {
+    "format": Field(repr(FORMAT), lambda value: value == FORMAT),
+    "version": Field(str(VERSION), lambda value: value == VERSION),
+}
+_FIELDS: dict[str, Field] = {
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "requested_ratio": SHARE,
@@ -94,13 +97,8 @@ def read_fields(text: str) -> dict[str, Any]:
     The fields of its units are checked by `UnitSet.from_plain`.
     """
     try:
-        content = parse_json(text)
-        if not isinstance(content, dict):
-            raise FileFormatError(f"it is {told(content)}, not an object with fields")
-        found = (content.pop("format", None), content.pop("version", None))
-        if found != (FORMAT, VERSION):
-            raise FileFormatError(f"its format is {told(found[0])} version {told(found[1])}")
-        require_fields(content, _FIELDS)
+        content = require_fields(parse_json(text), _KIND, others=True)
+        require_fields(content, _KIND | _FIELDS)
         require_fields(content["guards"], _GUARDS, inside="guards")
     except FileFormatError as error:
         raise no_plan(str(error)) from None
@@ -108,7 +106,7 @@ def read_fields(text: str) -> dict[str, Any]:
         numbers, units = content[name], len(content["pruned"])
         if numbers is not None and len(numbers) != units:
             raise no_plan(f"{name} has {len(numbers)} numbers for {units} pruned units")
-    return content
+    return {name: value for name, value in content.items() if name not in _KIND}
 
 
 def require_consistent(plan: Any) -> None:
@@ -133,9 +131,7 @@ def require_consistent(plan: Any) -> None:
     elif not budget.reached(plan.pruned):
         removed = budget.costs[list(plan.pruned)].sum().item()
         asked = (
-            f"requested_ratio is {plan.requested_ratio}"
-            if target is None
-            else f"its target is {target}"
+            f"its target is {target}" if target else f"requested_ratio is {plan.requested_ratio}"
         )
         fault = f"{asked}, but its units come to {budget.shown(removed)}"
     elif plan.uniform and not _is_uniform(plan):

@@ -1,8 +1,8 @@
-"""Portions: how many units a block may lose, so that what is left runs fast where it runs.
+"""Portions: the numbers of units a block may lose, so that the rest runs fast on its machine.
 
 Tensor parallelism gives each device the same number of KV heads and FFN channels. Matrix kernels
-want widths in multiples of 64 or 128. A block that is gone altogether costs no time at all. Under
-such a guard a block may lose only some numbers of units: its stops. Units then leave in portions,
+want widths in multiples of 64 or 128. A block removed as a whole costs no time at all. Under such a
+guard a block may lose only some numbers of units, its stops, and units are removed in portions,
 from one stop to the next.
 """
 
@@ -82,12 +82,10 @@ class Portions:
         return [number for number, (n, group) in enumerate(pairs) if n not in group.stops]
 
     def most(self, forced: Sequence[int], free: np.ndarray, room: Sequence[float]) -> float:
-        """Return the most that can go, in the budget's costs; exact.
+        """Return the most that can be removed, in the budget's costs; exact.
 
-        Args:
-            forced: units that must go.
-            free: [M] bool, further units that may go.
-            room: [layers], the cost that each layer may lose.
+        `forced` units must go, `free` [M] bool are further units that may go, and `room` [layers]
+        is the cost that each layer may lose.
         """
         held, total = self.counts(forced), 0.0
         for layer in range(self.units.num_layers):

@@ -29,8 +29,8 @@ def solve_greedy(
 
     Each step takes argmin over admissible u of (1/2 H_uu + lambda g_u) / c_u, where g_u is the sum
     of H_uv over v in S (eq. marginal with the lambda of eq. lambda). Marginals are never clipped: a
-    negative one cancels distortion already there. Exact ties go to the lowest index. It stops once
-    the pruned cost reaches `target_cost`, so it overshoots by less than one unit (Proposition
+    negative one cancels distortion already there. Exact ties go to the lowest index. The loop stops
+    once the pruned cost reaches `target_cost`: it overshoots by less than one unit (Proposition
     "Overshoot").
 
     Args:
@@ -48,10 +48,6 @@ def solve_greedy(
         uniform: remove the same number of KV groups and of FFN groups in each layer, so that the
             pruned model is one of its stock class (coarse.py). The ratio may be exceeded by up to a
             unit per layer.
-
-    Returns:
-        A Selection in removal order whose node and edge terms [k] come from the loop, so its
-        predicted risk is free.
 
     Raises:
         InfeasibleError: no plan reaches the ratio under the guards (`stalled_ratio` is None), or
@@ -92,8 +88,8 @@ def longest(
 ) -> Selection:
     """Return the longest plan that greedy reaches (Alg. 2): up to a ratio, or to where it stalls.
 
-    Under guards whose cap does not depend on the ratio greedy is nested, so each prefix of the
-    result is the plan of its own ratio (`Selection.prefix`). A stall raises no InfeasibleError:
-    `requested_ratio` is then what the plan came to. A `layer_cap_factor` counts from `upto`.
+    Under guards whose cap does not depend on the ratio, each prefix of the result is the plan of
+    its own ratio (`Selection.prefix`). If greedy stalls, `requested_ratio` is the realized ratio. A
+    `layer_cap_factor` refers to `upto`.
     """
     return Greedy(curvature, upto, guards).longest(require_strength(interaction_strength))

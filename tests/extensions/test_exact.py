@@ -13,7 +13,6 @@ import torch
 import cocurve_lab as cl
 from cocurve_lab.estimator.estimate import exact_curvature
 from cocurve_lab.extensions.analysis import exact as infinitesimal
-from cocurve_lab.measuring import risk
 from cocurve_lab.solver.guards import FREE
 from cocurve_studies.trust.infinitesimal import (
     PlanGrid,
@@ -146,13 +145,6 @@ def test_what_comes_back(tmp_path: Path) -> None:
     assert np.linalg.eigvalsh(found.matrix).min() > -1e-6 * found.saliency.max()
 
 
-def test_nan_weights_are_an_error() -> None:
-    model = tiny_model()
-    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
-    with pytest.raises(cl.NumericalError, match="sequence 0"):
-        exact(model, tiny_text(1))
-
-
 def test_attention_without_a_derivative_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infinitesimal, "sdpa_kernel", lambda _: nullcontext())  # left to be fused
     model = tiny_model()
@@ -233,20 +225,10 @@ def test_a_plan_that_stalls_is_left_out_and_named() -> None:
     assert [len(pair) for pair in pairs] == [2, 0]
 
 
-def test_bad_input_is_refused() -> None:
-    one = random_curvature(make_units())
-    with pytest.raises(cl.MismatchError):
-        compare_plans(one, random_curvature(make_units(layers=2)), PlanGrid())
-    with pytest.raises(cl.InputError):
-        PlanGrid(ratios=())
-    with pytest.raises(cl.InputError):
-        compare_plans(one, one, PlanGrid(ratios=(1.5,)))
-
-
 # Measured ---------------------------------------------------------------------------------------
 
 
-def test_measured_plans_and_their_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_plans_and_their_cache(tmp_path: Path) -> None:
     model, text, held_out = tiny_model(), tiny_text(3), tiny_text(3, seed=7)
     units = cl.enumerate_units(model, GROUPS)
     finite = cl.estimate_curvature(model, units, text, 13, progress=False)
@@ -274,15 +256,11 @@ def test_measured_plans_and_their_cache(tmp_path: Path, monkeypatch: pytest.Monk
     plain, _ = compare_plans(finite, limit, grid)
     assert [{name: row[name] for name in plain[0]} for row in table] == plain
 
-    measured: list[Any] = []
-    engine = risk.measure_plans
-    monkeypatch.setattr(
-        risk, "measure_plans", lambda *a, **k: measured.append(1) or engine(*a, **k)
-    )
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert measure() == table
-    assert not measured  # read back
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files  # read back
     measure(PlanGrid((0.3,), (0.0,)))
-    assert measured
+    assert len(list(tmp_path.iterdir())) > len(files)
     assert plot_infinitesimal(table).data[1].error_y.array is not None
 
 

@@ -17,13 +17,6 @@ from helpers.gaussian import UNITS
 from helpers.problems import gram_curvature, make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text
 
-STATISTICS = ("saliency", "edges", "connectivity", "block_means", "ffn_redundancy")
-
-
-def quadratic(curvature: cl.Curvature) -> np.ndarray:
-    return curvature.matrix**2
-
-
 # Stability --------------------------------------------------------------------------------------
 
 
@@ -102,15 +95,8 @@ def test_draws_on_which_greedy_stalls_are_counted_apart() -> None:
     assert found.frequency.tolist() == [1, 1, 0]
 
 
-def test_stability_refuses_bad_input() -> None:
-    curvature = random_curvature(UNITS, groups=4)
-    with pytest.raises(cl.InputError, match="draws"):
-        selection_stability(curvature, 0.3, draws=0)
-    with pytest.raises(cl.InputError, match="ratio"):
-        selection_stability(curvature, 1.0)
-    with pytest.raises(cl.InfeasibleError):
-        selection_stability(curvature, 0.9, guards=cl.Guards(layer_cap=0.5))
-    empty = selection_stability(curvature, 0.0, draws=3)
+def test_empty_plans_overlap() -> None:
+    empty = selection_stability(random_curvature(UNITS, groups=4), 0.0, draws=3)
     assert empty.mean_overlap == 1
     assert not empty.frequency.any()
 
@@ -181,9 +167,6 @@ def test_nothing_to_remove_and_nothing_to_lose_are_known_exactly() -> None:
     assert (empty.risk, empty.risk_error, empty.optimism, empty.overlap) == (0, 0, 0, 1)
     silent = is_converged(diagonal_groups(np.zeros((16, 6)), UNITS))
     assert (silent.risk, silent.risk_error, silent.saliency_error) == (0, 0, 0)
-    for tolerance in (0.0, -1.0, float("nan")):
-        with pytest.raises(cl.InputError, match="tolerance"):
-            is_converged(curvature, tolerance=tolerance)
 
 
 def test_a_build_stops_early_and_keeps_the_h_of_its_sequences() -> None:
@@ -237,17 +220,3 @@ def test_a_stopped_build_goes_on_from_its_checkpoint(tmp_path) -> None:  # type:
     plain = cl.estimate_curvature(model, None, text, 16, progress=False)
     np.testing.assert_array_equal(rest.matrix, plain.matrix)
     assert "stopped early" in rest.provenance["events"][0]
-
-
-def test_stopping_refuses_bad_settings() -> None:
-    for wrong in ({"ratio": 1.0}, {"interaction_strength": -1}, {"tolerance": 0}):
-        with pytest.raises(cl.InputError):
-            StopWhenConverged(**wrong)
-    with pytest.raises(cl.InputError, match="patience 0"):
-        StopWhenConverged(patience=0)
-    assert "Not checked" in repr(StopWhenConverged())
-    options = cl.BuildOptions(groups=4, on_sequence=StopWhenConverged())
-    with pytest.raises(cl.InputError, match=r"4 groups.*groups=16"):
-        cl.estimate_curvature(
-            tiny_model(layers=1), None, tiny_text(16, 12), 16, progress=False, options=options
-        )

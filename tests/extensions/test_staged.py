@@ -16,7 +16,7 @@ from cocurve_lab.extensions.surrogates import staged
 from cocurve_lab.extensions.surrogates.sketched import with_shifts
 from cocurve_lab.extensions.surrogates.staged import SURROGATES
 from cocurve_lab.solver.guards import reachable_ratio
-from helpers.problems import interrupt_at, random_curvature
+from helpers.problems import interrupt_at
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 
 TEXT, TOP = tiny_text(4), 40
@@ -196,52 +196,3 @@ def test_it_tells_the_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Stage 3 of 3: " in shown
     assert "on to 60.0%" in shown
     assert len(plan) > first
-
-
-# What cannot be asked -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("stages", "said"),
-    [
-        ((0.4, 0.2), "0.2 is not above 0.4"),
-        ((0.2, 0.2), "0.2 is not above 0.2"),
-        ((0.0, 0.2), "0 is not above 0"),
-        ((-0.1,), "-0.1 is not above 0"),
-        ((0.2, 0.6), "0.6 is not above 0.6"),
-        ((0.2, 0.7), "0.6 is not above 0.7"),
-        ((float("nan"),), "nan is not above 0"),
-        ("0.2", "a stage"),
-        (("a",), "a stage"),
-        (0.2, "stages"),
-    ],
-)
-def test_stages_rise_from_0_to_the_ratio(stages: Any, said: str) -> None:
-    with pytest.raises(cl.InputError, match=said):
-        staged_plan(0.6, stages)
-
-
-def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(model: Any = MODEL, h: cl.Curvature = DENSE, text: Any = TEXT, **rest: Any) -> Any:
-        return staged.staged_plan(model, h, text, 0.6, (0.2,), progress=False, **rest)
-
-    with pytest.raises(cl.InputError, match=r"surrogate is 'F'\. Choose one of 'H'"):
-        plan(surrogate="F")
-    with pytest.raises(cl.InputError, match="no sketch"):
-        plan(h=build(sketch_positions=0), surrogate="pair KL")
-    with pytest.raises(cl.MismatchError, match="model_fingerprint"):
-        plan(tiny_model(seed=2))
-    with pytest.raises(cl.MismatchError, match="calibration_fingerprint"):
-        plan(text=tiny_text(4, seed=3))
-    for unfinished in (random_curvature(UNITS), build(removed=[1]), build(shard=(1, 2))):
-        with pytest.raises(cl.InputError, match="finished build of the whole model"):
-            plan(h=unfinished)
-    fewer = with_shifts(DENSE, build(sketch_positions=20).require_shifts())
-    options = cl.BuildOptions(removed=fewer.additive().solve(0.2).pruned, groups=2)
-    cl.load_or_estimate(tmp_path, MODEL, UNITS, TEXT, TOP, progress=False, options=options)
-    with pytest.raises(cl.MismatchError, match="another folder"):
-        plan(h=fewer, folder=tmp_path, surrogate="additive KL")
-    # said before the first build
-    monkeypatch.setattr(staged, "estimate_curvature", None)
-    with pytest.raises(cl.InfeasibleError):
-        plan(guards=cl.Guards(layer_cap=0.3))

@@ -34,7 +34,7 @@ def kept_ffn(plan: Selection) -> list[int]:
 @given(
     seed=st.integers(0, 10_000),
     pruned=st.sets(st.integers(0, 14), max_size=10),
-    ridge=st.sampled_from([0.05, 0.2, 1.0, 7.0]),
+    ridge=st.sampled_from([0.0, 0.05, 0.2, 1.0, 7.0]),
     clip=st.sampled_from([0.3, 1.0, 2.0, np.inf]),
 )
 def test_equals_least_squares_on_the_features(
@@ -56,28 +56,6 @@ def test_equals_least_squares_on_the_features(
     np.testing.assert_allclose(list(gains.values()), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("ridge", [0.0, 0.2])
-def test_no_direction_improves_the_ridge_objective(ridge: float) -> None:
-    curvature = random_curvature(UNITS, 4)
-    plan = plan_of(curvature, [0, 3, 8, 12])
-    kept = kept_ffn(plan)
-    gamma = ridge * curvature.saliency[kept].mean()
-
-    def objective(gains: dict[int, float]) -> float:
-        alpha = np.array(list(gains.values())) - 1
-        return 2 * compensated_risk(curvature, plan.with_gains(gains)) + gamma * float(
-            alpha @ alpha
-        )
-
-    gains = solve_gains(curvature, plan, ridge, np.inf)
-    best = objective(gains)
-    rng = np.random.default_rng(0)
-    for step in (1e-1, 1e-3):
-        for _ in range(50):
-            moved = {u: gain + step * rng.normal() for u, gain in gains.items()}
-            assert objective(moved) > best
-
-
 def test_the_full_signed_matrix_is_used_whatever_lambda_made_the_plan() -> None:
     curvature = random_curvature(UNITS, 2)
     plan = solve_greedy(curvature, 0.3, 0.0)
@@ -94,26 +72,6 @@ def test_a_singular_system_without_ridge_takes_the_least_norm() -> None:
     gains = solve_gains(curvature, plan_of(curvature, [8]), 0.0)
     assert gains[4] == pytest.approx(1.5)
     assert gains[13] == pytest.approx(1.5)
-
-
-@settings(max_examples=60, derandomize=True, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    ratio=st.floats(0.05, 0.8),
-    ridge=st.sampled_from([0.0, 0.05, 1.0]),
-)
-def test_unclipped_gains_never_raise_the_predicted_risk(
-    seed: int, ratio: float, ridge: float
-) -> None:
-    """alpha = 0 is feasible for the minimization, so its risk bounds that of the solution."""
-    curvature = random_curvature(UNITS, seed)
-    plan = solve_greedy(curvature, ratio)
-    risks = [
-        compensated_risk(curvature, plan.with_gains(solve_gains(curvature, plan, r, np.inf)))
-        for r in (ridge, 10 * ridge + 1)
-    ]
-    assert plan.predicted_risk is not None
-    assert risks[0] <= risks[1] <= plan.predicted_risk * (1 + 1e-9)
 
 
 def test_predicted_risk_with_gains_by_hand() -> None:

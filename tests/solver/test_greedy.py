@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cocurve_lab.base.errors import FileFormatError, InfeasibleError, InputError
+from cocurve_lab.base.errors import FileFormatError, InfeasibleError
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards, reachable_ratio
@@ -123,15 +123,15 @@ def test_risk_and_objective_are_the_quadratic_forms(strength: float) -> None:
     assert plan.interaction_strength == strength
 
 
-def test_ratio_zero_is_the_empty_plan() -> None:
+def test_exactly_reachable_ratios_and_caps_take_no_unit_too_many_or_few() -> None:
     plan = solve_greedy(random_curvature(SMALL), 0)
     assert (len(plan), plan.predicted_risk, plan.objective, plan.realized_ratio) == (0, 0, 0, 0)
-
-
-def test_an_exactly_reachable_ratio_takes_no_unit_too_many() -> None:
     units = make_units(1, 0, 10, ffn_cost=1)
     for count in range(10):
         assert len(solve_greedy(random_curvature(units), count / 10)) == count
+    units = make_units(1, 0, 100, ffn_cost=1)
+    guards = Guards(layer_cap=0.29)  # 0.29 * 100 is 28.999999999999996
+    assert len(solve_greedy(random_curvature(units), 0.29, guards=guards)) == 29
 
 
 @pytest.mark.parametrize("include", [(), ("L1.ffn[0]", "L0.attention[1]")])
@@ -159,112 +159,64 @@ def test_a_selection_survives_json() -> None:
     assert again.forced == 1
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("requested_ratio", "x"),
-        ("requested_ratio", math.nan),
-        ("requested_ratio", True),
-        ("ordered", 1),
-        ("pruned", [0.0]),
-        ("pruned", [True]),
-        ("pruned", 3),
-        ("node_terms", [1.0]),
-        ("node_terms", ["1"]),
-        ("edge_terms", {}),
-        ("edge_terms", [math.inf] * 4),
-        ("interaction_strength", "1"),
-        ("interaction_strength", 10**400),
-        ("gains", {"1": "2"}),
-        ("gains", [1]),
-        ("curvature_fingerprint", 7),
-        ("forced", 1.0),
-        ("forced", -1),
-        ("uniform", "yes"),
-        ("units.units", [["ffn", 0, 0, 0, 1]]),
-        ("units.units", [["head", 0, 0, 0, 1, 1]]),
-        ("units.units", [["ffn", 0, 0, 0, 1, 2**63]]),
-        ("units.ffn_groups", "16"),
-        ("units.total_parameters", -1),
-        ("units.model_layers", 1.5),
-        ("guards.layer_cap", "0.5"),
-        ("guards.layer_cap_factor", math.inf),
-        ("guards.protect_first", 0.5),
-        ("guards.protect_last", True),
-    ],
-    ids=str,
-)
-def test_a_field_of_the_wrong_type_is_named(field: str, value: Any) -> None:
-    content = json.loads(solve_greedy(random_curvature(SMALL), 0.3).to_json())
-    *whole, name = field.split(".")
-    (content[whole[0]] if whole else content)[name] = value
-    with pytest.raises(FileFormatError, match=rf"not a selection: ({field} is|{field} has)"):
-        Selection.from_json(json.dumps(content))
+BAD_FIELDS: dict[str, list[Any]] = {
+    "requested_ratio": ["x", math.nan, True, 5, 0.9],
+    "ordered": [1],
+    "pruned": [[0.0], [True], 3, [99], [1, 1]],
+    "node_terms": [[1.0], ["1"]],
+    "edge_terms": [{}, [math.inf] * 4],
+    "interaction_strength": ["1", 10**400, -2],
+    # the last two are on an attention unit and on a pruned one
+    "gains": [{"1": "2"}, [1], {"99": 1.0}, {"a": 1.0}, {"0": 1.5}, {"7": 1.5}],
+    "curvature_fingerprint": [7],
+    "forced": [1.0, -1, 99],
+    "uniform": ["yes", True],
+    "units": [[]],
+    "units.units": [[["ffn", 0, 0, 0, 1]], [["head", 0, 0, 0, 1, 1]], [["ffn", 0, 0, 0, 1, 2**63]]],
+    "units.ffn_groups": ["16"],
+    "units.total_parameters": [-1, 10],
+    "units.model_layers": [1.5, 1],
+    "guards": [[], {"kinds": 3}, {"zzz": 3}],
+    "guards.layer_cap": ["0.5"],
+    "guards.layer_cap_factor": [math.inf],
+    "guards.protect_first": [0.5],
+    "guards.protect_last": [True],
+    "target": [{"ratio": "x"}, {"parameters": "1k"}],
+    "unknown": [1],
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"pruned": [99]}, {"pruned": [1, 1]},
-     {"gains": {"99": 1.0}}, {"gains": {"a": 1.0}},
-     {"gains": {"0": 1.5}},  # attention
-     {"gains": {"7": 1.5}},  # pruned
-     {"guards": []}, {"guards": {"kinds": 3}}, {"guards": {"zzz": 3}},
-     {"units": []}, {"units.total_parameters": 10}, {"units.model_layers": 1},
-     {"target": {"ratio": "x"}}, {"target": {"parameters": "1k"}},
-     {"unknown": 1}, {"requested_ratio": 5}, {"requested_ratio": 0.9},
-     {"interaction_strength": -2}, {"forced": 99}, {"uniform": True}],
-    ids=str,
-)  # fmt: skip
-def test_a_plan_that_cannot_be_is_a_file_format_error(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("field", BAD_FIELDS)
+def test_a_bad_field_of_a_file_is_a_file_format_error(field: str) -> None:
     units = dataclasses.replace(SMALL, total_parameters=5000)
-    curvature = Curvature(random_curvature(SMALL).matrix, units)
-    content = json.loads(solve_greedy(curvature, 0.3).to_json())
-    for name, value in change.items():
-        *whole, name = name.split(".")
+    plan = solve_greedy(Curvature(random_curvature(SMALL).matrix, units), 0.3)
+    *whole, name = field.split(".")
+    for value in BAD_FIELDS[field]:
+        content = json.loads(plan.to_json())
         (content[whole[0]] if whole else content)[name] = value
-    if "pruned" in change:
-        content |= {"node_terms": None, "edge_terms": None}
-    with pytest.raises(FileFormatError) as caught:
-        Selection.from_json(json.dumps(content))
-    assert ".." not in str(caught.value).replace("...", "")
+        if name == "pruned":
+            content |= {"node_terms": None, "edge_terms": None}
+        with pytest.raises(FileFormatError):
+            Selection.from_json(json.dumps(content))
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[" * 200_000, "[]", "7", "null", "{", "{}", '{"format": "cocurve-selection", "version": 1}'],
-    ids=lambda text: text[:9],
-)
-def test_json_that_is_no_plan_is_a_file_format_error(text: str) -> None:
-    with pytest.raises(FileFormatError):
-        Selection.from_json(text)
-
-
-# Guards -------------------------------------------------------------------------------------------
-
-
-def test_a_cap_met_exactly_is_allowed() -> None:
-    units = make_units(1, 0, 100, ffn_cost=1)
-    guards = Guards(layer_cap=0.29)  # 0.29 * 100 is 28.999999999999996
-    assert len(solve_greedy(random_curvature(units), 0.29, guards=guards)) == 29
+def test_json_that_is_no_plan_is_a_file_format_error() -> None:
+    named = '{"format": "cocurve-selection", "version": 1}'
+    for text in ("[" * 200_000, "[]", "7", "null", "{", "{}", named):
+        with pytest.raises(FileFormatError):
+            Selection.from_json(text)
 
 
 # What cannot be done ------------------------------------------------------------------------------
 
 
-def brute_force_reach(
-    units: UnitSet, guards: Guards, ratio: float, include: Any = (), exclude: Any = ()
-) -> float:
+def brute_force_reach(units: UnitSet, guards: Guards, ratio: float, exclude: list[int]) -> float:
     """The largest realized ratio over all sets of units that keep to the guards."""
-    free = [u for u in range(len(units)) if u not in (*include, *exclude)]
-    best = 0
-    for count in range(len(free) + 1):
-        for extra in combinations(free, count):
-            members = [*include, *extra]
-            fine = all(
-                allowed(units, [i for i in members if i != u], u, ratio, guards) for u in members
-            )
-            if fine:
-                best = max(best, sum(units[u].cost for u in members))
+    free, best = [u for u in range(len(units)) if u not in exclude], 0
+    for members in chain.from_iterable(combinations(free, n) for n in range(len(free) + 1)):
+        others = ([i for i in members if i != u] for u in members)
+        if all(map(lambda rest, u: allowed(units, rest, u, ratio, guards), others, members)):
+            best = max(best, sum(units[u].cost for u in members))
     return best / units.total_cost
 
 
@@ -284,7 +236,7 @@ def test_reachable_ratio_is_the_best_of_all_plans(
         )
     )
     found = reachable_ratio(units, guards, 0.5, exclude=[excluded])
-    assert found == brute_force_reach(units, guards, 0.5, exclude=[excluded])
+    assert found == brute_force_reach(units, guards, 0.5, [excluded])
 
 
 def test_reachable_ratio_counts_forced_units() -> None:
@@ -362,5 +314,3 @@ def test_the_longest_run_holds_every_plan_and_ends_where_greedy_stalls(guards: G
     if run.realized_ratio < 0.8:
         with pytest.raises(InfeasibleError):
             solve_greedy(curvature, 0.8, 0.7, guards)
-    with pytest.raises(InputError):
-        longest(curvature, guards, 0.8, interaction_strength=-1.0)

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cocurve_lab as cl
-from cocurve_lab.base.arguments import as_float, as_int
 from cocurve_lab.base.errors import CocurveError, FileFormatError, InputError, NumericalError
 from cocurve_lab.base.storage import dump_plain
 from cocurve_lab.models.units import Unit, UnitSet
@@ -24,7 +23,7 @@ from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import longest, solve_greedy
-from cocurve_lab.solver.targets import Budget, Target, read_count
+from cocurve_lab.solver.targets import Budget, Target
 from helpers.problems import make_units, random_curvature
 
 SMALL = make_units()  # 15 units, layer cost 43, total 129
@@ -81,20 +80,6 @@ def test_a_plan_of_any_ratio_reaches_it_or_raises(
         assert Selection.from_json(plan.to_json()).pruned == plan.pruned
 
 
-def test_numbers_leave_as_python_numbers() -> None:
-    assert as_float(10**400, "x") == float("inf")
-    assert as_float(-(10**400), "x") == float("-inf")
-    assert (as_int(np.uint8(7), "x"), type(as_int(np.uint8(7), "x"))) == (7, int)
-    for wrong in (-1, 2**53, 1.5):
-        with pytest.raises(InputError):
-            as_int(wrong, "x")
-    assert read_count(np.float32(6e9), "parameters").amount == 6 * 10**9
-    with pytest.raises(InputError):
-        Guards(protect_last=1.5)  # type: ignore[arg-type]
-    with pytest.raises(InputError):
-        Guards(layer_cap_factor=float("inf"))
-
-
 # Costs --------------------------------------------------------------------------------------------
 
 
@@ -146,20 +131,10 @@ def test_a_plan_in_any_costs_reaches_its_target_or_raises(
 # Units --------------------------------------------------------------------------------------------
 
 
-def units_of(cost: Any) -> UnitSet:
-    return UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, cost) for i in range(8)))
-
-
-@pytest.mark.parametrize("cost", [2**50, 2**61, 2**62, 2**64])
-def test_unit_costs_that_float64_cannot_add_up_are_refused(cost: int) -> None:
+@pytest.mark.parametrize("cost", [2**50, 2**61, 2**62, 2**64, 1.5, float("nan"), "7", None])
+def test_unit_costs_are_whole_and_add_up_in_float64(cost: Any) -> None:
     with pytest.raises(InputError):
-        units_of(cost)
-
-
-@pytest.mark.parametrize("cost", [1.5, float("nan"), "7", None])
-def test_unit_costs_are_whole(cost: Any) -> None:
-    with pytest.raises(InputError):
-        units_of(cost)
+        UnitSet(tuple(Unit("ffn", 0, i, i, i + 1, cost) for i in range(8)))
 
 
 def test_no_units_make_the_empty_plan() -> None:
@@ -178,26 +153,6 @@ def test_a_file_with_such_costs_is_refused(tmp_path: Path) -> None:
 
 
 # The post-condition -------------------------------------------------------------------------------
-
-
-def test_a_plan_that_misses_its_target_does_not_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong inside: here the loop ends one unit early."""
-    whole = Greedy.run
-
-    def short(self: Greedy, strength: float, start: int = 0) -> int:
-        whole(self, strength, start)
-        del self.order[-1], self.edges[-1]
-        return len(self.order)
-
-    monkeypatch.setattr(Greedy, "run", short)
-    for call in (
-        lambda: solve_greedy(CURVATURE, 0.2),
-        lambda: solve_greedy(CURVATURE, Target(ratio=0.2, costs=[1.5] * 15)),
-        lambda: lambda_path(CURVATURE, 0.2, maximum=0.0),
-        lambda: longest(CURVATURE, FREE, 0.2),
-    ):
-        with pytest.raises(NumericalError):
-            call()
 
 
 @pytest.mark.parametrize("needed", [0.0, float("nan"), 1e-300])

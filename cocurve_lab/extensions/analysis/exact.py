@@ -58,7 +58,7 @@ class ExactOptions:
         object.__setattr__(self, "groups", as_int(self.groups, "groups", 1))
 
     def marks(self, units: UnitSet) -> dict[str, Any]:
-        """Return what of the options decides H* beside its groups: nothing."""
+        """Return the options that decide H*, beside its groups: none."""
         return {}
 
     def estimate(
@@ -73,11 +73,8 @@ class ExactOptions:
 
         It takes about six times as long as a build over the same rows (one CPU core, embedded
         model), so it is a reference for small models. Attention runs in its plain form, because
-        fused kernels have no forward derivative. Dtypes are those of a build. There are no
-        `group_risks`, because no unit was removed. After Ctrl-C it is over the sequences done.
-
-        Args:
-            settings: from `estimate.build_settings`.
+        fused kernels have no forward derivative. There are no `group_risks`, because no unit was
+        removed. After Ctrl-C it is over the sequences done.
         """
         architecture = describe(model)
         if any(is_packed(projection) for projection in architecture.all_projections):
@@ -129,10 +126,7 @@ def hidden_tangents(
 ) -> Tensor:
     """Compute d(final hidden states)/dm_u [B, T, d] of B units of one layer, in one pass.
 
-    Args:
-        architecture: the model.
-        calls: how the teacher pass called each layer.
-        units: B units of one layer.
+    `calls` are the calls of each layer in the teacher pass.
     """
     # rows of a batch do not see each other, so B masks with one moving unit each give B derivatives
     # at once; nothing below the units' layer moves, so the pass starts there (see replay.py)

@@ -59,7 +59,7 @@ class ProbeOptions:
             object.__setattr__(self, name, as_int(getattr(self, name), name, least))
 
     def marks(self, units: UnitSet) -> dict[str, Any]:
-        """Return what of the options decides the preview beside its groups."""
+        """Return the options that decide the preview, beside its groups."""
         return {"probes_per_sequence": self.probes, "probe_seed": self.seed}
 
     def estimate(
@@ -72,17 +72,11 @@ class ProbeOptions:
     ) -> Curvature:
         """Estimate H* [M, M] from random probes, nats per token.
 
-        It needs memory for all activations of one sequence beside the model.
-
-        Args:
-            settings: from `estimate.build_settings`.
-
-        Returns:
-            A Curvature whose provenance has "probes" (their total number), "rank" (min(M, probes),
-            an upper bound on the rank) and "noise_floor", sqrt(2 / (pi probes)). That is about the
-            mean |correlation| that uncorrelated units would show; it is larger if sequences weigh
-            unequally, which `ffn_redundancy_noise_floor` takes into account. `group_positions`
-            counts a position once per probe. `group_risks` is None: no unit was removed.
+        It needs memory for all activations of one sequence beside the model. The provenance has
+        "probes" (their total number), "rank" (min(M, probes), an upper bound on the rank) and
+        "noise_floor", sqrt(2 / (pi probes)): about the mean |correlation| that uncorrelated units
+        would show if sequences weigh equally. `group_positions` counts a position once per probe.
+        There are no `group_risks`, because no unit was removed.
         """
         architecture = describe(model)
 

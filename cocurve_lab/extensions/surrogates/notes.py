@@ -1,4 +1,4 @@
-"""What must be read with a matrix that is not the paper's H, and why."""
+"""Notes to show beside a matrix that is not the paper's H."""
 
 from __future__ import annotations
 
@@ -40,13 +40,9 @@ def note_of(curvature: Curvature, view: str = "instrument") -> str:
 def preview_note(curvature: Curvature, view: str = "instrument") -> str:
     """Describe the limits of a preview in a few sentences; empty if H is not a preview.
 
-    The note states the number of probes, the rank of H among the M units, and the mean
-    |correlation| that probe noise alone would show (`probes`, `rank` and `noise_floor` of the
-    provenance). A number that is missing or not finite is reported as not recorded.
-
-    Args:
-        curvature: H [M, M].
-        view: the thing that shows it, "instrument" or "picture", for the last sentence.
+    The note states `probes`, `rank` and `noise_floor` of the provenance; a number that is missing
+    or not finite is reported as not recorded. `view` is what shows the matrix, "instrument" or
+    "picture".
     """
     if not curvature.is_preview:
         return ""

@@ -1,4 +1,4 @@
-"""The pair KL Q: what every pair of units costs together, from the sketch of their shifts.
+"""The pair KL Q: the joint cost of every pair of units, from the sketch of their shifts.
 
 With F the additive KL (shifts.py),
 
@@ -6,11 +6,10 @@ With F the additive KL (shifts.py),
 
 so 1/2 s^T Q s is F itself for one unit and for two. Written with the likelihood ratios
 r_u = p_u / p_0 of the models without u, the edge is Q_uv = E log E_{p_0}[r_u r_v]. To second order
-in the shifts Q is H. Q need not be a Gram matrix: it may have negative eigenvalues, and a pair may
-cost more than its units suggest.
+in the shifts Q is H. Q need not be a Gram matrix: it may have negative eigenvalues.
 
-Of a build that starts where a set S is removed (`Shifts.base`), Q is that of F(S + T) - F(S): what
-u, or u and v, cost next. Q_uu is then negative where removing u makes good what S did.
+If the build started where a set S was removed (`Shifts.base`), Q is that of F(S + T) - F(S), the
+cost of u, or of u and v, next. Q_uu is then negative if removing u repairs damage of S.
 
 This departs from the paper, whose edges are those of H.
 """

@@ -1,17 +1,17 @@
-"""Ablations that the rest of their block makes up for: H of a model that will be refitted.
+"""Refit-aware ablations: H of a model whose remaining columns will be refitted.
 
-A repair refits W_O and W_down (`repair.py`), so of an ablation only that remains which the
-other units of its block cannot make up for. This is a departure from the paper, whose ablations are
-masks (`BuildOptions.refit_ratio`).
+A repair refits W_O and W_down (`repair.py`), so the effect of an ablation is only the part that the
+other units of its block cannot compensate. This departs from the paper, whose ablations are masks
+(`BuildOptions.refit_ratio`).
 
-Let x [W] be the columns of a block, x_u those of unit u, and let each of its other units be gone
-with probability rho. The least-squares prediction of x_u from the columns that stay needs the
-moments E[x x^T], with products of different units weighted by 1 - rho. With a ridge they are M, and
+Let x [W] be the columns of a block, x_u those of unit u, and let each other unit be removed with
+probability rho. The least-squares prediction of x_u from the remaining columns needs the moments
+E[x x^T], with products of different units weighted by 1 - rho. With a ridge they are M, and
 
     x_u - (expected prediction of x_u) = P_uu^-1 P_u x,   P = M^-1 and P_u its rows of unit u.
 
-The ablation takes W_u times this from the block's write, instead of W_u x_u. At rho = 1 nothing is
-left to predict from, and the two are the same.
+The ablation subtracts W_u times this from the block's write, instead of W_u x_u. At rho = 1 nothing
+remains to predict from, and the two are the same.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def leftovers(
     calibration: CalibrationSet,
     ratio: float,
 ) -> Leftovers:
-    """For each block, what of each unit's columns the other units cannot make up for.
+    """Compute the part of each unit's columns that the other units of its block cannot compensate.
 
     Args:
         architecture: the model, inside `models.runtime.measuring`.
         units: U; each is what one ablation removes.
         calibration: rows; every token counts, whichever positions are scored.
-        ratio: rho in (0, 1], the share of the other units that is expected to be gone.
+        ratio: rho in (0, 1], the share of the other units that is expected to be removed.
 
     Returns:
         By (layer, kind) a matrix [W, W] in the dtype of the weights: its rows of unit u times the
-        columns x give what remains of x_u. One block at a time is inverted in float64.
+        columns x give the rest of x_u. One block at a time is inverted in float64.
     """
     found, sums = {}, _moments(architecture.model, calibration)
     for key in list(sums):
@@ -72,7 +72,7 @@ def leftovers(
 
 
 def preparation(architecture: Architecture, calibration: CalibrationSet) -> Preparation:
-    """Return what `leftovers` take of a model on these rows."""
+    """Return the memory and reading that `leftovers` need for a model on these rows."""
     blocks = present_blocks(architecture)
     if any(is_packed(architecture.output_projection(*block)) for block in blocks):
         raise ArchitectureError(

@@ -1,19 +1,19 @@
-"""The sketch of the shifts that a build measured: what each unit alone does to the logits.
+"""A sketch of the shifts that a build measured: the effect of each unit alone on the logits.
 
-H keeps products of shifts, and of those only what is of second order. The shifts themselves say
-more: with d_u = z_{-u} - z_0 and p_0 the teacher, the KL of removing u alone is
+H contains products of shifts only. With the shifts d_u = z_{-u} - z_0 themselves, and p_0 the
+teacher, the KL of removing u alone is
 
     F({u}) = E KL(p_0 || softmax(z_0 + d_u)),
 
 and if shifts add up, that of a set S is F(S) = E KL(p_0 || softmax(z_0 + sum of d_u over S)), the
-additive KL. The Hessian of F at the empty set is H. A sketch has the shifts at some of the scored
-positions, on the first tokens of the support there. pair_kl.py and additive.py read it.
+additive KL. The Hessian of F at the empty set is H. A sketch contains the shifts at some of the
+scored positions, on the first tokens of the support there. pair_kl.py and additive.py read it.
 
-Shifts do not quite add up. A build may start where a set S is removed already: D_0 = z_S - z_0 is
-then kept as `base`, d_u = z_{S+u} - z_S, and F(S + T) = E KL(p_0 || softmax(z_0 + D_0 + sum of d_u
-over T)) is exact at S. The teacher stays p_0, and its likeliest tokens are the ones kept.
+A build may start where a set S is already removed: D_0 = z_S - z_0 is then stored as `base`,
+d_u = z_{S+u} - z_S, and F(S + T) = E KL(p_0 || softmax(z_0 + D_0 + sum of d_u over T)) is exact at
+S. The teacher stays p_0, and its likeliest tokens are the ones stored.
 
-This departs from the paper, which goes from H alone.
+This departs from the paper, which uses H alone.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SHIFTS: Schema = {  # its arrays, here and in a checkpoint
 }
 _FILE: Schema = {"format": TEXT, "version": COUNT, "curvature": TEXT, **SHIFTS}
 
-# A plan looks too cheap at the positions that it was solved on. So one group in four can be kept
-# for prices: "fit" are the positions of the others, "price" those of it, "all" both.
+# A plan looks too cheap at the positions that it was solved on. So one group in four can be set
+# aside for prices: "price" are its positions, "fit" those of the others, "all" both.
 Part = Literal["all", "fit", "price"]
 _PRICE_EVERY = 4
 
@@ -57,8 +57,8 @@ class Shifts:
         probabilities: p_0 [S, K] float32, summing to 1 over the K tokens.
         sequences: [S] int64, the number of each position's sequence in the calibration.
         groups: [S] int64, the group of sequences of each position, as in `Curvature.group_grams`.
-        base: D_0 [S, K] float32, nats, the shift of the units that the build had removed already;
-            d is then what each other unit adds to it, and 0 for them. None where none was removed.
+        base: D_0 [S, K] float32, nats, the shift of the units already removed before the build; d
+            is then what each other unit adds to it, and 0 for them. None if none was removed.
     """
 
     values: np.ndarray
@@ -87,7 +87,7 @@ class Shifts:
         return f"Shifts of {units} units at {positions} positions, on {tokens} tokens each"
 
     def of(self, part: Part) -> Shifts:
-        """The shifts at the positions of a part."""
+        """Return the shifts at the positions of a part."""
         if part not in get_args(Part):
             raise InputError(f"part is {part!r}. Choose one of {', '.join(get_args(Part))}.")
         price = self.groups % _PRICE_EVERY == _PRICE_EVERY - 1
@@ -105,7 +105,7 @@ class Shifts:
         return Shifts(self.values[:, positions], **rest)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays there are, by name."""
+        """Return the arrays by name, without an absent base."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     @property
@@ -131,14 +131,11 @@ class Shifts:
             raise InputError(
                 f"these sketches do not fit: {', '.join(map(str, parts))}. Build them alike."
             )
-        whole = cls(
-            **{
-                name: np.concatenate(
-                    [getattr(part, name) for part in parts], axis=1 if name == "values" else 0
-                )
-                for name in parts[0].arrays()
-            }
-        )
+        arrays = {
+            name: np.concatenate([part.arrays()[name] for part in parts], int(name == "values"))
+            for name in parts[0].arrays()
+        }
+        whole = cls(**arrays)
         return whole._at(np.argsort(whole.sequences, kind="stable")) if in_order else whole
 
     # Files --------------------------------------------------------------------------------------
@@ -166,10 +163,10 @@ class Shifts:
 
 
 def shifts_path(path: Path) -> Path:
-    """The file of the shifts of the H at `path`: `H_demo_1f2e.shifts.npz`."""
+    """Return the file of the shifts of the H at `path`: `H_demo_1f2e.shifts.npz`."""
     return path.with_name(f"{path.stem}.shifts.npz")
 
 
 def share_of(number: int, sequences: int, positions: int) -> int:
-    """How many of the sketch's positions lie in sequence `number`: all add up to `positions`."""
+    """Return the share of the sketch's positions for sequence `number`; all sum to `positions`."""
     return (number + 1) * positions // sequences - number * positions // sequences

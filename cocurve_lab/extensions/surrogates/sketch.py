@@ -1,7 +1,7 @@
-"""The shifts that a build keeps: at a few positions, on the likeliest tokens.
+"""Record a sketch of the shifts during a build: at a few positions, on the likeliest tokens.
 
-Algorithm 1 has them all for a moment, between the head and the Gram. A sketch of 1,024 positions
-and 64 tokens takes 101 MB for the 768 units of an 8B model. shifts.py says what it is for.
+Algorithm 1 holds all shifts of a batch between the head and the Gram. A sketch of 1,024 positions
+and 64 tokens takes 101 MB for the 768 units of an 8B model. shifts.py explains its use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sketches:
         return {"sketch": self.size, "shifts": Shifts.joined(self.parts).arrays()}
 
     def restore(self, content: dict[str, Any]) -> str:
-        """Take over the sketch of a checkpoint; return why not, if it has another or none."""
+        """Take over the sketch of a checkpoint, or return why it cannot."""
         found = content.get("sketch")
         if found == self.size:
             require_fields(content["shifts"], SHIFTS, inside="shifts")
@@ -56,13 +56,13 @@ class Sketches:
 
 
 class SequenceSketch:
-    """Takes the shifts of one sequence as `sequence_gram` measures them, batch by batch.
+    """A listener that records the shifts of one sequence as `sequence_gram` measures them.
 
     Args:
         number: of the sequence.
-        sequences: how many the calibration has.
+        sequences: number of sequences in the calibration.
         units: M.
-        left: indices of the units that are measured; the others are removed, and have no shift.
+        left: indices of the measured units; the others are removed, and have no shift.
         size: (positions, tokens) of the whole sketch. Each sequence has its share of the positions,
             spread over its own, and K tokens are at most its support.
         groups: G, of the build.
@@ -85,16 +85,15 @@ class SequenceSketch:
         """Choose positions and tokens by the teacher p_0 [P, r]."""
         probabilities, base = start.teacher.probabilities, start.base
         (scored, support), device = probabilities.shape, probabilities.device
-        count = min(self.share, scored)
-        chosen = torch.linspace(0, scored - 1, count + 2, device=device)[1:-1].round().long()
-        if count == scored:
-            chosen = torch.arange(scored, device=device)
-        top = probabilities[chosen].topk(min(self.tokens, support), dim=-1)
+        self.chosen = torch.arange(scored, device=device)
+        if self.share < scored:  # spread evenly, without the ends
+            places = torch.linspace(0, scored - 1, self.share + 2, device=device)
+            self.chosen = places[1:-1].round().long()
+        top = probabilities[self.chosen].topk(min(self.tokens, support), dim=-1)
         self.ids = top.indices  # [S, K]
         self.probabilities = top.values / top.values.sum(dim=-1, keepdim=True)
         self.values = torch.zeros(self.units, *self.ids.shape, dtype=torch.float16, device=device)
-        self.base = None if base is None else base[chosen].gather(-1, self.ids)
-        self.chosen = chosen
+        self.base = None if base is None else base[self.chosen].gather(-1, self.ids)
 
     def hear(self, batch: Ablations) -> None:
         """Keep a part of the shifts [B, P, r] of the units `left[batch.rows]`."""

@@ -1,4 +1,4 @@
-"""H with a sketch of shifts beside it, and what the sketch adds: pair KL and additive KL."""
+"""H with a sketch of shifts beside it, and the surrogates of the sketch: pair and additive KL."""
 
 from __future__ import annotations
 
@@ -42,12 +42,10 @@ class SketchedCurvature(Curvature):
     def pair_kl(self, part: str = "all") -> Curvature:
         """Return the pair KL Q [M, M], a drop-in for H, from the sketch of shifts (pair_kl.py).
 
-        Q_uu / 2 is the KL of removing u alone, and Q_uv what the pair costs beyond its units, both
-        on the sketch's tokens. It goes wherever H goes: solver, slider, graph, error bars. What
-        rests on a Gram matrix refuses it: gains, spectrum, the gate.
-
-        Args:
-            part: the positions of the sketch to take, "all", "fit" or "price" (`shifts.Part`).
+        Q_uu / 2 is the KL of removing u alone, and Q_uv the cost of the pair beyond its units, both
+        on the sketch's tokens, at the positions of `part` ("all", "fit" or "price"). Solver,
+        slider, graph and error bars take it. Gains, spectrum and the gate need a Gram matrix and
+        refuse it.
         """
         shifts: Shifts = self.require_shifts().of(part)
         sums = pair_kl_sums(shifts, int(shifts.groups.max()) + 1)
