@@ -234,7 +234,7 @@ def random_set(units: UnitSet, ratio: float, rng: np.random.Generator) -> list[i
     """Draw the indices of units in random order until the budget is reached."""
     order = rng.permutation(len(units))
     before = np.cumsum(units.costs[order]) - units.costs[order]  # cost gone before each removal
-    return order[before < target_cost(units, ratio)].tolist()
+    return order[before < target_cost(ratio, units.total_cost)].tolist()
 
 
 def _swap(plan: Selection, rng: np.random.Generator) -> list[int]:

@@ -269,7 +269,7 @@ def causal_arms(
     half, strength = curvature.saliency / 2, _STRENGTHS[fill]
     if fill == "random":  # random scores per parameter are a random order
         half = np.random.default_rng(seed).random(len(half)) * curvature.units.costs
-    needed = target_cost(curvature.units, ratio) - _forced_cost(matching)
+    needed = target_cost(ratio, curvature.units.total_cost) - _forced_cost(matching)
     half = np.where(pool, half, np.inf)
     order, missing = _fill(curvature, half, strength, needed, room)
     if missing > 0:
@@ -368,7 +368,7 @@ def _infeasible(
     matching: Matching, ratio: float, guards: Guards, missing: float
 ) -> InfeasibleError:
     """The error of a fill that ran out; `reachable_ratio` bounds the arm that can reach less."""
-    units, target = matching.units, target_cost(matching.units, ratio)
+    units, target = matching.units, target_cost(ratio, matching.units.total_cost)
     reachable = min(
         reachable_ratio(units, guards, ratio, forced, other) for forced, other in _arms(matching)
     )
