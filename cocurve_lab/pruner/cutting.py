@@ -1,6 +1,6 @@
-"""Pruning a model: the weights of a plan's units are deleted.
+"""Pruning: delete the weights of a plan's units.
 
-What stays is kept bit for bit, except that gains are folded into the columns of W_down.
+All other weights keep their bits, except that gains are folded into the columns of W_down.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ def prune(
             copied.
         verify: text; the result must compute on its first two rows what the masked model computes.
         out: a new folder. The pruned model is written there as `save_pruned` would, weight by
-            weight, and never in memory as a whole. `model` may be streamed, or all on disk.
+            weight. `model` may be streamed, or all on disk.
         tokenizer: with `out`: the dense model's, to save in the folder too.
 
     Returns:
-        The pruned model, whose `cocurve_manifest` describes the widths, the plan, and fingerprints
-        of the dense and the pruned weights. With `out`, the folder.
+        The pruned model, whose `cocurve_manifest` records widths, plan and fingerprints of the
+        weights. With `out`, the folder.
 
     Raises:
         ArchitectureError: the weights are packed in 4 bits, which can be measured but not cut.
         InputError: the weights are spread over devices, or the folder cannot be written.
         MismatchError: the model's units are not the selection's. Nothing was changed.
-        EquivalenceError: the check of `verify` failed. With `out`, nothing is left of the result.
+        EquivalenceError: the check of `verify` failed; no folder is left.
     """
     require_prunable(model, selection, on_disk=out is not None)
     if out is not None and inplace:
@@ -96,9 +96,8 @@ def prune(
         folder: Path = write(model, selection, out, tokenizer=tokenizer, check=check)
         return folder
     origin = Origin.of(model)
-    pruned = cut_model(model, selection, inplace=inplace)
-    manifest: Any = manifest_of(describe(pruned), selection, origin)
-    pruned.cocurve_manifest = manifest
+    pruned: Any = cut_model(model, selection, inplace=inplace)
+    pruned.cocurve_manifest = manifest_of(describe(pruned), selection, origin)
     if reference is not None:
         reference.require_equal(pruned)
     return pruned
@@ -107,10 +106,7 @@ def prune(
 def require_prunable(
     model: PreTrainedModel, selection: Selection, *, on_disk: bool = False
 ) -> None:
-    """Raise, as `prune` does, unless this plan can be cut out of this model.
-
-    With `on_disk`, weights are read one by one, so they need not be in memory.
-    """
+    """Raise as `prune` does; with `on_disk`, the weights need not be in memory."""
     if not isinstance(selection, Selection):
         raise InputError(
             f"the plan is {type(selection).__name__} {selection!r:.40}, not a Selection. Make one: "
@@ -124,6 +120,6 @@ def require_prunable(
 
 
 def cut(model: PreTrainedModel, selection: Selection, *, inplace: bool = False) -> PreTrainedModel:
-    """Prune without a manifest, and so without fingerprints: for a model that is not saved."""
+    """Prune without a manifest and its fingerprints, for a model that is not saved."""
     require_prunable(model, selection)
     return cut_model(model, selection, inplace=inplace)

@@ -76,16 +76,15 @@ def check_equivalence(
     on the same inputs, and the kept weights bit for bit.
 
     Raises:
-        EquivalenceError: a difference is above 1e-3, or a kept weight changed (named), or the model
-            was refitted.
+        EquivalenceError: a difference is above 1e-3, a weight changed, or the model was refitted.
     """
     if sequences < 1:
         raise InputError(f"sequences is {sequences}. Compare at least one.")
     manifest: Any = getattr(pruned, "cocurve_manifest", None) or {}
     if manifest.get("repair") is not None:
         raise EquivalenceError(
-            "the pruned model was refitted, so it computes something else than the masked model. "
-            "Check cl.prune(model, selection); measure the refitted model."
+            "a refitted model does not compute what the masked model computes. Check "
+            "cl.prune(model, selection); measure the refitted model."
         )
     text = calibration.rows(0, min(sequences, len(calibration)))
     return Reference.record(model, selection, text).require_equal(pruned)
@@ -126,23 +125,21 @@ class Reference:
 
     def require_equal(self, pruned: PreTrainedModel) -> Equivalence:
         """Return the differences of a pruned model, or raise EquivalenceError."""
-        architecture = describe(pruned)
-        name = str(self.dtype).removeprefix("torch.")
         with measuring(pruned, torch.get_num_threads()):
             raw = max(
                 float((widen(found) - widen(expected)).abs().max())
                 for found, expected in zip(_logits(pruned, self.text), self.logits, strict=True)
             )
-            judged = self._worst_layer(architecture) if self.layers else raw
-        if self.weights:
-            self._require_bits(pruned)
+            judged = self._worst_layer(describe(pruned)) if self.layers else raw
+        self._require_bits(pruned)
         if not judged <= TOLERANCE:  # the negation also catches NaN
-            what = "layer outputs" if self.layers else "logits"
             raise EquivalenceError(
-                f"masked and pruned {what} differ by {judged:.3g} on {len(self.text)} sequences, "
-                f"above {TOLERANCE:g}. The pruned model does not belong to this plan and model. "
-                "Prune again; if the difference persists, report the model's name."
+                f"masked and pruned {'layer outputs' if self.layers else 'logits'} differ by "
+                f"{judged:.3g} on {len(self.text)} sequences, above {TOLERANCE:g}. The pruned "
+                "model does not belong to this plan and model. Prune again; if the difference "
+                "persists, report the model's name."
             )
+        name = str(self.dtype).removeprefix("torch.")
         found = Equivalence(judged, len(self.text), self.text.input_ids.numel(), name)
         if not self.layers:
             return found
@@ -151,6 +148,8 @@ class Reference:
         return replace(found, raw_difference=raw, logit_spacing=float(beyond - largest))
 
     def _require_bits(self, pruned: PreTrainedModel) -> None:
+        if not self.weights:
+            return
         read = reader_of(pruned)
         found = {name: fingerprint_tensor(read(name)) for name, _ in pruned.named_parameters()}
         for name in sorted(self.weights.keys() | found.keys()):
@@ -161,11 +160,11 @@ class Reference:
                 )
 
     def _worst_layer(self, architecture: Architecture) -> float:
-        """Largest difference of layer outputs, relative to a layer's largest where above 1."""
+        """Return the largest difference of layer outputs, relative where outputs exceed 1."""
         worst = 0.0
         for row in self.layers:
             for layer, (call, expected) in enumerate(row):
-                with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
+                with float32_layer(architecture, layer) as module:
                     hidden = call.hidden.to(next(module.parameters()).device)
                     found = first_output(module(hidden, *call.args, **call.kwargs)).cpu()
                 scale = max(1.0, float(expected.abs().max()))
@@ -174,8 +173,7 @@ class Reference:
 
 
 def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
-    """Logits [T, V] of each row in turn, on the CPU."""
-    # one row at a time, moved off the device: those of an 8B take half a gigabyte
+    """Yield the logits [T, V] of each row, on the CPU: those of an 8B take half a gigabyte."""
     device = model_device(model)
     for row in text.input_ids:
         yield model(input_ids=row[None].to(device), use_cache=False).logits[0].cpu()
@@ -184,7 +182,7 @@ def _logits(model: PreTrainedModel, text: CalibrationSet) -> Iterator[Tensor]:
 def _masked_layers(
     architecture: Architecture, selection: Selection, row: Tensor
 ) -> list[tuple[LayerCall, Tensor]]:
-    """Each layer's call in the masked model, and the masked layer's output on it, in float32."""
+    """Return each layer's call in the masked model, and the masked output on it, in float32."""
     model = architecture.model
     with ablate(model, selection):
         _, calls = capture_calls(architecture, row[None].to(model_device(model)))
@@ -196,7 +194,7 @@ def _masked_layers(
     for layer, call in enumerate(calls):
         wide = upcast(call)
         _, gains = kept_columns(architecture, gains_alone, layer, "ffn")
-        with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
+        with float32_layer(architecture, layer) as module:
             if gains is not None:
                 weight = architecture.output_weight(layer, "ffn").data
                 weight.copy_(fold_gains(weight.to(embedding_weight(model).dtype), gains))
@@ -208,7 +206,7 @@ def _masked_layers(
 
 
 def _expected_weights(architecture: Architecture, selection: Selection) -> dict[str, str]:
-    """Fingerprints, by name, of all parameters that the pruned model must have."""
+    """Return the fingerprints, by name, of all parameters that the pruned model must have."""
     model, cuts = architecture.model, tensor_cuts(architecture, selection)
     pruned, read = cut_model(without_weights(model), selection, inplace=True), reader_of(model)
     return {
@@ -218,25 +216,27 @@ def _expected_weights(architecture: Architecture, selection: Selection) -> dict[
 
 
 @contextmanager
-def float32_layer(module: nn.Module) -> Iterator[nn.Module]:
+def float32_layer(architecture: Architecture, layer: int) -> Iterator[nn.Module]:
     """Convert one layer to float32 inside the block; its own weights then return bit for bit."""
-    stored = {name: parameter.data for name, parameter in module.named_parameters()}
-    try:
-        for parameter in module.parameters():
-            parameter.data = parameter.data.float()
-        yield module
-    finally:
-        for name, parameter in module.named_parameters():
-            parameter.data = stored[name]
+    module = architecture.layers[layer]
+    with held(architecture, layer):
+        stored = {parameter: parameter.data for parameter in module.parameters()}
+        try:
+            for parameter in stored:
+                parameter.data = parameter.data.float()
+            yield module
+        finally:
+            for parameter, own in stored.items():
+                parameter.data = own
 
 
 def upcast(call: LayerCall) -> LayerCall:
-    """The same call with every floating-point tensor in float32."""
+    """Return the same call with every floating-point tensor in float32."""
 
     def up(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value.float()
-        return tuple(up(item) for item in value) if isinstance(value, tuple) else value
+        return tuple(map(up, value)) if isinstance(value, tuple) else value
 
     kwargs = {name: up(value) for name, value in call.kwargs.items()}
     return LayerCall(up(call.hidden), up(call.args), kwargs)

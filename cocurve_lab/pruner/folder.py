@@ -11,6 +11,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,27 +63,33 @@ def dense_configuration(folder: Path) -> PreTrainedConfig:
     from transformers import CONFIG_MAPPING
 
     path = folder / "config.json"
-    try:
+    with rejecting(f"{path} cannot be read"):
         content = json.loads(path.read_text(encoding="utf-8"))
         require_usable(content, folder)
         for name in _OWN_KEYS:
             content.pop(name, None)
         config = CONFIG_MAPPING[content["model_type"]].from_dict(content)
-    except InputError as error:
-        raise FileFormatError(str(error)) from None
-    except Exception as error:  # transformers' own checks raise many kinds
-        raise FileFormatError(
-            f"{path} cannot be read ({type(error).__name__}: {one_line(error)}). Save the model "
-            "again."
-        ) from None
     config._name_or_path = str(folder)
     return config
+
+
+@contextmanager
+def rejecting(fact: str) -> Iterator[None]:
+    """Turn what transformers makes of a damaged file, nearly any error, into a FileFormatError."""
+    try:
+        yield
+    except InputError as error:
+        raise FileFormatError(str(error)) from None
+    except Exception as error:
+        raise FileFormatError(
+            f"{fact} ({type(error).__name__}: {one_line(error)}). Save the model again."
+        ) from None
 
 
 def _uniform_configurations(
     config: PreTrainedConfig, layers: Sequence[Mapping[str, int]]
 ) -> Iterator[PreTrainedConfig]:
-    """Stock configurations with these widths; none if layers differ or a block is gone."""
+    """Yield stock configurations of these widths; none if layers differ or a block is removed."""
     from transformers import MistralConfig
 
     first = layers[0]
@@ -108,9 +115,9 @@ def _uniform_configurations(
 def _layered_configuration(
     pruned: PreTrainedModel, layers: Sequence[Mapping[str, int]]
 ) -> PreTrainedConfig:
-    """The configuration for the modeling file, with each layer's widths."""
+    """Return the configuration for the modeling file, with each layer's widths."""
     config = pruned.config
-    layered = type(config).from_dict(_stock_content(config))
+    layered: Any = type(config).from_dict(_stock_content(config))
     # Generation, trainers and harnesses read these counts for the whole model. Without the flag,
     # that raises an error which a default of getattr does not catch. With it they read the dense
     # counts, an upper bound for every layer.
@@ -119,14 +126,16 @@ def _layered_configuration(
     # a KV cache for every layer, otherwise one of the dense width.
     heads = [{name: w[name] for name in _HEADS} for w in layers if w["key_value_heads"]]
     narrowest = min(heads, key=lambda counts: counts["key_value_heads"], default={})
-    layered.per_layer_config = {
-        index: _skipped(widths)
-        | _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
-        for index, widths in enumerate(layers)
-    }
-    module, base = MODELING_FILE.removesuffix(".py"), pruned.base_model
+    own: dict[int, dict[str, Any]] = {}
+    for index, widths in enumerate(layers):
+        columns = {"attention": widths["attention_columns"], "mlp": widths["ffn_columns"]}
+        gone = [name for name, left in columns.items() if left == 0]
+        counts = _counts(config, widths if widths["key_value_heads"] else {**widths, **narrowest})
+        own[index] = ({"skip": gone} if gone else {}) | counts
+    layered.per_layer_config = own
+    module = MODELING_FILE.removesuffix(".py")
     layered.auto_map = {
-        "AutoModel": f"{module}.{_own_name(base)}",
+        "AutoModel": f"{module}.{_own_name(pruned.base_model)}",
         "AutoModelForCausalLM": f"{module}.{_own_name(pruned)}",
     }
     layered.architectures = [_own_name(pruned)]
@@ -134,7 +143,7 @@ def _layered_configuration(
 
 
 def _stock_content(config: PreTrainedConfig) -> dict[str, Any]:
-    """A configuration's values without the keys that only the modeling file understands."""
+    """Return a configuration's values without the keys that only the modeling file understands."""
     content = copy.deepcopy(config.to_dict())
     return {name: value for name, value in content.items() if name not in _OWN_KEYS}
 
@@ -145,20 +154,12 @@ def _write(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _own_name(model: Any) -> str:
-    """The name of the modeling file's class for a stock class."""
-    # a model loaded from a saved folder has such a class already
+    """Return the modeling file's class for a stock class, or for one of its own."""
     return "Cocurve" + type(model).__name__.removeprefix("Cocurve")
 
 
-def _skipped(widths: Mapping[str, int]) -> dict[str, list[str]]:
-    """The blocks that a layer lost, under `skip`; {} if it has both."""
-    columns = {"attention": widths["attention_columns"], "mlp": widths["ffn_columns"]}
-    gone = [name for name, left in columns.items() if left == 0]
-    return {"skip": gone} if gone else {}
-
-
 def _counts(config: Any, widths: Mapping[str, int]) -> dict[str, int]:
-    """A layer's counts under transformers' names, without those of a block that is gone."""
+    """Return a layer's counts under transformers' names, without those of a removed block."""
     counts = {
         "num_attention_heads": widths["attention_columns"] // config.head_dim,
         "num_key_value_heads": widths["key_value_heads"],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -83,69 +83,104 @@ _RECOVERY: Schema = {
     **dict.fromkeys(("rank", "epochs", "rows_per_step", "seed", "epoch"), COUNT),
     **_TEXT,
 }
-# a round of pruning; a model that went through several has one record of each
-_ROUND: Schema = {
-    "dense_fingerprint": _HEX,
-    "ffn_groups": COUNT,
-    "pruned_units": Field("a list of units", list_of(_UNIT.fits)),
-    "gains": Field(
-        "finite numbers by unit",
-        lambda value: dict_of(is_number)(value) and all(map(_UNIT.fits, value)),
-    ),
-    "selection_fingerprint": _HEX,
-    "weights_since_pruning": _one_of(*get_args(Weights)),
-    "repair": nullable(OBJECT),
-    "recovery": nullable(OBJECT),
-}
-_FIELDS: Schema = {
-    **_ROUND,
-    "format": TEXT,
-    "version": COUNT,
-    "dtype": TEXT,
-    "layers": _OBJECTS,
-    "base_model": nullable(TEXT),
-    "weights_fingerprint": _HEX,
-    "earlier_rounds": _OBJECTS,
-    "guards": OBJECT,
-    "removed_parameters": COUNT,
-    "parameters": COUNT,
-    "requested_ratio": SHARE,
-    "target": nullable(TEXT),
-    "uniform": FLAG,
-    "realized_ratio": SHARE,
-    "params_removed_fraction": SHARE,
-    "interaction_strength": nullable(NUMBER),
-    "predicted_risk": nullable(NUMBER),
-    "curvature_fingerprint": nullable(_HEX),
-    "loads_with": _one_of(*get_args(Loader)),
-}
+_UNITS = Field("a list of units", list_of(_UNIT.fits))
+_GAINS = Field(
+    "finite numbers by unit",
+    lambda value: dict_of(is_number)(value) and all(map(_UNIT.fits, value)),
+)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Origin:
-    """The model that a plan was cut out of, as it was before.
-
-    Attributes:
-        dense_fingerprint: its `identity.fingerprint_model`.
-        manifest: its own manifest, if it had been pruned before.
-    """
+    """The model before the cut: its `fingerprint_model`, and its manifest if it has one."""
 
     dense_fingerprint: str
     manifest: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, marks: list[list[str]] | None = None) -> Origin:
-        """Describe a model that is about to be cut; all weights are read unless `marks` are given.
-
-        Args:
-            model: the model.
-            marks: its `identity.weight_marks`.
-        """
+        """Describe a model that is about to be cut; reads all weights unless `marks` are given."""
         marks = weight_marks(model) if marks is None else marks
         earlier: Any = getattr(model, "cocurve_manifest", None)
         if earlier is not None:
             earlier = earlier | weights_now(model, earlier, marks)
         return cls(fingerprint_model(model, marks), earlier)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A model that was just cut, as its manifest describes it."""
+
+    pruned: Architecture
+    plan: Selection
+    origin: Origin
+    marks: list[list[str]]
+
+    def base_model(self) -> str:
+        if self.origin.manifest is not None:
+            return str(self.origin.manifest["base_model"])
+        source = str(self.pruned.model.config._name_or_path)
+        # a path on this machine tells others nothing: keep its last part
+        return Path(source).name if Path(source).exists() else source
+
+    def rounds(self) -> list[dict[str, Any]]:
+        earlier = self.origin.manifest
+        if earlier is None:
+            return []
+        return [*earlier["earlier_rounds"], {name: earlier[name] for name in _ROUND}]
+
+    def share(self) -> float:
+        removed = self.plan.pruned_cost
+        return removed / (self.pruned.model.num_parameters() + removed)
+
+    def units(self, indices: Iterable[int]) -> list[str]:
+        return [self.plan.units.units[index].name for index in indices]
+
+
+# every field in order: what it may hold, and its value after a cut
+_FIELDS: dict[str, tuple[Field, Callable[[_Cut], Any]]] = {
+    "format": (TEXT, lambda _: FORMAT),
+    "version": (COUNT, lambda _: VERSION),
+    "dtype": (TEXT, lambda cut: model_dtype(cut.pruned.model)),
+    "base_model": (nullable(TEXT), _Cut.base_model),
+    "dense_fingerprint": (_HEX, lambda cut: cut.origin.dense_fingerprint),
+    "weights_fingerprint": (_HEX, lambda cut: fingerprint(cut.marks)),
+    "weights_since_pruning": (_one_of(*get_args(Weights)), lambda _: "unchanged"),
+    "repair": (nullable(OBJECT), lambda _: None),
+    "recovery": (nullable(OBJECT), lambda _: None),
+    "earlier_rounds": (_OBJECTS, _Cut.rounds),
+    "layers": (_OBJECTS, lambda cut: widths_of(cut.pruned)),
+    "ffn_groups": (COUNT, lambda cut: cut.plan.units.ffn_groups),
+    "guards": (OBJECT, lambda cut: cut.plan.guards.to_plain()),
+    "removed_parameters": (COUNT, lambda cut: cut.plan.pruned_cost),
+    "requested_ratio": (SHARE, lambda cut: cut.plan.requested_ratio),
+    "target": (nullable(TEXT), lambda cut: cut.plan.target and str(cut.plan.target)),
+    "uniform": (FLAG, lambda cut: cut.plan.uniform),
+    "realized_ratio": (SHARE, lambda cut: cut.plan.realized_ratio),
+    "params_removed_fraction": (SHARE, _Cut.share),
+    "interaction_strength": (nullable(NUMBER), lambda cut: cut.plan.interaction_strength),
+    "predicted_risk": (nullable(NUMBER), lambda cut: cut.plan.predicted_risk),
+    "pruned_units": (_UNITS, lambda cut: cut.units(cut.plan.pruned)),
+    "gains": (
+        _GAINS,
+        lambda cut: dict(zip(cut.units(cut.plan.gains), cut.plan.gains.values(), strict=True)),
+    ),
+    "selection_fingerprint": (_HEX, lambda cut: cut.plan.fingerprint),
+    "curvature_fingerprint": (nullable(_HEX), lambda cut: cut.plan.curvature_fingerprint),
+}
+_SCHEMA: Schema = {
+    **{name: field for name, (field, _) in _FIELDS.items()},
+    "parameters": COUNT,  # these two are known when the model is saved
+    "loads_with": _one_of(*get_args(Loader)),
+}
+# a round of pruning; a model that went through several has one record of each
+_ROUND: Schema = {
+    name: _SCHEMA[name]
+    for name in (
+        *("dense_fingerprint", "ffn_groups", "pruned_units", "gains", "selection_fingerprint"),
+        *("weights_since_pruning", "repair", "recovery"),
+    )
+}
 
 
 def manifest_of(
@@ -156,63 +191,21 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Make the manifest of a pruned model, as JSON values.
 
-    Costs are in parameters, the risk in nats per token.
-
-    Args:
-        architecture: the pruned model.
-        selection: the plan.
-        origin: the model before.
-        marks: the pruned model's `identity.weight_marks`, if they are known already.
+    Costs are in parameters, the risk in nats per token. `marks` are the pruned model's
+    `weight_marks` if they are known already.
     """
-    model, earlier = architecture.model, origin.manifest
-    source, units = str(model.config._name_or_path), selection.units.units
-    marks = weight_marks(model) if marks is None else marks
-    rounds = (
-        [] if earlier is None else [*earlier["earlier_rounds"], {n: earlier[n] for n in _ROUND}]
-    )
-    # a path on this machine tells others nothing: keep its last part
-    base = Path(source).name if Path(source).exists() else source
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "dtype": model_dtype(model),
-        "base_model": base if earlier is None else earlier["base_model"],
-        "dense_fingerprint": origin.dense_fingerprint,
-        "weights_fingerprint": fingerprint(marks),
-        "weights_since_pruning": "unchanged",
-        "repair": None,
-        "recovery": None,
-        "earlier_rounds": rounds,
-        "layers": widths_of(architecture),
-        "ffn_groups": selection.units.ffn_groups,
-        "guards": selection.guards.to_plain(),
-        "removed_parameters": selection.pruned_cost,
-        "requested_ratio": selection.requested_ratio,
-        "target": None if selection.target is None else str(selection.target),
-        "uniform": selection.uniform,
-        "realized_ratio": selection.realized_ratio,
-        "params_removed_fraction": selection.pruned_cost
-        / (model.num_parameters() + selection.pruned_cost),
-        "interaction_strength": selection.interaction_strength,
-        "predicted_risk": selection.predicted_risk,
-        "pruned_units": [units[i].name for i in selection.pruned],
-        "gains": {units[i].name: gain for i, gain in selection.gains.items()},
-        "selection_fingerprint": selection.fingerprint,
-        "curvature_fingerprint": selection.curvature_fingerprint,
-    }
+    marks = weight_marks(architecture.model) if marks is None else marks
+    cut = _Cut(architecture, selection, origin, marks)
+    return {name: value(cut) for name, (_, value) in _FIELDS.items()}
 
 
 def weights_now(
     model: PreTrainedModel, manifest: Mapping[str, Any], marks: list[list[str]] | None = None
 ) -> dict[str, str]:
-    """Compare the weights of a pruned model with those that its manifest was written for.
+    """Return the manifest's fields on the weights of a pruned model as they are now.
 
     The weights alone are fingerprinted, because a saved folder may have another configuration.
-
-    Returns:
-        The manifest's fields "weights_fingerprint" (of the weights as they are now) and
-        "weights_since_pruning". "changed" stays so in every later save; "converted" stays until a
-        change is found.
+    "changed" stays so in every later save; "converted" stays until a change is found.
     """
     now = fingerprint(weight_marks(model) if marks is None else marks)
     state: Weights = manifest["weights_since_pruning"]
@@ -259,7 +252,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"it is {found[0]!r} version {found[1]!r}; this code reads {FORMAT!r} version "
                 f"{VERSION}"
             )
-        require_fields(manifest, _FIELDS)
+        require_fields(manifest, _SCHEMA)
         for name, schema in (("layers", _WIDTHS), ("earlier_rounds", _ROUND)):
             for number, part in enumerate(manifest[name]):
                 require_fields(part, schema, inside=f"{name}[{number}]")

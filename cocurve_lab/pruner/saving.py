@@ -14,7 +14,7 @@ import torch
 
 from ..base.arguments import as_path
 from ..base.atomic import replacing_folder
-from ..base.errors import FileFormatError, InputError, one_line
+from ..base.errors import FileFormatError, InputError
 from ..base.seams import require_extension
 from ..models.architectures import Architecture, describe
 from ..models.families import KINDS
@@ -23,9 +23,9 @@ from ..models.loading import keep_score_cap, pick_device, read_dtype
 from ..models.runtime import transient_bars
 from ..models.weights import StoredWeights, weight_files, with_stored
 from .card import CardFacts, model_card
-from .folder import MODELING_FILE, dense_configuration, write_configuration
+from .folder import MODELING_FILE, dense_configuration, rejecting, write_configuration
 from .manifest import VERSION, read_manifest, weights_now, widths_of
-from .slicing import block_modules, settle_heads
+from .slicing import block_cuts, block_modules, settle_heads
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,9 +54,8 @@ def save_pruned(
 
     Llama, Mistral, Qwen2 and 3, Phi3 and Gemma 1 to 3 load in transformers without this library: as
     a stock model if all layers have the same widths, otherwise with `trust_remote_code=True`, by
-    the short modeling file beside the weights. Other families need `load_pruned`. The card, and
-    "loads_with" in the manifest, say which case it is. The folder is written as a whole or not at
-    all.
+    the short modeling file beside the weights. Other families need `load_pruned`. The card and the
+    manifest's "loads_with" say which case it is. The folder is written completely or not at all.
 
     Args:
         pruned: what `prune` returned.
@@ -81,7 +80,7 @@ def save_pruned(
 
 @contextmanager
 def new_folder(folder: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder; `folder` becomes it when the block is left, and not before."""
+    """Yield a temporary folder that replaces `folder` when the block is left."""
     place = folder.resolve()  # a link stays; the folder that it leads to is replaced
     _require_free(place, overwrite=overwrite)
     with replacing_folder(place) as temporary:
@@ -126,8 +125,7 @@ def load_pruned(
 ) -> PreTrainedModel:
     """Load what `save_pruned` wrote, in eval mode and without gradients.
 
-    No code from the folder is run, not even its modeling file. A damaged folder raises
-    FileFormatError.
+    No code from the folder is run. A damaged folder raises FileFormatError.
 
     Args:
         folder: the folder.
@@ -172,17 +170,12 @@ def open_pruned(folder: str | os.PathLike[str], *, mapped: bool = False) -> PreT
     from transformers import GenerationConfig
 
     folder = as_path(folder, "folder")
-    model: Any = empty_pruned(folder)
+    model = empty_pruned(folder)
     settle_heads(describe(model))
-    if (folder / "generation_config.json").exists():
-        try:
+    settings = folder / "generation_config.json"
+    if settings.exists():
+        with rejecting(f"{settings} cannot be read"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        except Exception as error:  # its checks raise many kinds
-            raise FileFormatError(
-                f"{folder / 'generation_config.json'} cannot be read ({type(error).__name__}: "
-                f"{one_line(error)}). Save the model again."
-            ) from None
-    model.cocurve_manifest = read_manifest(folder)
     try:
         return with_stored(model, StoredWeights(model, weight_files(str(folder)), mapped=mapped))
     except InputError as error:  # its index leads elsewhere
@@ -195,17 +188,14 @@ def empty_pruned(folder: str | os.PathLike[str]) -> PreTrainedModel:
 
     folder = as_path(folder, "folder")
     manifest, config = read_manifest(folder), dense_configuration(folder)
-    try:
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, manifest["dtype"])
-            )
-    except Exception as error:  # each class has its own checks and errors
-        raise FileFormatError(
-            f"{folder / 'config.json'} describes no model that can be built "
-            f"({type(error).__name__}: {one_line(error)}). Save the model again."
-        ) from None
+    dtype = getattr(torch, manifest["dtype"])
+    with (
+        rejecting(f"{folder / 'config.json'} describes no model that can be built"),
+        torch.device("meta"),
+    ):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     _narrow(describe(model), manifest["layers"])
+    model.cocurve_manifest = manifest
     return model
 
 
@@ -248,8 +238,8 @@ def _narrow(architecture: Architecture, layers: list[dict[str, int]]) -> None:
                     f"configuration allows 0 to {dense} in steps of {step}. Save the model again."
                 )
             # any columns would do, because the meta device has shapes only
-            columns = torch.arange(wanted)
-            for parent, name, module in block_modules(architecture, layer, kind, columns):
+            cuts = block_cuts(architecture, layer, kind, torch.arange(wanted))
+            for parent, name, module in block_modules(architecture, layer, kind, cuts):
                 setattr(parent, name, module)
 
 

@@ -7,7 +7,7 @@ stays what it was.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,22 +21,19 @@ from ..solver.selection import Selection
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Replacement = tuple[nn.Module, str, nn.Module]  # parent, attribute, new module
+Replacement = tuple[nn.Module, str, Any]  # parent, attribute, new module
 
 
 def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) -> PreTrainedModel:
     """Replace every projection that loses units or has a gain, in the model or in a copy of it.
 
-    The model may be on the meta device: then so is the result.
+    A model on the meta device stays there.
     """
     architecture = describe(model)
     replacements = [
         replacement
-        for layer in range(len(architecture.layers))
-        for kind in KINDS
-        for replacement in block_modules(
-            architecture, layer, kind, *kept_columns(architecture, selection, layer, kind)
-        )
+        for layer, kind, cuts in _plan_cuts(architecture, selection)
+        for replacement in block_modules(architecture, layer, kind, cuts)
     ]
     if inplace:
         for parent, name, module in replacements:
@@ -51,36 +48,40 @@ def cut_model(model: PreTrainedModel, selection: Selection, *, inplace: bool) ->
     return model
 
 
-def block_modules(
-    architecture: Architecture,
-    layer: int,
-    kind: Kind,
-    columns: Tensor,
-    gains: Tensor | None = None,
-) -> list[Replacement]:
-    """Make the new modules of one block; none if it keeps everything as it is.
+def tensor_cuts(
+    architecture: Architecture, selection: Selection
+) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return what `cut_model` does to each weight and bias, as functions by the tensor's name.
 
-    Args:
-        architecture, layer, kind: the model, which is not changed, and the block.
-        columns: [W'] int64, kept input columns of the output projection, in whole units.
-        gains: [W'] float64, factors of these columns; None if all are 1.
+    A tensor without an entry stays as it is, or belongs to a block that is removed.
     """
-    cuts = block_cuts(architecture, layer, kind, columns, gains)
-    if not cuts:
-        return []
-    block = architecture.block(layer, kind)
-    if kind == "attention" and len(columns) == 0:
-        name = architecture.output_name(kind)
-        output = slice_linear(getattr(block, name), cuts[name])
-        empty = EmptyAttention(architecture, layer, output)
-        return [(architecture.layers[layer], architecture.family.attention, empty)]
-    return [(block, name, slice_linear(getattr(block, name), cut)) for name, cut in cuts.items()]
+    names = {id(module): name for name, module in architecture.model.named_modules()}
+    found: dict[str, Callable[[Tensor], Tensor]] = {}
+    for layer, kind, cuts in _plan_cuts(architecture, selection):
+        for name, cut in cuts.items():
+            projection = architecture.projection(layer, kind, name)
+            place = names[id(projection)]
+            found[f"{place}.weight"] = cut.transposed if is_transposed(projection) else cut.weight
+            found[f"{place}.bias"] = cut.bias
+    return found
+
+
+def _plan_cuts(
+    architecture: Architecture, selection: Selection
+) -> Iterator[tuple[int, Kind, dict[str, Cut]]]:
+    for layer in range(len(architecture.layers)):
+        for kind in KINDS:
+            columns, gains = kept_columns(architecture, selection, layer, kind)
+            yield layer, kind, block_cuts(architecture, layer, kind, columns, gains)
 
 
 def kept_columns(
     architecture: Architecture, selection: Selection, layer: int, kind: Kind
 ) -> tuple[Tensor, Tensor | None]:
-    """Return kept input columns [W'] of an output projection; gains [W'], or None if all are 1."""
+    """Return the kept input columns [W'] int64 of an output projection, and their gains [W'].
+
+    The gains are float64 factors, or None if all are 1.
+    """
     width = architecture.width(layer, kind)
     keep, gains = torch.ones(width, dtype=torch.bool), torch.ones(width, dtype=torch.float64)
     for index, unit in enumerate(selection.units):
@@ -110,7 +111,7 @@ class Cut:
     gains: Tensor | None = None
 
     def weight(self, weight: Tensor) -> Tensor:
-        """What stays of the weight [out, in]; it may be a view of it."""
+        """Return what stays of a weight [out, in]; it may be a view of it."""
         if self.rows is not None:
             weight = weight[self.rows.to(weight.device)]
         if self.columns is not None:
@@ -118,25 +119,32 @@ class Cut:
         return weight if self.gains is None else fold_gains(weight, self.gains)
 
     def transposed(self, weight: Tensor) -> Tensor:
-        """The same for a weight that is stored as [in, out]."""
+        """Return what stays of a weight that is stored as [in, out]."""
         return self.weight(weight.T).T.contiguous()
 
     def bias(self, bias: Tensor) -> Tensor:
-        """What stays of the bias [out]; it may be the bias itself."""
+        """Return what stays of a bias [out]; it may be the bias itself."""
         return bias if self.rows is None else bias[self.rows.to(bias.device)]
 
 
 def block_cuts(
-    architecture: Architecture, layer: int, kind: Kind, columns: Tensor, gains: Tensor | None
+    architecture: Architecture,
+    layer: int,
+    kind: Kind,
+    columns: Tensor,
+    gains: Tensor | None = None,
 ) -> dict[str, Cut]:
-    """Return the cut of each projection of a block, by name; none if the block stays as it is."""
+    """Return the cut of each projection of a block, by name; none if the block stays as it is.
+
+    `columns` and `gains` are those of `kept_columns`; columns come in whole units.
+    """
     if len(columns) == architecture.width(layer, kind) and gains is None:
         return {}
     keep = {
         name: torch.zeros(widths(architecture.projection(layer, kind, name))[0], dtype=torch.bool)
         for name in architecture.input_projections(kind)
     }
-    # columns come in whole units, so every step-th one starts a piece with rows of its own
+    # every step-th column starts a piece with rows of its own
     step = architecture.step(layer, kind)
     for start in columns[::step].tolist():
         for rows in architecture.unit_rows(layer, kind, start, start + step):
@@ -145,43 +153,42 @@ def block_cuts(
     return {architecture.output_name(kind): Cut(columns=columns, gains=gains), **inputs}
 
 
-def tensor_cuts(
-    architecture: Architecture, selection: Selection
-) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return what `cut_model` does to each weight and bias, as functions by the tensor's name.
-
-    A tensor without an entry stays as it is, or goes with a block that is gone.
-    """
-    names = {id(module): name for name, module in architecture.model.named_modules()}
-    found: dict[str, Callable[[Tensor], Tensor]] = {}
-    for layer in range(len(architecture.layers)):
-        for kind in KINDS:
-            kept = kept_columns(architecture, selection, layer, kind)
-            for name, cut in block_cuts(architecture, layer, kind, *kept).items():
-                projection = architecture.projection(layer, kind, name)
-                place = names[id(projection)]
-                found[f"{place}.weight"] = (
-                    cut.transposed if is_transposed(projection) else cut.weight
-                )
-                found[f"{place}.bias"] = cut.bias
-    return found
+def block_modules(
+    architecture: Architecture, layer: int, kind: Kind, cuts: dict[str, Cut]
+) -> list[Replacement]:
+    """Make the new modules of one block; the model is not changed."""
+    block = architecture.block(layer, kind)
+    new = {name: slice_linear(getattr(block, name), cut) for name, cut in cuts.items()}
+    output = new.get(architecture.output_name(kind))
+    if kind == "attention" and output is not None and output.weight.numel() == 0:
+        empty = EmptyAttention(architecture, layer, output)
+        return [(architecture.layers[layer], architecture.family.attention, empty)]
+    return [(block, name, module) for name, module in new.items()]
 
 
-def slice_linear(linear: Any, cut: Cut) -> nn.Module:
+def slice_linear(linear: Any, cut: Cut) -> Any:
     """Make a Linear or Conv1D from what stays of one; ArchitectureError if it is packed."""
-    weight = cut.weight(weight_of(linear).detach())
-    bias = None if linear.bias is None else cut.bias(linear.bias.detach())
+    from transformers.pytorch_utils import Conv1D
+
+    transposed, given = is_transposed(linear), linear.weight.requires_grad
+    kept = cut.weight(weight_of(linear).detach())
     # clones share nothing with the dense model, not even an output projection's unsliced bias
-    given = linear.weight.requires_grad
-    weight = nn.Parameter(weight.clone(), requires_grad=given)
-    bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=given)
-    if is_transposed(linear):
-        return _conv1d(weight, bias).train(linear.training)
+    weight = nn.Parameter(
+        (kept.T if transposed else kept).contiguous().clone(), requires_grad=given
+    )
+    bias = linear.bias
+    if bias is not None:
+        bias = nn.Parameter(cut.bias(bias.detach()).clone(), requires_grad=given)
+    if transposed and len(weight) == 0:
+        return EmptyConv1D(weight, bias).train(linear.training)
     # on the meta device, because weights initialized here would be replaced at once
     with torch.device("meta"):
-        module = nn.Linear(1, 1, bias=bias is not None)
-    module.out_features, module.in_features = weight.shape
-    module.weight, module.bias = weight, bias  # type: ignore[assignment]
+        module: Any = Conv1D(1, 1) if transposed else nn.Linear(1, 1, bias=bias is not None)
+    if transposed:
+        module.nx, module.nf = weight.shape
+    else:
+        module.out_features, module.in_features = weight.shape
+    module.weight, module.bias = weight, bias
     return module.train(linear.training)
 
 
@@ -192,19 +199,6 @@ def fold_gains(weight: Tensor, gains: Tensor) -> Tensor:
     for rows, into in zip(weight.split(256), folded.split(256), strict=True):
         into.copy_(rows.double() * gains)
     return folded
-
-
-def _conv1d(weight: nn.Parameter, bias: Any) -> nn.Module:
-    from transformers.pytorch_utils import Conv1D
-
-    stored = nn.Parameter(weight.T.contiguous(), requires_grad=weight.requires_grad)
-    if weight.shape[1] == 0:
-        return EmptyConv1D(stored, bias)
-    with torch.device("meta"):
-        module = Conv1D(1, 1)
-    module.nx, module.nf = stored.shape
-    module.weight, module.bias = stored, bias
-    return module
 
 
 # Empty blocks -------------------------------------------------------------------------------------
@@ -226,22 +220,16 @@ class EmptyAttention(nn.Module):
         family = architecture.family
         gone = {self.output_name, *family.qkv, *family.shared_norms}
         for name, module in attention.named_children():
-            if name not in gone and any(True for _ in module.parameters()):
+            if name not in gone and next(module.parameters(), None) is not None:
                 self.add_module(name, module)
         self.add_module(self.output_name, output)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        past_key_values: Any = None,
-        layer_past: Any = None,  # the cache, in GPT-NeoX
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        rows, length, _hidden = hidden_states.shape
-        cache = layer_past if past_key_values is None else past_key_values
+    def forward(self, hidden_states: Tensor, **options: Any) -> tuple[Tensor, None]:
+        cache = options.get("past_key_values", options.get("layer_past"))  # GPT-NeoX: layer_past
         if cache is not None:
-            # transformers reads the length of the past from a layer's cache, which may be this one,
-            # so it holds one number per token
+            # transformers may read the length of the past from this layer's cache, so the cache
+            # holds one number per token
+            rows, length, _ = hidden_states.shape
             note = hidden_states.new_zeros(rows, 1, length, 1)
             cache.update(note, note, self.layer_idx)
         return getattr(self, self.output_name)(hidden_states[..., :0]), None
@@ -270,7 +258,7 @@ class OwnCounts:
         self.num_attention_heads, self.num_key_value_heads = heads, groups
 
     def __getattr__(self, name: str) -> Any:
-        if name == "whole":  # not set yet while deepcopy rebuilds the object: avoid a recursion
+        if name == "whole":  # not set yet while deepcopy rebuilds the object: no recursion
             raise AttributeError(name)
         return getattr(self.whole, name)
 
@@ -285,12 +273,11 @@ def settle_heads(architecture: Architecture) -> None:
             continue
         groups = architecture.num_groups(layer)
         heads = groups * architecture.queries_per_group(layer)
-        if hasattr(block, "num_key_value_heads"):
-            block.num_key_value_heads = groups
-        if hasattr(block, "num_heads"):
-            block.num_heads = heads
-        for name in ("split_size", "embed_dim"):  # GPT-2 and OPT: width of the queries
+        columns = heads * architecture.head_dim(layer)
+        # the last two: the width of the queries, in GPT-2 and OPT
+        counts = {"num_key_value_heads": groups, "num_heads": heads}
+        for name, count in (counts | {"split_size": columns, "embed_dim": columns}).items():
             if hasattr(block, name):
-                setattr(block, name, heads * architecture.head_dim(layer))
+                setattr(block, name, count)
         if architecture.family.counts_in_config and block.config.num_attention_heads != heads:
             block.config = OwnCounts(config, heads, groups)

@@ -169,7 +169,7 @@ def is_additive(architecture: Architecture, calls: Sequence[LayerCall]) -> bool:
 
 def _adds(architecture: Architecture, layer: int, call: LayerCall) -> bool:
     """Whether a layer adds the writes of both its blocks as they are, tried on a float32 call."""
-    with held(architecture, layer), float32_layer(architecture.layers[layer]) as module:
+    with float32_layer(architecture, layer) as module:
         for kind in KINDS:
             with ExitStack() as stack:
                 if kind == "attention":  # the FFN would answer to its absence
