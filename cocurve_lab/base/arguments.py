@@ -45,7 +45,7 @@ def as_int(value: Any, name: str, least: int = 0) -> int:
             f"{name} is {shown(value)}, not a whole number. Give an integer."
         ) from None
     if number < least:
-        raise InputError(f"{name} is {shown(number)}; it must be at least {least}. Give that.")
+        raise InputError(f"{name} is {shown(number)}. Give {least} or more.")
     if number >= EXACT:
         raise InputError(
             f"{name} is {shown(number)}; from 2^53 on float64 and the browser round such numbers. "

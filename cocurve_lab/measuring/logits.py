@@ -37,8 +37,8 @@ def require_numbers(finite: bool | np.bool_, place: str) -> None:
     """Raise NumericalError unless what was measured at a place of the text is finite."""
     if not finite:
         raise NumericalError(
-            f"{place} gives NaN or infinite logits, in the dense model or under a plan. Half "
-            "precision may overflow: try bfloat16 or float32."
+            f"{place} gives NaN or infinite logits. Half precision may overflow: try bfloat16 or "
+            "float32."
         )
 
 

@@ -137,12 +137,12 @@ class StoredWeights:
                     continue
                 self._places[name] = handle, stored, file
                 found = handle.get_slice(stored)
-                require_shape(found, name, wanted[name].shape, file)
-                if found.get_dtype() not in _DTYPES:
+                if found.get_dtype() not in _DTYPES:  # first: packed weights differ in shape too
                     raise FileFormatError(
                         f"{name} in {file} is stored as {found.get_dtype()}, so the model is "
                         "quantized. Give an unquantized one, for example in bfloat16."
                     )
+                require_shape(found, name, wanted[name].shape, file)
         missing = next((n for n in wanted if n not in self._places and n not in self.tied), None)
         if missing is not None:
             raise FileFormatError(

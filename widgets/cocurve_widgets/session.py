@@ -323,9 +323,9 @@ class Session(HasTraits):
 
         A build or a measurement in a cell holds the same lock.
         """
-        model = self.require_model()
         from cocurve_lab.models.runtime import exclusive
 
+        model = self.require_model()
         lock = exclusive(model)
         # a build holds the model for minutes; the short timeout lets Cancel end the wait
         while not lock.acquire(timeout=0.1):

@@ -122,7 +122,7 @@ class OnAdditiveKL(Keeping):
     def __init__(self, curvature: cl.Curvature) -> None:
         super().__init__()
         self.additive = curvature.additive()
-        self.singles = self.additive.state("price").singles
+        self.singles = self.additive.singles("price")
 
     def solve(
         self, ratio: float, strength: float, guards: cl.Guards, each_step: EachStep = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
@@ -125,6 +125,12 @@ class AdditiveKL:
             total += shifts.values[index]
             found.append(float(likelihood_ratios(total, shifts.probabilities)[1].mean()))
         return np.array(found)
+
+    def singles(self, part: Part = "all") -> np.ndarray:
+        """Return F({u}) of each unit [M] float64, nats per token, one unit in memory at a time."""
+        shifts = self.shifts.of(part)
+        kls = (likelihood_ratios(v, shifts.start, shifts.teacher)[1] for v in shifts.values)
+        return np.array([kl.mean() for kl in kls])
 
     def state(self, part: Part = "all") -> State:
         """Return a state with no unit removed, for a solve to step through."""
@@ -237,7 +243,9 @@ class NumpyState:
 class _AdditiveGreedy(Greedy):
     """Algorithm 2 whose interactions are those of the additive KL."""
 
-    def begin(self, surrogate: AdditiveKL, part: Part, each_step: EachStep | None) -> Self:
+    def begin(
+        self, surrogate: AdditiveKL, part: Part, each_step: EachStep | None
+    ) -> _AdditiveGreedy:
         """Take the KL of single units for 1/2 H_uu; call it last, since a state takes seconds."""
         self.state = surrogate.state(part)
         self.start, self.half = copy(self.state), self.state.singles
