@@ -12,14 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_LINES = {".md", ".png", ".npz", ".pyc"}
 BUDGETS = {
-    "cocurve_lab": 31_130,
+    "cocurve_lab": 31_070,
     "cocurve_lab/base": 1_400,
     "cocurve_lab/models": 2_360,
     "cocurve_lab/curvature": 1_860,
     "cocurve_lab/estimator": 2_410,
     "cocurve_lab/solver": 2_790,
     "cocurve_lab/measuring": 2_630,
-    "cocurve_lab/pruner": 1_920,
+    "cocurve_lab/pruner": 1_850,
     "cocurve_lab/extensions": 7_970,
     "cocurve_lab/methods": 2_140,
     "cocurve_lab/evaluation": 2_470,
@@ -48,6 +48,6 @@ def test_a_room_keeps_to_its_lines(room: str) -> None:
 
 def test_the_core_is_read_in_an_hour() -> None:
     files = [ROOT / "cocurve_lab" / f"{name}.py" for name in CORE_PATH]
-    assert sum(map(lines_of, files)) <= 3_220
+    assert sum(map(lines_of, files)) <= 3_200
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}.py`" in readme for name in CORE_PATH)
