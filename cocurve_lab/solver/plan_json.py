@@ -51,7 +51,10 @@ _FIELDS: dict[str, Field] = {
         Field("a finite number from 0", lambda value: is_number(value) and value >= 0)
     ),
     "guards": OBJECT,
-    "gains": Field("finite numbers by unit index", dict_of(is_number)),
+    "gains": Field(
+        "finite numbers by unit index",
+        lambda value: dict_of(is_number)(value) and all(map(str.isdecimal, value)),
+    ),
     "curvature_fingerprint": nullable(TEXT),
     "forced": COUNT,
     **optional({"target": OBJECT, "uniform": FLAG, "surrogate": TEXT}),

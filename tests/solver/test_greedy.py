@@ -132,6 +132,7 @@ def test_exactly_reachable_ratios_and_caps_take_no_unit_too_many_or_few() -> Non
     units = make_units(1, 0, 100, ffn_cost=1)
     guards = Guards(layer_cap=0.29)  # 0.29 * 100 is 28.999999999999996
     assert len(solve_greedy(random_curvature(units), 0.29, guards=guards)) == 29
+    assert len(solve_greedy(random_curvature(units), 0.07)) == 7  # 0.07 * 100 is above 7
 
 
 @pytest.mark.parametrize("include", [(), ("L1.ffn[0]", "L0.attention[1]")])
@@ -186,6 +187,10 @@ BAD_FIELDS: dict[str, list[Any]] = {
 }
 
 
+# instead of the field: the unit, or the part of the target
+NAMED = {"pruned": "pruned|unit|twice", "gains": "gains?|unit", "target": "ratio|parameters"}
+
+
 @pytest.mark.parametrize("field", BAD_FIELDS)
 def test_a_bad_field_of_a_file_is_a_file_format_error(field: str) -> None:
     units = dataclasses.replace(SMALL, total_parameters=5000)
@@ -196,7 +201,7 @@ def test_a_bad_field_of_a_file_is_a_file_format_error(field: str) -> None:
         (content[whole[0]] if whole else content)[name] = value
         if name == "pruned":
             content |= {"node_terms": None, "edge_terms": None}
-        with pytest.raises(FileFormatError):
+        with pytest.raises(FileFormatError, match=rf"\b({NAMED.get(field, name)})\b"):
             Selection.from_json(json.dumps(content))
 
 
