@@ -29,6 +29,7 @@ from ..base.schema import (
     optional,
     parse_json,
     require_fields,
+    told,
 )
 from ..models.families import KINDS
 from .targets import ratio_budget
@@ -36,11 +37,7 @@ from .targets import ratio_budget
 FORMAT, VERSION = "cocurve-selection", 1
 
 _TERMS = nullable(Field("a list of finite numbers", list_of(is_number)))
-_KIND: dict[str, Field] = {
-    "format": Field(repr(FORMAT), lambda value: value == FORMAT),
-    "version": Field(str(VERSION), lambda value: value == VERSION),
-}
-_FIELDS: dict[str, Field] = {
+_FIELDS: Schema = {
     "units": OBJECT,
     "pruned": Field("a list of unit indices", list_of(is_count)),
     "requested_ratio": SHARE,
@@ -100,8 +97,13 @@ def read_fields(text: str) -> dict[str, Any]:
     The fields of its units are checked by `UnitSet.from_plain`.
     """
     try:
-        content = require_fields(parse_json(text), _KIND, others=True)
-        require_fields(content, _KIND | _FIELDS)
+        content = parse_json(text)
+        if not isinstance(content, dict):
+            raise FileFormatError(f"it is {told(content)}, not an object with fields")
+        found = (content.pop("format", None), content.pop("version", None))
+        if found != (FORMAT, VERSION):
+            raise FileFormatError(f"its format is {told(found[0])} version {told(found[1])}")
+        require_fields(content, _FIELDS)
         require_fields(content["guards"], _GUARDS, inside="guards")
     except FileFormatError as error:
         raise no_plan(str(error)) from None
@@ -109,7 +111,7 @@ def read_fields(text: str) -> dict[str, Any]:
         numbers, units = content[name], len(content["pruned"])
         if numbers is not None and len(numbers) != units:
             raise no_plan(f"{name} has {len(numbers)} numbers for {units} pruned units")
-    return {name: value for name, value in content.items() if name not in _KIND}
+    return content
 
 
 def require_consistent(plan: Any) -> None:
