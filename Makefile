@@ -35,10 +35,9 @@ demo: $(INSTALLED) ## build H of the embedded model, prune it and compare, in th
 	@$(RUN) cocurve_lab.cli.demo $(ARGS)
 
 # One process more than the smallest machine has cores, because browser tests mostly wait. Each has one
-# thread that sleeps while it waits, so that kernels and browsers get their share of the cores. Files
-# are taken in order: xdist would put those of few tests last, which are the longest.
+# thread that sleeps while it waits, so that kernels and browsers get their share of the cores.
 test: $(INSTALLED) ## run the tests that need neither a GPU nor the network
-	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(MARKERS)" $(ARGS)
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(RUN) pytest -n $(WORKERS) --dist loadfile -m "$(MARKERS)" $(ARGS)
 
 vllm: ## install vLLM for the tests that serve folders with it (3.5 GB, not in .venv)
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" sh .ci/vllm

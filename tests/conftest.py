@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from helpers.lab import Lab
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the notebooks: at the end, one worker would run their long tests alone."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/notebooks/"))
-
-
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C interrupts, as in a terminal: a shell starts its background jobs with it ignored."""
