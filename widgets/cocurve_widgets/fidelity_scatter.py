@@ -454,7 +454,6 @@ class FidelityScatter(Instrument, W.VBox):
     @guarded
     def refresh(self) -> None:
         """Bring picture, numbers and status up to date."""
-        self._drawn_at = time.monotonic()
         records, rows = self._records(), predicted_by(self.points, self.surrogate)
         plans = rows[: len(records)]
         pairs = [(record, row) for record, row in zip(records, plans, strict=True) if drawable(row)]
@@ -465,6 +464,7 @@ class FidelityScatter(Instrument, W.VBox):
             singles, [hover(r) for r in singles], SURROGATES[self.surrogate][1]
         )
         rings, waiting = self._chosen(shown, singles)
+        self._drawn_at = time.monotonic()
         self.figure.draw(
             shown,
             [hover(row) for row in shown],
