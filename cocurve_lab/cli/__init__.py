@@ -13,6 +13,7 @@ In the order of the flow:
     compressing.py `compress`: all of it in a given time
     (`paper` is in cocurve_studies, and a verb where that is installed)
     common.py      options and checks that several verbs share
+    options.py     flags from dataclasses
     demo.py        the whole flow in one command (`make demo`)
 
 Exit codes: 0 done, or the result was there already; 1 an error, described on stderr; 2 a wrong
@@ -35,6 +36,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..base.errors import CocurveError, one_line
+from .options import Verb, add_verb, made
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _DESCRIPTION = """\
@@ -73,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _quieten()
         with _terminated_like_interrupted(), warnings.catch_warnings():
             warnings.showwarning = _say_warning
-            return int(options.run(options))
+            verb: Verb = made(options.verb_class, vars(options))
+            return verb.run()
     except KeyboardInterrupt as stop:
         kept = str(stop) or "interrupted before anything was done; nothing is left behind."
         print(f"cocurve: {kept}", file=sys.stderr)
@@ -97,16 +100,14 @@ def _told(error: Exception) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     from .. import __version__
-    from . import (
-        building,
-        compressing,
-        evaluating,
-        inventory,
-        planning,
-        pruning,
-        recovering,
-        searching,
-    )
+    from .building import Build, Merge
+    from .compressing import Compress
+    from .evaluating import Evaluate
+    from .inventory import Inventory
+    from .planning import Solve
+    from .pruning import Export, Prune
+    from .recovering import Recover
+    from .searching import Search
 
     parser = argparse.ArgumentParser(
         prog="cocurve",
@@ -117,14 +118,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cocurve-lab {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    verb_modules: list[Any] = [inventory, building, planning, searching, pruning, recovering]
-    verb_modules += [evaluating, compressing]
+    kinds: list[type[Verb]] = [Inventory, Build, Merge, Solve, Search, Prune, Export, Recover]
+    kinds += [Evaluate, Compress]
     if find_spec("cocurve_studies") is not None:
-        from cocurve_studies.paper import command
+        from cocurve_studies.paper.command import Paper
 
-        verb_modules.append(command)
-    for module in verb_modules:
-        module.add_to(verbs)
+        kinds.append(Paper)
+    for kind in kinds:
+        add_verb(verbs, kind)
     return parser
 
 

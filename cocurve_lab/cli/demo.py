@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import transformers
@@ -28,6 +29,8 @@ from ..pruner.equivalence import check_equivalence
 from ..solver.gate import redundancy_gate
 from ..solver.selection import Selection
 from ..solver.solve import solve_greedy
+from .common import as_positions
+from .options import add_flags, flag, made
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,9 +38,31 @@ if TYPE_CHECKING:
 RANDOM_PLANS = 5  # per ratio
 
 
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Options of the demo."""
+
+    model: str = flag('"demo", a hub id, or a folder', DEMO)
+    device: str | None = flag("default: a GPU if torch can use one")
+    rows: int = flag("calibration sequences", 64)
+    held_out: int = flag("sequences to measure plans on", 16)
+    positions: int | Literal["all"] = flag(
+        'scored positions per sequence, or "all"', "all", type=as_positions
+    )
+    top_r: int = flag("r of the top-r support", 256)
+    ratios: tuple[float, ...] = flag("shares to remove", (0.2, 0.4))
+    text_file: Path | None = flag("calibration text, if there is no network")
+    save: Path | None = flag("folder to save H in, and to load it from")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demo; None means the arguments of the process."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m cocurve_lab.cli.demo",
+        description="Build H, solve, measure, prune, check, and show text before and after.",
+    )
+    add_flags(parser, Demo)
+    options: Demo = made(Demo, vars(parser.parse_args(arguments)))
     transformers.logging.set_verbosity_error()
     print(report_device(options.device))
     model, tokenizer = load_model(options.model, device=options.device)
@@ -123,32 +148,6 @@ def show_texts(
         for name, model in (("dense", dense), ("pruned", pruned)):
             print(f"{name:<7} {continue_text(model, tokenizer, text, new_tokens)!r}")
         print()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m cocurve_lab.cli.demo",
-        description="Build H, solve, measure, prune, check, and show text before and after.",
-    )
-    parser.add_argument("--model", default=DEMO, help='"demo", a hub id, or a folder')
-    parser.add_argument("--device", default=None, help="default: a GPU if torch can use one")
-    parser.add_argument("--rows", type=int, default=64, help="calibration sequences")
-    parser.add_argument("--held-out", type=int, default=16, help="sequences to measure plans on")
-    parser.add_argument(
-        "--positions",
-        type=lambda value: value if value == "all" else int(value),
-        default="all",
-        help='scored positions per sequence, or "all"',
-    )
-    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support")
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
-    parser.add_argument(
-        "--text-file", type=Path, default=None, help="calibration text, if there is no network"
-    )
-    parser.add_argument(
-        "--save", type=Path, default=None, help="folder to save H in, and to load it from"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -2,108 +2,103 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.errors import InputError
+from ..models import loading
 from ..models.families import KINDS
-from ..models.units import UnitSet, enumerate_units
-from . import forecast as on_paper
-from .common import add_verb, as_path
+from ..models.identity import MANIFEST
+from ..models.load_errors import require_place
+from ..models.loading import demo_folder, place_of
+from ..models.units import enumerate_units
+from ..pruner.saving import empty_pruned
+from .forecast import Forecast
+from .options import Verb, argument, flag, part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DESCRIPTION = """\
-List the removable units of a model: KV-aligned groups of attention heads and groups of FFN
-channels, with the number of parameters of each. Only the configuration is read; no weights are
-downloaded or loaded. It takes seconds to see whether a model is supported, and how large H (M x M)
-becomes. --build tells what a build of H takes on GPUs of four sizes, before you rent one."""
-EXAMPLE = """\
-  cocurve inventory demo
-  cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
-  cocurve inventory --paper
-  cocurve inventory --paper --build --host-memory 256 --disk 6
-  cocurve inventory --config some/folder/config.json --ffn-groups 32"""
 
+@dataclass(frozen=True, kw_only=True)
+class Inventory(Verb):
+    """List the removable units of a model.
 
-def add_to(verbs: Any) -> None:
-    """Add the verb `inventory`."""
-    parser = add_verb(verbs, "inventory", run, DESCRIPTION, EXAMPLE)
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("model", metavar="MODEL", nargs="?", help='"demo", a folder, or a hub id')
-    place.add_argument("--paper", action="store_true", help="a table of the paper's models")
-    place.add_argument(
-        "--config", metavar="FILE", type=as_path, help="a config.json instead of MODEL"
+    They are KV-aligned groups of attention heads and groups of FFN channels, with the number of
+    parameters of each. Only the configuration is read; no weights are downloaded or loaded. It
+    takes seconds to see whether a model is supported, and how large H (M x M) becomes. --build
+    tells what a build of H takes on GPUs of four sizes, before you rent one.
+
+    Examples:
+      cocurve inventory demo
+      cocurve inventory meta-llama/Llama-3.1-8B-Instruct --json
+      cocurve inventory --paper
+      cocurve inventory --paper --build --host-memory 256 --disk 6
+      cocurve inventory --config some/folder/config.json --ffn-groups 32
+    """
+
+    model: str | None = argument(
+        "MODEL", '"demo", a folder, or a hub id', nargs="?", one_of="place"
     )
-    parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    on_paper.add_options(parser)
+    paper: bool = flag("a table of the paper's models", one_of="place")
+    config: Path | None = flag("a config.json instead of MODEL", metavar="FILE", one_of="place")
+    ffn_groups: int = flag("FFN groups per layer (16)", 16)
+    json: bool = flag("print JSON")
+    forecast: Forecast = part()
 
-
-def run(options: argparse.Namespace) -> int:
-    """Run `cocurve inventory`."""
-    assumed = on_paper.settled(options)
-    if options.paper:
-        print(
-            on_paper.plans(paper_models(), options, assumed) if options.build else _paper(options)
-        )
+    def run(self) -> int:
+        """Run `cocurve inventory`."""
+        if self.forecast.build:
+            models: Iterable[tuple[str, PreTrainedModel]] = paper_models()
+            if not self.paper:
+                models = [(str(self.model or self.config), self._without_weights())]
+            print(self.forecast.tables(models, self.ffn_groups, self.json))
+        elif self.paper:
+            print(_paper(self.ffn_groups))
+        else:
+            facts = _facts(self._without_weights(), self.ffn_groups)
+            print(json.dumps(facts, indent=1) if self.json else _table(facts))
         return 0
-    model = _without_weights(options)
-    if options.build:
-        print(on_paper.plans([(str(options.model or options.config), model)], options, assumed))
-        return 0
-    units = enumerate_units(model, options.ffn_groups)
-    facts = _facts(model, units)
-    print(json.dumps(facts, indent=1) if options.json else _table(facts))
-    return 0
 
-
-def _without_weights(options: argparse.Namespace) -> PreTrainedModel:
-    """Make the model on the meta device: shapes without weights."""
-    from ..models.identity import MANIFEST
-    from ..models.load_errors import require_place
-    from ..models.loading import place_of, shapes_only
-    from ..pruner.saving import empty_pruned
-
-    # transformers would look for a missing file on the hub
-    if options.config is not None and not options.config.exists():
-        raise InputError(f"there is no {options.config}. Give a config.json, or a hub id as MODEL.")
-    source = options.config or place_of(options.model)
-    folder = Path(source).parent if Path(source).is_file() else Path(source)
-    if (folder / MANIFEST).exists():
-        return empty_pruned(folder)
-    if not options.config:
-        require_place(source)
-    model: PreTrainedModel = shapes_only(source)
-    return model
+    def _without_weights(self) -> PreTrainedModel:
+        """Make the model on the meta device: shapes without weights."""
+        # transformers would look for a missing file on the hub
+        if self.config is not None and not self.config.exists():
+            raise InputError(
+                f"there is no {self.config}. Give a config.json, or a hub id as MODEL."
+            )
+        source = self.config or place_of(self.model or "")
+        folder = Path(source).parent if Path(source).is_file() else Path(source)
+        if (folder / MANIFEST).exists():
+            return empty_pruned(folder)
+        if not self.config:
+            require_place(source)
+        model: PreTrainedModel = loading.shapes_only(source)
+        return model
 
 
 def paper_models() -> Iterator[tuple[str, PreTrainedModel]]:
     """Yield every model that the paper names, on the meta device, from data/paper_models.json."""
     from transformers import CONFIG_MAPPING
 
-    from ..models.loading import demo_folder, shapes_only
-
     for name, values in json.loads(
         (demo_folder().parent / "paper_models.json").read_text(encoding="utf-8")
     ).items():
         kind = values.pop("model_type")
         # the padding token changes no shape, but Phi3's default is outside a small vocabulary
-        yield name, shapes_only(CONFIG_MAPPING[kind](**values | {"pad_token_id": None}))
+        yield name, loading.shapes_only(CONFIG_MAPPING[kind](**values | {"pad_token_id": None}))
 
 
-def _paper(options: argparse.Namespace) -> str:
+def _paper(ffn_groups: int) -> str:
     """The paper's models as a Markdown table."""
     lines = ["| model | class | M | removable parameters | share of all |", "|---|---|---|---|---|"]
     for name, model in paper_models():
-        units = enumerate_units(model, options.ffn_groups)
-        facts = _facts(model, units)
+        facts = _facts(model, ffn_groups)
         lines.append(
             f"| {name} | {facts['class']} | {facts['units']:,} | "
             f"{facts['removable_parameters']:,} | {facts['removable_share']:.1%} |"
@@ -111,8 +106,9 @@ def _paper(options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def _facts(model: PreTrainedModel, units: UnitSet) -> dict[str, Any]:
+def _facts(model: PreTrainedModel, ffn_groups: int) -> dict[str, Any]:
     """The numbers of units and parameters, as a whole and by layer, for JSON."""
+    units = enumerate_units(model, ffn_groups)
     layers = []
     for layer in range(units.num_layers):
         row: dict[str, Any] = {"layer": layer}

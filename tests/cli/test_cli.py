@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import cocurve_lab as cl
 from cocurve_lab.base import progress
 from cocurve_lab.calibration import default_rows
-from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, evaluating, main
+from cocurve_lab.cli import DONE, FAILED, INTERRUPTED, USAGE, main
 from cocurve_lab.estimator import algorithm1 as features
 from cocurve_lab.estimator import build as build_module
 from cocurve_lab.estimator.files import build_path
@@ -639,7 +639,7 @@ def test_help_explains_every_verb_with_an_example(
 def test_a_report_that_exists_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluating, "read_any_model", None)
+    monkeypatch.setattr("cocurve_lab.cli.common.load_model", None)
     report = tmp_path / "report.json"
     report.write_text("mine")
     assert main(["evaluate", "demo", "--suite", "demo", "--report", str(report)]) == FAILED

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.cli.common import (
-    add_model,
-    add_suite,
-    add_text,
-    add_verb,
-    as_path,
-    calibration_rows,
+    Rows,
+    StreamedModel,
+    Suite,
     progress,
-    read_model,
-    require_text,
     require_writable,
+    rows_of,
 )
+from cocurve_lab.cli.options import Verb, flag, part
 from cocurve_lab.models.loading import is_demo
 
 if TYPE_CHECKING:
@@ -35,54 +33,49 @@ if TYPE_CHECKING:
     from .published import Published
     from .reproduction import Candidate
 
-DESCRIPTION = """\
-Measure the paper's tables on a model, and print the paper's numbers beside the measured ones. The
-command builds H, solves a plan for each ratio and lambda, prunes the model, and runs the paper's
-suite on each pruned model and on the dense one. It times one plan per ratio. Every finished task is
-kept in the folder. You can stop with Ctrl-C or SIGTERM at any time; running the same command again
-resumes. results.md has the tables, results.csv all numbers, plans/ the plans. Tasks that run
-programs which the model wrote are left out without --allow-code-execution. With --stream size and
-speed are left out too, each plan's model is kept in the folder while its tasks run, and tasks that
-generate read all layers for each token."""
-EXAMPLE = """\
-  cocurve paper demo --out demo_results --sequences 16 --limit 20
-  cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
-  cocurve paper MODEL --out results --ratios 0.1 0.2 0.3 0.4 0.5 --lambdas 1
-  cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
-  cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
-  cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl"""
 
+@dataclass(frozen=True, kw_only=True)
+class Paper(Verb):
+    """Measure the paper's tables on a model, and print the paper's numbers beside the measured ones.
 
-def add_to(verbs: Any) -> None:
-    """Add the verb `paper`."""
-    parser = add_verb(verbs, "paper", run, DESCRIPTION, EXAMPLE)
-    add_model(parser, stream=True)
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=as_path, required=True, help="folder for H and all results"
-    )
-    add_text(parser, "calibration", 128, "text to calibrate on", "C4 from the hub")
-    parser.add_argument(
-        "--ratios", type=float, nargs="+", default=[0.2], help="shares to remove (0.2)"
-    )
-    parser.add_argument(
-        "--lambdas", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="weights (0 0.5 1)"
-    )
-    parser.add_argument(
-        "--methods", nargs="+", default=[], help="other methods too, such as llm-pruner wanda-sp"
-    )
-    parser.add_argument("--top-r", type=int, default=256, help="r of the top-r support (256)")
-    parser.add_argument("--ffn-groups", type=int, default=16, help="FFN groups per layer (16)")
-    parser.add_argument(
-        "--release",
+    The command builds H, solves a plan for each ratio and lambda, prunes the model, and runs the
+    paper's suite on each pruned model and on the dense one. It times one plan per ratio. Every
+    finished task is kept in the folder. You can stop with Ctrl-C or SIGTERM at any time; running
+    the same command again resumes. results.md has the tables, results.csv all numbers, plans/ the
+    plans. Tasks that run programs which the model wrote are left out without
+    --allow-code-execution. With --stream size and speed are left out too, each plan's model is kept
+    in the folder while its tasks run, and tasks that generate read all layers for each token.
+
+    Examples:
+      cocurve paper demo --out demo_results --sequences 16 --limit 20
+      cocurve paper meta-llama/Llama-3.1-8B-Instruct --out results --allow-code-execution
+      cocurve paper MODEL --out results --ratios 0.1 0.2 0.3 0.4 0.5 --lambdas 1
+      cocurve paper MODEL --out results --release CoCurve/artifacts/paper-v1/llm/llama-3.1-8b-instruct
+      cocurve paper LARGE_MODEL --stream --out results --lambdas 1 --ratios 0.2
+      cocurve paper MODEL --out results --suite local --tasks piqa.jsonl --calibration text.jsonl
+    """  # noqa: E501
+
+    model: StreamedModel = part()
+    out: Path = flag("folder for H and all results", metavar="FOLDER")
+    text: Rows = rows_of("calibration", 128, "text to calibrate on", "C4 from the hub")
+    ratios: tuple[float, ...] = flag("shares to remove (0.2)", (0.2,))
+    lambdas: tuple[float, ...] = flag("weights (0 0.5 1)", (0.0, 0.5, 1.0))
+    methods: tuple[str, ...] = flag("other methods too, such as llm-pruner wanda-sp")
+    top_r: int = flag("r of the top-r support (256)", 256)
+    ffn_groups: int = flag("FFN groups per layer (16)", 16)
+    release: Path | None = flag(
+        "the authors' release of this model: its plans and reference_metrics.json are added",
         metavar="FOLDER",
-        type=as_path,
-        help="the authors' release of this model: its plans and reference_metrics.json are added",
     )
-    add_suite(parser, "tasks to run; default: demo for the demo model, otherwise paper")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of each timing (5)")
+    suite: Suite = part(name="tasks to run; default: demo for the demo model, otherwise paper")
+    repeats: int = flag("repeats of each timing (5)", 5)
+
+    def run(self) -> int:
+        """Run `cocurve paper`."""
+        return run(self)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: Paper) -> int:
     """Run `cocurve paper`."""
     from cocurve_lab.curvature.merging import progress_of
     from cocurve_lab.estimator.estimate import load_or_estimate
@@ -95,21 +88,21 @@ def run(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     require_writable(options.out)
-    require_text(options)
+    options.text.require()
     kept = f"interrupted; finished work is kept in {options.out}. To resume:\n  {options.again}"
-    print(report_device(options.device, options.dtype), flush=True)
+    print(report_device(options.model.device, options.model.dtype), flush=True)
     try:
-        model, tokenizer = read_model(options)
+        model, tokenizer = options.model.load(options.model.place)
         units = enumerate_units(model, options.ffn_groups)
-        rows = calibration_rows(options, tokenizer)
-        print(f"{options.model}: {units}\n{rows}", flush=True)
+        rows = options.text.calibration(options.model.place, tokenizer)
+        print(f"{options.model.place}: {units}\n{rows}", flush=True)
         curvature = load_or_estimate(
             options.out, model, units, rows, options.top_r, progress=progress()
         )
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
-        paper = published(options.model)
+        paper = published(options.model.place)
         candidates = [
             candidate
             for ratio in options.ratios
@@ -130,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _settings(options: argparse.Namespace) -> Any:
+def _settings(options: Paper) -> Any:
     """What to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_permission
     from cocurve_lab.evaluation.confinement import require_confinement
@@ -147,7 +140,7 @@ def _settings(options: argparse.Namespace) -> Any:
     for strength in options.lambdas:
         require_strength(strength)
     for name in options.methods:
-        if get_method(name).needs_gradients and options.stream:
+        if get_method(name).needs_gradients and options.model.stream:
             raise InputError(
                 f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
                 "--stream."
@@ -155,24 +148,23 @@ def _settings(options: argparse.Namespace) -> Any:
     if options.release is not None:
         for ratio in options.ratios:
             reference_metrics(options.release, ratio)
-    suite = options.suite or ("demo" if is_demo(options.model) else "paper")
-    if (suite == "local") != bool(options.tasks):
-        raise InputError("--tasks names the files of --suite local. Give both, or neither.")
+    suite = options.suite.name or ("demo" if is_demo(options.model.place) else "paper")
+    options.suite.require()
     bars = progress() is True
     tasks = TaskOptions(
-        files=tuple(options.tasks),
-        data=options.data,
+        files=tuple(options.suite.tasks),
+        data=options.suite.data,
         progress=bars,
     )
     suite_tasks(suite, tasks)
-    if options.allow_code_execution:
+    if options.suite.allow_code_execution:
         require_permission(True)
         require_confinement()
     return ReproductionOptions(
         folder=options.out,
         suite=suite,
-        limit=options.limit,
-        allow_code_execution=options.allow_code_execution,
+        limit=options.suite.limit,
+        allow_code_execution=options.suite.allow_code_execution,
         tasks=tasks,
         efficiency=EfficiencyOptions(batch_sizes=(1,), repeats=options.repeats, progress=bars),
         release=options.release,
@@ -180,7 +172,7 @@ def _settings(options: argparse.Namespace) -> Any:
 
 
 def _candidates(
-    options: argparse.Namespace,
+    options: Paper,
     model: PreTrainedModel,
     curvature: Curvature,
     rows: CalibrationSet,
@@ -210,7 +202,7 @@ def _candidates(
 
 
 def _by_method(
-    options: argparse.Namespace,
+    options: Paper,
     method: Method,
     model: PreTrainedModel,
     units: UnitSet,
@@ -244,11 +236,13 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _heading(options: argparse.Namespace, name: str, rows: Any, curvature: Any) -> str:
+def _heading(options: Paper, name: str, rows: Any, curvature: Any) -> str:
     """The first lines of the page: what was measured, on what, and how it differs."""
-    many = "all samples" if options.limit is None else f"the first {options.limit} samples"
+    many = (
+        "all samples" if options.suite.limit is None else f"the first {options.suite.limit} samples"
+    )
     lines = [
-        f"# {options.model}",
+        f"# {options.model.place}",
         "",
         f"{curvature!r}. {rows!r}. Tasks are scored on {many}.",
         "",
