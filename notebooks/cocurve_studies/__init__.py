@@ -1,9 +1,11 @@
-"""The paper's studies, one room per notebook: functions that return tidy tables, and pictures.
+"""The paper's studies, one room per notebook: functions that return tidy tables, and charts.
 
     draws.py     errors of a difference between plans, over rows and draws of H
+    claims.py    claims of the paper as rows, and their evaluator
     findings.py  a claim beside what was measured, and the verdict
-    sections.py  where each study stands in the notebooks
-    shared.py    what the studies share: the recipe of a build, marks of kept tables, resampling
+    chart.py     series, axes and the common look of every chart
+    sections.py  the notebook section of each study
+    shared.py    the recipe of a build, marks of kept tables, comparisons, resampling
     abilities.py  right answers by lambda (notebook 06) and by edge variant (notebook 07)
     surrogates.py  plans of H, Q and F beside what they cost (notebook 11)
     exercises.py  the checks of the notebooks' exercises
@@ -11,6 +13,14 @@
     structure/   notebook 07: bridges and structure
     certainty/   notebook 08: how sure H is
     bake_off/    notebook 09: CoCurve against other methods
+    paper/       `cocurve paper`: the paper's tables on other models
 
-The top of the house: no other room imports it. The notebooks do.
+Arguments have one meaning in all studies: `model` is dense, `curvature` its H [M, M] in nats per
+token, `held_out` text that H has not seen, `ratios` shares of removable cost in [0, 1),
+`strengths` lambdas. `cache` is the folder of the table and of all that was measured for it: a
+finished table is read back, an interrupted study goes on (None keeps nothing). `draws` is the
+number of draws of H behind the error of every difference, made by solving all plans again (0: over
+rows alone; a kept table of more draws is used). `progress` shows a bar. In tables, KL and risks
+are nats per token, `<column>_error` is a standard error (None: unknown), and that of a difference
+is paired over rows; with `draws` it has the columns of `Redrawn.columns`.
 """

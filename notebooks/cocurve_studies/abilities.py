@@ -17,7 +17,6 @@ from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import finish, graph_objects, look
 from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
@@ -27,6 +26,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import structure_table
 
+from .chart import add, chart, empty, share_axis
 from .findings import Finding, Verdict, every, percent
 from .shared import known, marks
 
@@ -64,12 +64,6 @@ def strength_plans(
 ) -> Table:
     """Solve for every ratio and lambda (Table "Ablations at 20 %"); the base is the first lambda.
 
-    Args:
-        curvature: H [M, M].
-        ratios: shares of removable cost, each in [0, 1).
-        strengths: lambdas; the first is what the others are compared with.
-        guards: where units may be pruned.
-
     Returns:
         Rows for `ability_study`: variant, base, requested_ratio, selection (None where there is no
         plan) and note (why).
@@ -95,8 +89,8 @@ def edge_plans(
 ) -> Table:
     """Solve for every edge structure and for single kinds (Table "Extended ablations").
 
-    Arguments are those of `structure_table`, whose axes "structure" and "kinds" these are; the base
-    is the method itself. Returns rows as `strength_plans` does.
+    These are the axes "structure" and "kinds" of `structure_table`; the base is the method itself.
+    Returns rows as `strength_plans` does.
     """
     found = structure_table(curvature, ratio, interaction_strength, guards)
     return [
@@ -121,29 +115,22 @@ def ability_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Right answers of every plan and of the dense model, by capability, on the same questions.
+    """Ask every plan and the dense model the same questions, and count right answers by capability.
 
-    Plans that remove the same units are measured once. After Ctrl-C the answers so far are in the
-    cache, and a run again goes on from there.
+    Plans that remove the same units are measured once.
 
     Args:
-        model: the dense model.
-        tokenizer: its tokenizer.
         plans: from `strength_plans` or `edge_plans`.
         questions: with answers, from `demo_questions` or `read_questions`; none measures nothing.
-        cache: folder of the table and of the answers so far; None keeps nothing.
-        progress: show a progress bar.
 
     Returns:
         One row per plan and capability ("all" last), the dense model first (requested_ratio 0):
         variant, base, requested_ratio, realized_ratio, units, same_as (an earlier variant of the
         ratio that removes the same units, or ""), note, capability, questions; accuracy in [0, 1]
-        with its standard error and the ends of its 95 % Wilson interval (accuracy_low, _high).
-        Against the base plan of the ratio, on the same questions: difference of accuracy with its
-        paired difference_error, questions lost (only the base is right) and gained, p_value of
-        McNemar's exact test, log_likelihood_difference of the answers (nats per answer) with its
-        paired error. These are None for the dense model, for a base, and where either has no plan.
-        Without questions the table is empty.
+        and the ends of its 95 % Wilson interval (accuracy_low, _high). Against the base plan of the
+        ratio: difference of accuracy, questions lost (only the base is right) and gained, p_value
+        of McNemar's exact test, log_likelihood_difference of the answers (nats per answer). These
+        are None for the dense model, for a base, and where either has no plan.
     """
     made = [row["selection"] for row in plans if row["selection"] is not None]
     if not made:
@@ -244,10 +231,10 @@ def _known(value: float | None) -> float | None:
 
 # Findings -----------------------------------------------------------------------------------------
 def strength_ability_findings(table: Table) -> list[Finding]:
-    """The paper's claims on abilities by lambda, from the study of `strength_plans`.
+    """Judge the paper's claims on abilities by lambda, from the study of `strength_plans`.
 
-    Verdicts are by McNemar's exact test: a difference is clear where chance makes one so large in
-    less than one of twenty cases, as two standard errors do. The ratio is the nearest to 20 %.
+    A difference is clear where chance makes one so large in less than one of twenty cases
+    (McNemar), as two standard errors do. The ratio is the nearest to 20 %.
     """
     mine = [row for row in table if row["variant"] == ALL_EDGES]
     if not mine:
@@ -276,11 +263,10 @@ def strength_ability_findings(table: Table) -> list[Finding]:
 
 
 def edge_ability_findings(table: Table) -> list[Finding]:
-    """The paper's claims on abilities by edge variant, from the study of `edge_plans`.
+    """Judge the paper's claims on abilities by edge variant, from the study of `edge_plans`.
 
-    Each variant is held against the full H on code, the column in which the paper's variants part,
-    or on all questions where there is no such capability. Verdicts as for
-    `strength_ability_findings`.
+    Each variant is compared with the full H on code, the column in which the paper's variants
+    differ, or on all questions where there is no such capability.
     """
     name = CODE if pick(table, capability=CODE) else ALL
     claims = (
@@ -345,39 +331,38 @@ def _clear(row: Row, above: bool, factor: float) -> Verdict:
 
 # Pictures -----------------------------------------------------------------------------------------
 def plot_abilities(table: Table) -> Figure:
-    """Share of right answers of every plan, one symbol per capability; the dense model comes first.
+    """Plot right answers of every plan, one symbol per capability; the dense model comes first.
 
     All questions together have a bar, their 95 % interval; those of the capabilities would lie on
     top of each other, so they are in the hover text.
     """
-    figure = graph_objects().Figure()
+    figure, hover = empty(), "%{text}<extra></extra>"
     rows = [row for row in table if row["accuracy"] is not None]
     for number, name in enumerate(dict.fromkeys(row["capability"] for row in rows)):
         mine = pick(rows, capability=name)
-        ends = {
+        whole = name == ALL
+        bars = {
             "array": [row["accuracy_high"] - row["accuracy"] for row in mine],
             "arrayminus": [row["accuracy"] - row["accuracy_low"] for row in mine],
+            "type": "data",
+            "symmetric": False,
+            "visible": whole,
         }
-        figure.add_scatter(
-            x=[row["accuracy"] for row in mine],
-            y=[
-                [percent(row["requested_ratio"]) for row in mine],
-                [row["variant"] for row in mine],
-            ],
-            error_x={"type": "data", "symmetric": False, "visible": name == ALL} | ends,
-            mode="markers",
-            name=name,
-            marker=look(number) | {"size": 10 if name == ALL else 8},
-            text=[_hover(row) for row in mine],
-            hovertemplate="%{text}<extra></extra>",
-        )
-    lines = len({(row["requested_ratio"], row["variant"]) for row in rows})
-    figure.update_xaxes(title_text="share of questions answered right", tickformat=".0%")
-    figure.update_yaxes(title_text="removed, and plan", autorange="reversed")
-    missing = len({(r["requested_ratio"], r["variant"]) for r in table}) - lines
+        y = [[percent(row["requested_ratio"]) for row in mine], [row["variant"] for row in mine]]
+        more: dict[str, Any] = {
+            "error_x": bars,
+            "text": [_hover(row) for row in mine],
+            "hover": hover,
+        }
+        add(figure, mine, "accuracy", y, name, number, bars="", size=10 if whole else 8, **more)
+    lines, asked = (
+        len({(row["requested_ratio"], row["variant"]) for row in some}) for some in (rows, table)
+    )
     title = "Right answers by plan and capability" if rows else "No question with a known answer"
-    title += f"; {missing} plans without a solution" if missing else ""
-    return finish(figure, title, height=200 + 28 * max(lines, 4))
+    title += f"; {asked - lines} plans without a solution" if asked > lines else ""
+    x = share_axis("share of questions answered right")
+    y_axis = {"title_text": "removed, and plan", "autorange": "reversed"}
+    return chart(figure, title, x, y_axis, height=200 + 28 * max(lines, 4))
 
 
 def _hover(row: Row) -> str:

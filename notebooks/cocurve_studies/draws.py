@@ -139,16 +139,12 @@ def redraw(
     """Solve all plans of a study on resampled H and measure each distinct plan once.
 
     Args:
-        model: the dense model.
-        curvatures: the H [M, M] of the study, one or several. Those of the same rows in as many
-            groups are drawn together.
+        curvatures: the H of the study, one or several. Those of the same rows in as many groups are
+            drawn together.
         solve: from one resampled H per curvature to plans by name.
         text: the held-out rows of the study.
         draws: number of draws; 0 measures nothing.
         measuring: `checkpoint` and `progress` of `measure_plans`.
-
-    Returns:
-        A Redrawn. Its `note` says why there are no draws where an H has no groups to draw from.
     """
     note = next(filter(None, map(_lacking, curvatures)), "")
     groups = min((_groups(curvature) for curvature in curvatures), default=0)
@@ -189,7 +185,7 @@ def draw_marks(
     draws: int,
     curvatures: Sequence[Curvature] = (),
 ) -> tuple[dict[str, Any], int]:
-    """The settings of a table with errors over draws, and its number of draws.
+    """Return the settings of a table with errors over draws, and its number of draws.
 
     A kept table of the same study with more draws, up to `MOST`, is preferred: it is what a longer
     run left there. Without draws the settings stay as they are.

@@ -130,9 +130,7 @@ def strongest_partner(mine: Callable[..., Any], curvature: Curvature) -> str:
 def rank_correlation(mine: Callable[..., Any], points: Sequence[dict[str, Any]] = ()) -> str:
     """Notebook 04: mine(predicted, measured), Spearman's correlation of two arrays [n].
 
-    Args:
-        mine: the reader's function.
-        points: of a `FidelityScatter`; its plans are one case beside five random ones.
+    The plans of a `FidelityScatter` (`points`) are one case beside five random ones.
     """
     rng = np.random.default_rng(SEED)
     cases: list[Case] = [tuple(np.exp(rng.normal(size=(2, n)))) for n in (4, 5, 8, 12, 30)]
@@ -159,11 +157,8 @@ def first_divergence(
 ) -> str:
     """Notebook 05: mine(plan, prompt_ids, dense_ids), the first token at which the texts will part.
 
-    Args:
-        mine: the reader's function.
-        model, tokenizer: they write 16 tokens after every prompt under every plan.
-        prompts: the beginnings.
-        plans: of several sizes, so that some texts part early and others never.
+    The model writes 16 tokens after every prompt under every plan. Plans of several sizes make
+    some texts part early and others never.
     """
     from cocurve_lab.measuring.lockstep import Sampling, compare_text
 
@@ -181,9 +176,7 @@ def first_divergence(
 def fitting_strength(mine: Callable[..., Any], summary: Sequence[Row] = ()) -> str:
     """Notebook 06: mine(node_risk, edge_mass, measured), the lambda that makes R_lambda right.
 
-    Args:
-        mine: the reader's function.
-        summary: of `strength_summary`; its plans of lambda 1 are cases beside six random ones.
+    The plans of lambda 1 of a `strength_summary` are cases beside six random ones.
     """
     rng = np.random.default_rng(SEED)
     numbers = rng.uniform(0.1, 2, (6, 3))
@@ -205,11 +198,8 @@ def control_of(
 ) -> str:
     """Notebook 07: mine(unit), the control of a unit without a limit on the distance.
 
-    Args:
-        mine: the reader's function.
-        curvature: H [M, M].
-        bridges: the units that are no controls.
-        match: `match_controls`, which knows the answers.
+    `bridges` are the units that are no controls; `match` is `match_controls`, which knows the
+    answers.
     """
     cases: list[Case] = []
     answers: list[int] = []
@@ -285,12 +275,9 @@ def _on_groups(curvature: Curvature, part: np.ndarray) -> Curvature:
 def smallest_size(
     mine: Callable[..., Any], sizes: Sequence[int], risk: Callable[[int], float]
 ) -> str:
-    """Notebook 10: mine(limit), the smallest of the sizes whose plan is predicted to cost less.
+    """Notebook 10: mine(limit), the smallest size in bytes whose plan is predicted to cost less.
 
-    Args:
-        mine: the reader's function.
-        sizes: bytes that a model may take.
-        risk: predicted risk of the plan of a size, nats per token.
+    `risk` predicts the risk of the plan of a size, nats per token.
     """
     risks = {size: risk(size) for size in sizes}
     levels = np.unique([value for value in risks.values() if value > 0])
@@ -311,11 +298,8 @@ def better_swap(
 ) -> str:
     """Notebook 11: mine(plan), the units to swap in a random plan so that it costs less.
 
-    Args:
-        mine: the reader's function, which returns two lists of units, names or indices.
-        model, units: the dense model and its units.
-        ratio: share of the removable parameters that the plans remove.
-        text: held-out rows to measure on.
+    The reader's function returns two lists of units, names or indices. Plans remove `ratio`, and
+    are measured on `text`.
     """
     rng = np.random.default_rng(SEED)
     orders = [rng.permutation(len(units)).tolist() for _ in range(4)]

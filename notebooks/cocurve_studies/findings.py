@@ -97,12 +97,9 @@ def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
 
 # Verdicts -----------------------------------------------------------------------------------------
 def within(ours: float, error: float, low: float, high: float, factor: float = 2.0) -> Verdict:
-    """Whether a measured value lies in [low, high]; None where its error bar reaches across an end.
+    """Judge whether a value lies in [low, high]; None where its error bar reaches across an end.
 
-    Args:
-        ours, error: the value and its standard error.
-        low, high: the range in which the claim holds; infinite for an open end.
-        factor: length of the error bar, in standard errors.
+    The bar has `factor` standard errors on either side; an open end of the range is infinite.
     """
     reach = factor * error
     if low <= ours - reach and ours + reach <= high:
@@ -120,11 +117,9 @@ def judged(
     factor: float = 2.0,
     degrees: float | None = math.inf,
 ) -> Verdict:
-    """`within`, and None where the value or its error is unknown (None or not finite).
+    """Judge as `within`, and None where the value or its error is unknown (None or not finite).
 
-    Args:
-        value, error, low, high, factor: as for `within`.
-        degrees: degrees of freedom of the error; None is an error that is unknown in part.
+    `degrees` of freedom of the error lengthen the bar; None is an error that is unknown in part.
     """
     if value is None or error is None or not math.isfinite(value) or not math.isfinite(error):
         return None
@@ -146,14 +141,12 @@ def longer(factor: float, degrees: float) -> float:
 
 
 def every(judges: Iterable[Judge]) -> Verdict:
-    """The verdict on a claim about several numbers, each of which must bear it out.
+    """Judge a claim about several numbers, each of which must bear it out.
 
     It holds if each number agrees at two standard errors. It fails if one number contradicts it
     clearly: by `strict` standard errors, because among many numbers one is far off by chance.
-    Otherwise, and without any number, it cannot be told.
-
-    Args:
-        judges: one per number, such as `partial(judged, value, error, low, high)`.
+    Otherwise, and without any number, it cannot be told. A judge is, for one number,
+    `partial(judged, value, error, low, high)` or the like.
     """
     known = list(judges)
     level = strict(len(known))

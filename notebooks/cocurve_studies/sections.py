@@ -1,4 +1,4 @@
-"""Where each study of a finding stands: a notebook and a heading in it, and links there."""
+"""Map each study of a finding to its notebook section, and link to it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ SECTIONS: dict[str, tuple[str, str, str]] = {
 
 
 def link_to(study: str) -> str | None:
-    """The section of a study as a relative link from beside the notebooks; None for no section.
+    """Return a relative link to the section of a study; None without a section.
 
-    JupyterLab opens the notebook there. It finds a cell by its id, but a heading only if that is
-    ASCII.
+    JupyterLab finds a cell by its id, but a heading only if that is ASCII.
     """
     if study not in SECTIONS:
         return None

@@ -88,14 +88,12 @@ def marks(
     dtype: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """The settings of a table for `cached_table`: fingerprints of its inputs, and its options.
+    """Return the settings of a table for `cached_table`: fingerprints of inputs, and options.
 
     The name of a kept file depends on every key and value here, so a changed key makes all users
     measure again.
 
     Args:
-        model: the dense model.
-        curvature: its H [M, M].
         text: rows that plans are measured on.
         dtype: whether the model's dtype is a key of its own. It is not in tables of plans of one H,
             which already depends on it.
@@ -141,12 +139,11 @@ def known(value: Any) -> float | None:
 
 # Plans --------------------------------------------------------------------------------------------
 def compared(table: PlanTable, place: int, base: int) -> Row:
-    """One measured plan against another of the same table, paired over sequences.
+    """Compare one measured plan with another of the same table, paired over sequences.
 
     Returns:
         `realized_ratio`, `pruned_units`, `overlap`; `kl` and `difference` (to the base) with their
-        standard errors `kl_error` and `difference_error`, nats per token; `perplexity` of the plan
-        and `dense_perplexity`.
+        errors; `perplexity` of the plan and `dense_perplexity`.
     """
     plan, difference = table.selections[place], table.paired(place, base)
     assert table.dense_nll is not None  # measure_plans always has it

@@ -14,13 +14,13 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.repairing.repair import repair
-from cocurve_lab.figures import GUIDE, finish, graph_objects, log_axis, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, model_risk
 from cocurve_lab.models.units import Unit
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from .chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from .shared import known, marks, sequence_columns, sequence_values
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ WAY_COLUMNS = {
 def plans_by_way(
     curvature: Curvature, ratios: Iterable[float]
 ) -> dict[float, dict[str, Selection]]:
-    """The greedy plans of H at lambda 0 and 1, of Q and of F, by ratio and by what made them.
+    """Return greedy plans of H at lambda 0 and 1, of Q and of F, by ratio and by what made them.
 
     Q and F are solved on the part "fit" of the sketch, so that "price" is left to predict on.
     """
@@ -66,16 +66,9 @@ def prediction_table(
     *,
     cache: Folder = None,
 ) -> Table:
-    """What H, Q and F predict for each plan, beside its measured KL; nats per token.
+    """Return what H, Q and F predict for each plan of `plans_by_way`, beside its measured KL.
 
     Q and F predict on the part "price" of the sketch, H on all positions of its build.
-
-    Args:
-        model: the dense model.
-        curvature: H [M, M] with a sketch of shifts.
-        plans: of `plans_by_way`.
-        text: held-out rows.
-        cache: folder of measured plans; None keeps nothing.
 
     Returns:
         One row per plan: requested_ratio, way, realized_ratio, by_h, by_q, by_f and measured, the
@@ -109,10 +102,7 @@ def prediction_table(
 
 
 def preferred(table: Table) -> Table:
-    """Which plan of each ratio costs least as measured, and by the prediction of H, Q and F.
-
-    Args:
-        table: of `prediction_table`.
+    """Name the cheapest plan of each ratio, as measured and by the prediction of H, Q and F.
 
     Returns:
         One row per ratio: requested_ratio, measured, H, Q and F, each the way of a plan.
@@ -128,27 +118,18 @@ def preferred(table: Table) -> Table:
 
 
 def plot_predictions(table: Table) -> Figure:
-    """Measured KL of every plan against what H, Q and F predict, log axes."""
-    figure, drawn = graph_objects().Figure(), list[float]()
+    """Plot the measured KL of every plan against what H, Q and F predict, log axes."""
+    figure, drawn = empty(), list[float]()
     for place, (column, name) in enumerate(SURROGATES.items()):
         rows = [row for row in table if row[column] > 0]  # Q may be negative: not on a log axis
         drawn += [row[column] for row in rows]
-        figure.add_scatter(
-            x=[row[column] for row in rows],
-            y=[row["measured"] for row in rows],
-            error_y={"array": [row["measured_error"] or 0.0 for row in rows], "thickness": 1},
-            mode="markers",
-            name=f"predicted by {name}",
-            marker=look(place) | {"size": 8},
-            text=[f"plan of {row['way']}, {row['requested_ratio']:.0%}" for row in rows],
-            hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
-        )
-    ends = [min(drawn), max(drawn)] if drawn else []
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
-    measured = [row["measured"] for row in table]
-    figure.update_xaxes(title_text="predicted, nats per token", **log_axis(drawn))
-    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
-    return finish(figure, "H, Q and F: predicted and measured")
+        words = [f"plan of {row['way']}, {row['requested_ratio']:.0%}" for row in rows]
+        label = f"predicted by {name}"
+        add(figure, rows, column, "measured", label, place, text=words, hover=HOVER)
+    add_diagonal(figure, drawn)
+    x = log_scale("predicted, nats per token", drawn)
+    y = log_scale("measured KL, nats per token", [row["measured"] for row in table])
+    return chart(figure, "H, Q and F: predicted and measured", x, y)
 
 
 def way_table(
@@ -163,16 +144,14 @@ def way_table(
     """Measure the plans of several ways, as pruned and as refitted.
 
     Args:
-        model: the dense model.
         plans: by what made them; the first is the one to compare with.
         evaluations: row evaluations that each plan took.
         calibration: rows of the refit (`repair`).
         text: rows on which nothing was chosen.
-        cache: folder of the table; None keeps nothing.
 
     Returns:
-        One row per plan: way, realized_ratio, kl, refitted and against_first, the paired difference
-        to the first plan without a refit, each with its error over rows, and evaluations.
+        One row per plan: way, realized_ratio, kl, refitted and against_first, the difference to the
+        first plan without a refit, each with its error over rows, and evaluations.
     """
     text.require_disjoint(calibration)
 
@@ -219,12 +198,9 @@ def _way(way: str, pruned: PlanTable, refitted: PlanTable, place: int) -> Row:
 def swapped(
     plan: Selection, out: Sequence[Unit | str | int], into: Sequence[Unit | str | int]
 ) -> Selection:
-    """The plan with some units taken out of it, which stay in the model, and others put in.
+    """Return the plan with some of its units `out`, which stay in the model, and others `into` it.
 
-    Args:
-        plan: a plan without gains.
-        out: units of the plan.
-        into: units that are not in the plan, and go instead.
+    The plan has no gains; `out` are units of it, `into` are others.
     """
     units, pruned = plan.units, set(plan.pruned)
     gone, new = set(units.indices(out)), set(units.indices(into))
@@ -246,13 +222,9 @@ def duel(
     into: Sequence[Unit | str | int],
     text: CalibrationSet,
 ) -> str:
-    """Measure a plan with some units swapped against the plan itself, and say which costs less.
+    """Measure a plan with some units `swapped` against the plan itself; name the cheaper.
 
-    Args:
-        plan, out, into: as for `swapped`.
-        text: at least two held-out rows.
-
-    Raises: as `swapped`.
+    `text` has at least two held-out rows.
     """
     mine = swapped(plan, out, into)
     if set(mine.pruned) == set(plan.pruned):

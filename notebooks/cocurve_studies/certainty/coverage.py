@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +16,12 @@ from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import ENOUGH, Groups
 from cocurve_lab.extensions.analysis.stability import is_converged, selection_stability
-from cocurve_lab.figures import DASHES, GUIDE, SYMBOLS, finish, graph_objects, look
+from cocurve_lab.figures import DASHES, SYMBOLS, look
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty, share_axis
 from ..shared import Recipe, marks, plan_overlap
 from .resampling import coverage, of_groups
 
@@ -63,9 +65,8 @@ class CoverageOptions:
         sizes: rows in a resampled calibration; a quarter of the reference or less, so that the
             reference is the better known of the two.
         groups: groups it keeps; pairs with more groups than rows are omitted.
-        draws: resampled calibrations per row of the table.
+        draws, seed: of the resampled calibrations per row of the table.
         top_r: of the reference build.
-        seed: of the draws.
     """
 
     statistics: tuple[str, ...] = STATISTICS
@@ -85,19 +86,10 @@ def coverage_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Share of the 95 % intervals of `jackknife` that hold the true value.
+    """Measure the share of the 95 % intervals of `jackknife` that hold the true value.
 
-    The reference H, with one group per row, stands for the world: `coverage` draws calibrations of
-    `size` of its rows with replacement and counts how often their interval holds the reference's
-    value.
-
-    Args:
-        model: the dense model.
-        units: its units.
-        calibration: rows of the reference, several times the largest size (128 for 32).
-        options: statistics, sizes, groups, draws.
-        cache: folder of the table and the reference.
-        progress: show the progress of the build.
+    The reference H, with one group per row of `calibration` (several times the largest size),
+    stands for the world: see `coverage`.
 
     Returns:
         A row per statistic, size and number of groups: `coverage`, the mean share over the
@@ -155,29 +147,20 @@ def _coverage(
 
 
 def plot_coverage(table: Table) -> Figure:
-    """Coverage by number of groups, a line per statistic and size; the dotted line is the aim."""
-    figure = graph_objects().Figure()
-    statistics = list(dict.fromkeys(row["statistic"] for row in table))
+    """Plot coverage by number of groups, a line per statistic and size; dotted is the aim."""
+    figure, hover = empty(), "%{x} groups: %{y:.1%} held<extra>%{fullData.name}</extra>"
     sizes = list(dict.fromkeys(row["size"] for row in table))
-    for number, statistic in enumerate(statistics):
-        for step, size in enumerate(sizes):
+    for number, statistic in enumerate(dict.fromkeys(row["statistic"] for row in table)):
+        for dash, size in zip(cycle(DASHES), sizes, strict=False):
             rows = pick(table, statistic=statistic, size=size)
-            figure.add_scatter(
-                x=column(rows, "groups"),
-                y=column(rows, "coverage"),
-                error_y={"type": "data", "array": column(rows, "coverage_error")},
-                mode="lines+markers",
-                name=f"{statistic.replace('_', ' ')}, {size} rows",
-                line={"dash": DASHES[step % len(DASHES)], "color": look(number)["color"]},
-                marker=look(number) | {"size": 9},
-                hovertemplate="%{x} groups: %{y:.1%} held<extra>%{fullData.name}</extra>",
-            )
+            name = f"{statistic.replace('_', ' ')}, {size} rows"
+            add(figure, rows, "groups", "coverage", name, number, line=dash, hover=hover)
     aim = table[0]["confidence"] if table else 0.95
-    figure.add_hline(y=aim, line=GUIDE)
+    title = f"Coverage of {aim:.0%} intervals (± simulation error)"
     ticks = [2**k for k in range(1, 8)]
-    figure.update_xaxes(title_text="groups of sequences", type="log", tickvals=ticks)
-    figure.update_yaxes(title_text="share of intervals that hold the truth", tickformat=".0%")
-    return finish(figure, f"Coverage of {aim:.0%} intervals (± simulation error)")
+    x = {"title_text": "groups of sequences", "type": "log", "tickvals": ticks}
+    y = share_axis("share of intervals that hold the truth")
+    return chart(figure, title, x, y, across=aim)
 
 
 # Stability ----------------------------------------------------------------------------------------
@@ -190,19 +173,16 @@ def stability_table(
     seed: int = 0,
     cache: Folder = None,
 ) -> Table:
-    """The stability of a plan by amount of text: readouts on parts of one H.
+    """Return the stability of plans by amount of text: readouts on parts of one H.
 
     For each number of groups g (2, 4, 8, ... and all) the groups are shuffled once and cut into
     disjoint parts of g, each an H of its own, so that the spread over parts is that of independent
-    calibrations. Readouts are means over parts, each with its standard error (`..._error`; None for
-    a single part).
+    calibrations. Readouts are means over parts; their error is None for a single part.
 
     Args:
         curvature: H [M, M] with its groups, more than 16 to see all of it.
-        ratios, strengths: of the plans (removable share, lambda), without guards.
-        draws: bootstrap draws per part.
-        seed: of the shuffle and the draws.
-        cache: folder of the table.
+        ratios, strengths: of the plans, without guards.
+        draws, seed: bootstrap draws per part.
 
     Returns:
         A row per ratio, lambda and number of groups: `positions` (mean of a part), `parts`;
@@ -275,22 +255,15 @@ def _averaged(looks: Table) -> Row:
 
 
 def plot_stability(table: Table) -> Figure:
-    """Overlap, optimism and risk error by scored positions, a line per readout and plan."""
-    figure = graph_objects().Figure()
+    """Plot overlap, optimism and risk error by scored positions, a line per readout and plan."""
+    figure, hover = empty(), "%{x} positions: %{y:.3f}<extra>%{fullData.name}</extra>"
     plans = dict.fromkeys((row["requested_ratio"], row["interaction_strength"]) for row in table)
-    for number, (ratio, strength) in enumerate(plans):
+    for (ratio, strength), dash, symbol in zip(plans, cycle(DASHES), cycle(SYMBOLS), strict=False):
         rows = pick(table, requested_ratio=ratio, interaction_strength=strength)
-        for step, (name, label) in enumerate(_READOUTS.items()):
-            figure.add_scatter(
-                x=column(rows, "positions"),
-                y=column(rows, name),
-                error_y={"type": "data", "array": column(rows, f"{name}_error")},
-                mode="lines+markers",
-                name=f"{label}, {ratio:.0%}, λ = {strength:g}",
-                line={"color": look(step)["color"], "dash": DASHES[number % len(DASHES)]},
-                marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
-                hovertemplate="%{x} positions: %{y:.3f}<extra>%{fullData.name}</extra>",
-            )
-    figure.update_xaxes(title_text="scored positions in the calibration", type="log")
-    figure.update_yaxes(title_text="share (of units, of the predicted risk)", tickformat=".0%")
-    return finish(figure, "Stability of plans by amount of text", height=520)
+        for step, (readout, label) in enumerate(_READOUTS.items()):
+            style = {"color": look(step)["color"], "symbol": symbol}
+            name = f"{label}, {ratio:.0%}, λ = {strength:g}"
+            add(figure, rows, "positions", readout, name, style, line=dash, hover=hover)
+    x = {"title_text": "scored positions in the calibration", "type": "log"}
+    y = share_axis("share (of units, of the predicted risk)")
+    return chart(figure, "Stability of plans by amount of text", x, y, height=520)

@@ -24,14 +24,11 @@ from cocurve_lab.figures import (
     GUIDE,
     LABELS,
     SYMBOLS,
-    finish,
-    graph_objects,
-    log_axis,
-    look,
 )
 from cocurve_lab.models.identity import fingerprint_model, model_dtype, model_name
 from cocurve_lab.models.units import UnitSet
 
+from ..chart import add, chart, empty, log_scale, share_axis
 from ..shared import Recipe, marks
 
 if TYPE_CHECKING:
@@ -48,16 +45,12 @@ _ERRORS = {
 
 # Intervals ----------------------------------------------------------------------------------------
 def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
-    """The saliency of every unit with its interval from `jackknife`.
-
-    Args:
-        curvature: H [M, M] with its groups.
-        confidence: of the interval, in (0, 1).
+    """Return the saliency of every unit with its interval from `jackknife`, in the order of H.
 
     Returns:
-        A row per unit in the order of H: `unit`, `kind`, `layer`; `saliency` H_uu with `low` and
-        `high`, nats per token (`low` may be negative: the interval is symmetric);
-        `relative_error`, standard error over saliency, NaN of a dead unit; `groups`.
+        A row per unit: `unit`, `kind`, `layer`; `saliency` H_uu with `low` and `high` (`low` may be
+        negative: the interval is symmetric); `relative_error`, standard error over saliency, NaN of
+        a dead unit; `groups`.
     """
     found = jackknife(curvature, "saliency", confidence)
     low, high = found.interval
@@ -78,36 +71,34 @@ def interval_table(curvature: Curvature, confidence: float = 0.95) -> Table:
 
 
 def plot_intervals(table: Table) -> Figure:
-    """Saliency of every unit with its interval, smallest first, log axis.
+    """Plot the saliency of every unit with its interval, smallest first, log axis.
 
     An interval that reaches to 0 or below is drawn down to a twentieth of the saliency.
     """
-    figure = graph_objects().Figure()
+    figure = empty()
     ranked = sorted(table, key=lambda row: row["saliency"])
-    saliency = [row["saliency"] for row in table]
+    ranked = [row | {"place": place} for place, row in enumerate(ranked, 1) if row["saliency"] > 0]
     for number, kind in enumerate(("attention", "ffn")):
-        chosen = [(rank, row) for rank, row in enumerate(ranked) if row["kind"] == kind]
-        rows = [row for _, row in chosen if row["saliency"] > 0]
+        rows = pick(ranked, kind=kind)
         values = column(rows, "saliency")
-        figure.add_scatter(
-            x=[rank + 1 for rank, row in chosen if row["saliency"] > 0],
-            y=values,
-            error_y={
-                "array": column(rows, "high") - values,
-                # 0 and below have no place on a log axis
-                "arrayminus": np.minimum(values - column(rows, "low"), 0.95 * values),
-                "thickness": 1,
-                "width": 2,
-            },
-            mode="markers",
-            name=LABELS[kind],
+        # 0 and below have no place on a log axis
+        below = np.minimum(values - column(rows, "low"), 0.95 * values)
+        bars = {"array": column(rows, "high") - values, "arrayminus": below, "thickness": 1}
+        add(
+            figure,
+            rows,
+            "place",
+            "saliency",
+            LABELS[kind],
+            {"color": COLORS[kind], "symbol": SYMBOLS[number]},
+            size=6,
+            error_y=bars,
             text=[f"{r['unit']}: ± {r['relative_error']:.0%}" for r in rows],
-            marker={"color": COLORS[kind], "symbol": SYMBOLS[number], "size": 6},
-            hovertemplate="%{text}<br>%{y:.2g} nats per token<extra></extra>",
+            hover="%{text}<br>%{y:.2g} nats per token<extra></extra>",
         )
-    figure.update_xaxes(title_text="units, least salient first")
-    figure.update_yaxes(title_text="saliency H<sub>uu</sub>, nats per token", **log_axis(saliency))
-    return finish(figure, "Saliency of every unit, with 95% intervals")
+    title, x = "Saliency of every unit, with 95% intervals", "units, least salient first"
+    y = "saliency H<sub>uu</sub>, nats per token"
+    return chart(figure, title, x, log_scale(y, [row["saliency"] for row in table]))
 
 
 # Stopping -----------------------------------------------------------------------------------------
@@ -121,8 +112,6 @@ def stopping_study(
     """Build H until a criterion is met, and keep the readouts of the criterion after every row.
 
     Args:
-        model: the dense model.
-        units: its units.
         recipe: text, top r, groups (16 or more), and the folder of the table.
         stop: the criterion and its patience; its history plays no part.
         watch: called after every sequence too, such as a BuildMonitor.
@@ -173,24 +162,15 @@ def stopping_study(
 
 
 def plot_stopping(table: Table) -> Figure:
-    """The three errors of the criterion by rows done; dotted: the tolerance and the stop."""
-    figure = graph_objects().Figure()
+    """Plot the three errors of the criterion by rows done; dotted: the tolerance and the stop."""
+    figure, hover = empty(), "%{x} rows: %{y:.1%}<extra>%{fullData.name}</extra>"
     for number, (name, label) in enumerate(_ERRORS.items()):
-        figure.add_scatter(
-            x=column(table, "rows"),
-            y=column(table, name),
-            mode="lines+markers",
-            name=label,
-            line={"color": look(number)["color"]},
-            marker=look(number) | {"size": 6},
-            hovertemplate="%{x} rows: %{y:.1%}<extra>%{fullData.name}</extra>",
-        )
-    figure.add_hline(y=table[0]["tolerance"], line=GUIDE)
+        add(figure, table, "rows", name, label, number, line="solid", size=6, hover=hover)
     for row in pick(table, stopped=True):
         figure.add_vline(x=row["rows"], line=GUIDE)
-    figure.update_xaxes(title_text="rows done")
-    figure.update_yaxes(title_text="relative error", tickformat=".0%", range=[0, 1.5])
-    return finish(figure, "Relative errors after every row of the build")
+    title = "Relative errors after every row of the build"
+    y = share_axis("relative error", range=[0, 1.5])
+    return chart(figure, title, "rows done", y, across=table[0]["tolerance"])
 
 
 # Previews -----------------------------------------------------------------------------------------
@@ -202,10 +182,7 @@ def load_or_preview(
     top_r: int = 256,
     options: ProbeOptions = ProbeOptions(),
 ) -> Curvature:
-    """Load a preview of H from `folder`; make and save it if this very one is not there.
-
-    Raises: as `estimate_curvature` and `Curvature.load`.
-    """
+    """Load a preview of H from `folder`; make and save it if it is not there."""
     settings = build_settings(model, units, calibration, top_r, options)
     path = Path(folder) / f"preview_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
     if path.exists():

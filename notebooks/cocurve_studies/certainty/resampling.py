@@ -13,17 +13,7 @@ from cocurve_lab.curvature.uncertainty import ENOUGH, Groups, Statistic, jackkni
 
 
 def of_groups(curvature: Curvature, groups: Iterable[int]) -> Curvature:
-    """Return H over some of the groups of a curvature.
-
-    If H was built with one group per sequence, these are sequences.
-
-    Args:
-        curvature: H [M, M] with its groups.
-        groups: numbers of groups, from 0.
-
-    Raises:
-        InputError: H has no group Grams, or the groups have no scored position.
-    """
+    """Return H over some of the groups of a curvature, which may be one per sequence."""
     grams, positions, risks = (
         getattr(curvature, f"group_{name}") for name in ("grams", "positions", "risks")
     )
@@ -52,13 +42,12 @@ class Coverage:
     """Share of intervals of small calibrations that contain the true value; made by `coverage`.
 
     Attributes:
-        name: name of the statistic.
+        name: of the statistic.
         share: share of draws whose interval contained the reference value, in the shape of the
             statistic.
         error_ratio: mean claimed standard error / standard deviation of the estimate over draws, in
             the shape of the statistic; 1 is honest, NaN where the estimate never varied.
-        draws: number of resampled calibrations.
-        groups: number of groups in each.
+        draws, groups: number of resampled calibrations, and of groups in each.
         confidence: the value that `share` should have.
     """
 
@@ -102,14 +91,9 @@ def coverage(
     Args:
         reference: a much larger H with groups [R, M, M].
         statistic: as for `jackknife`.
-        size: sequences (groups of the reference) in each drawn calibration.
-        groups: groups in each drawn calibration, from 2 to `size`.
-        draws: number of calibrations, at least 2; each takes the time of a jackknife and
+        size, groups: sequences in each drawn calibration, and groups of them (2 to `size`).
+        draws, seed: number of calibrations, at least 2; each takes the time of a jackknife and
             size x M^2 x 8 bytes.
-        seed: seed of the draws.
-
-    Raises:
-        InputError: as `jackknife`, or the numbers do not fit together.
     """
     if not 2 <= groups <= size or draws < 2:
         raise InputError(

@@ -2,7 +2,6 @@
 
 The knobs of appendix "Sensitivity to the Surrogate Budget" (calibration size, top-r, source, draw)
 and two more: scored positions per row, and the number of FFN groups, which changes the units.
-`text_sources` provides the documents of the knob "source".
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.models.architectures import describe
@@ -29,6 +27,7 @@ from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty
 from ..shared import Recipe, compared, marks
 from .resampling import of_groups
 
@@ -73,8 +72,7 @@ class SensitivityOptions:
         seq_len: T, tokens per row; None = min(2048, the tokenizer's context).
         seed: of document order and positions.
         row_counts, position_counts, top_rs, group_counts: other values of a knob; () leaves it at
-            its base. Values above the maximum (r above the vocabulary, more groups than channels,
-            more positions than a row has) are taken at the maximum.
+            its base. Values above the maximum are taken at the maximum.
         temperatures: of softened teachers, such as (2.0,): a departure from the paper, whose value
             is 1.
         draws: disjoint sets of `rows` rows, the knob "seed".
@@ -134,21 +132,15 @@ def sensitivity_study(
     Row counts are nested and share text with the base; seeds do not.
 
     Args:
-        model: the dense model.
-        tokenizer: its tokenizer.
         texts: source name -> documents; the first source is the base, the others are values of the
             knob "source".
         held_out: rows on which every plan is measured.
         options: base build, values of the knobs, plans.
-        cache: folder of the table, of the builds and of the measurements; an interrupted study goes
-            on from there.
-        progress: show progress bars.
 
     Returns:
-        A row per knob, value and lambda, the base first in each knob (`is_base`):
-        `matrix_distance` |H - H_base| / |H_base| in Frobenius norm and `overlap`, the Jaccard
-        overlap with the base plan (both None where the units differ); `kl` and the paired
-        `difference` to the base plan with standard errors over sequences, nats per token;
+        A row per knob, value and lambda, the base first in each knob (`is_base`): `matrix_distance`
+        |H - H_base| / |H_base| in Frobenius norm and `overlap`, the Jaccard overlap with the base
+        plan (both None where the units differ); `kl` and the `difference` to the base plan;
         `perplexity` and `dense_perplexity`.
     """
     builds = _builds(model, tokenizer, texts, options)
@@ -273,12 +265,12 @@ def _described(knob: str, value: float | str, curvature: Curvature, base: Curvat
 
 
 def sensitivity_summary(table: Table) -> Table:
-    """The effect of each knob: a row per knob and lambda, without knobs that have one value.
+    """Summarize each knob that has several values: a row per knob and lambda.
 
     `band` is the largest perplexity over the smallest, less 1; `perplexity_std` and `kl_std` are
-    over values (ddof 1); `largest_difference` is the KL furthest from the base plan's, nats per
-    token, with the paired standard error of that one (the largest of several is large by chance
-    too); `lowest_overlap` is None where all units differ.
+    over values (ddof 1); `largest_difference` is the KL furthest from the base plan's, with the
+    error of that one (the largest of several is large by chance too); `lowest_overlap` is None
+    where all units differ.
     """
     rows: Table = []
     for knob in dict.fromkeys(row["knob"] for row in table):
@@ -310,27 +302,16 @@ def _summary(rows: Table) -> Row:
 
 
 def plot_sensitivity(table: Table) -> Figure:
-    """KL of each build's plan less that of the base plan, paired over sequences, by knob."""
-    figure = graph_objects().Figure()
+    """Plot the KL of each build's plan less that of the base plan, paired over sequences."""
+    figure, hover = empty(), "%{x}: %{y:.4f} nats<br>%{text}<extra>%{fullData.name}</extra>"
     for number, strength in enumerate(dict.fromkeys(r["interaction_strength"] for r in table)):
-        rows = pick(table, interaction_strength=strength)
-        figure.add_scatter(
-            x=[
-                [row["knob"].replace("_", " ") for row in rows],
-                [str(row["value"]) for row in rows],
-            ],
-            y=column(rows, "difference"),
-            error_y={"type": "data", "array": column(rows, "difference_error")},
-            mode="markers",
-            name=f"λ = {strength:g}",
-            text=[f"perplexity {row['perplexity']:.3f}" for row in rows],
-            marker=look(number) | {"size": 9},
-            hovertemplate="%{x}: %{y:.4f} nats<br>%{text}<extra>%{fullData.name}</extra>",
-        )
-    figure.add_hline(y=0, line=GUIDE)
-    figure.update_xaxes(title_text="knob of the build, and its value")
-    figure.update_yaxes(title_text="KL less the base plan's (± paired s.e.)<br>nats per token")
-    return finish(figure, "KL of plans from changed builds, less that of the base plan")
+        rows, name = pick(table, interaction_strength=strength), f"λ = {strength:g}"
+        x = [[row["knob"].replace("_", " ") for row in rows], [str(row["value"]) for row in rows]]
+        words = [f"perplexity {row['perplexity']:.3f}" for row in rows]
+        add(figure, rows, x, "difference", name, number, text=words, hover=hover)
+    title = "KL of plans from changed builds, less that of the base plan"
+    y = "KL less the base plan's (± paired s.e.)<br>nats per token"
+    return chart(figure, title, "knob of the build, and its value", y, across=0)
 
 
 # Sources of text ----------------------------------------------------------------------------------
@@ -341,18 +322,12 @@ def text_sources(
     text_file: str | os.PathLike[str] | None = None,
     documents: int = 1000,
 ) -> dict[str, list[str]]:
-    """Documents by name of their source, the first one for general use; add files of your own.
+    """Return documents by name of their source; the first source is for general use.
 
     For the embedded model: its calibration text, whole ("mixed") and by family ("stories", "code").
-    For any other: `text_file`, or the validation split of C4, which `default_calibration` does not
-    read.
-
-    Args:
-        model_id: as for `load_model`.
-        tokenizer: of the model.
-        held_out: rows whose documents are omitted.
-        text_file: `.jsonl` or plain text, as for `default_calibration`.
-        documents: at most this many from C4.
+    For any other: `text_file` (`.jsonl` or plain text), or at most `documents` of the validation
+    split of C4, which `default_calibration` does not read. Documents of the held-out rows are
+    omitted.
     """
     if text_file is None and is_demo(model_id):
         path = demo_folder().parent / "texts" / "calibration.jsonl"
@@ -373,7 +348,7 @@ def text_sources(
 def outside(
     documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, held_out: CalibrationSet
 ) -> list[str]:
-    """The documents whose first 16 tokens do not stand one after the other in the held-out rows."""
+    """Return the documents whose first 16 tokens are not in a row in the held-out text."""
     # rows are neighboring cuts of one stream of documents
     text = f" {' '.join(map(str, held_out.input_ids.flatten().tolist()))} "
     kept = []

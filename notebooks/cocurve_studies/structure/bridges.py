@@ -61,11 +61,10 @@ def bridge_table(
     """Count the bridge units for every pair of thresholds (appendix "Mechanism Analysis").
 
     Args:
-        curvature: H [M, M], nats per token.
+        curvature: H [M, M].
         quantiles: of saliency (at most) and of connectivity (at least), every pair of them.
         connectivity: as in `bridge_units`.
-        ratio: of the two plans whose treatment of the bridges is counted, [0, 1).
-        cache: folder to keep the table in.
+        ratio: of the two plans whose treatment of the bridges is counted.
 
     Returns:
         One row per pair of thresholds. `bridges`, `attention` and `ffn` count units that pass both;
@@ -73,8 +72,7 @@ def bridge_table(
         count if saliency and connectivity were independent; `jaccard` compares with median/median
         (None where both are empty). `pruned_by_diagonal` and `pruned_by_edges` count bridges in
         the plans of lambda 0 and 1. The same in every row: Pearson's `correlation` of saliency and
-        connectivity, its jackknife error over groups of text (None without groups), and Spearman's
-        `rank_correlation`.
+        connectivity, its jackknife error over groups, and Spearman's `rank_correlation`.
     """
     if not quantiles:
         raise InputError("bridge_table got no quantile. Give at least one in [0, 1].")
@@ -137,18 +135,18 @@ def _threshold_row(
 
 
 def bridge_edges(curvature: Curvature, bridges: UnitsLike | None = None, top: int = 5) -> Table:
-    """The strongest edges of each bridge unit, signed, and the units at their other end.
+    """Return the strongest edges of each bridge unit, signed, and the units at their other end.
 
     Args:
-        curvature: H [M, M], nats per token.
+        curvature: H [M, M].
         bridges: units, names or indices; None: `bridge_units(curvature)`.
         top: edges per bridge, by falling |H_uv|; ties go to the lowest partner.
 
     Returns:
-        One row per edge: `curvature` H_uv with its `curvature_error` over groups of text (None
-        without groups), `correlation` rho_uv, `to_saliency` |H_uv| / H_uu, whether the partner is
-        in the same layer and of the other module, and where the bridge stands: the shares of units
-        with at most its saliency and at least its connectivity.
+        One row per edge: `curvature` H_uv with its error over groups, `correlation` rho_uv,
+        `to_saliency` |H_uv| / H_uu, whether the partner is in the same layer and of the other
+        module, and the shares of units with at most the bridge's saliency and at least its
+        connectivity.
     """
     if top < 1:
         raise InputError(f"top is {top}. Ask for at least one edge per bridge.")
@@ -191,7 +189,7 @@ def _edge_row(curvature: Curvature, u: int, v: int, rank: int) -> Row:
 
 
 def plot_bridge_thresholds(table: Table) -> Figure:
-    """Number of units that pass both thresholds, and the overlap with the median/median list."""
+    """Plot the number of units that pass both thresholds, and the overlap with median/median."""
     if not table:
         raise InputError("the table has no rows. Pass one from bridge_table.")
     low, high = (

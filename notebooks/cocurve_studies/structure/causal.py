@@ -77,7 +77,7 @@ class Outcomes:
     """The texts and questions that the arms are measured on.
 
     Attributes:
-        held_out: text for KL and perplexity, not calibrated on.
+        held_out: text for KL and perplexity.
         questions: for exact match and answer likelihood, by capability; none measures neither.
         tokenizer: needed with questions.
         families: further texts by name, for KL and perplexity by family.
@@ -104,32 +104,23 @@ def causal_study(
     cache: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Table:
-    """Matched-pair test that connectivity carries the damage (table bridge-causal).
+    """Test with matched pairs that connectivity carries the damage (table bridge-causal).
 
     Where the forced units alone exceed the ratio or a guard, the closest pairs that fit are taken:
     fewer pairs rather than bad ones.
-
-    Args:
-        model: the dense model.
-        curvature: its H [M, M].
-        outcomes: texts and questions.
-        options: ratio, thresholds, fills, seeds, caliper, guards; None: the defaults.
-        cache: folder of the table and of the measurements, so that an interrupted study resumes.
-        progress: show progress bars.
 
     Returns:
         One row per arms and outcome. Columns of the arms: thresholds, `fill`, `seed`, `bridges`,
         `pairs`, `unmatched` with `reasons`, `worst_pair` and its `worst_distance` (|log saliency|),
         median and smallest `contrast` (connectivity of bridge over control), units `forced` and
-        `shared`, realized ratios, predicted risks 1/2 s^T H s (full signed H, nats per token). Of
-        the outcome: `outcome` ("kl" nats per token, "perplexity", "accuracy", "log_likelihood" nats
-        per answer), `family` ("all" or one), values `dense`, `bridge`, `control`, `difference`
-        (bridge - control) with its paired `difference_error` over `observations` (sequences or
-        questions), and for "accuracy" how many questions one arm alone gets right.
-        The rows with `seed` None sum up a fill over its `seeds`: the error is that of the mean
-        over seeds, for text and questions; `seed_spread` is the standard deviation over seeds of
-        the difference (None for fills without a seed). Arms that cannot be made have one row whose
-        `outcome` is None and whose `note` says why.
+        `shared`, realized ratios, predicted risks 1/2 s^T H s (full signed H). Of the outcome:
+        `outcome` ("kl", "perplexity", "accuracy", "log_likelihood" in nats per answer), `family`
+        ("all" or one), values `dense`, `bridge`, `control`, `difference` (bridge - control) with
+        its error over `observations` (sequences or questions), and for "accuracy" how many
+        questions one arm alone gets right. The rows with `seed` None sum up a fill over its
+        `seeds`: the error is that of the mean over seeds, for text and questions; `seed_spread` is
+        the standard deviation over seeds of the difference (None for fills without a seed). Arms
+        that cannot be made have one row whose `outcome` is None and whose `note` says why.
     """
     options = options or CausalOptions()
     settings = _settings(model, curvature, outcomes, options)
@@ -289,13 +280,7 @@ _EMPTY: Row = dict.fromkeys(
 def family_texts(
     tokenizer: PreTrainedTokenizerBase, rows: int = 8, seq_len: int = 128
 ) -> dict[str, CalibrationSet]:
-    """Held-out text of the embedded model's corpus by family, every position scored.
-
-    Args:
-        tokenizer: the embedded model's.
-        rows: rows per family.
-        seq_len: tokens per row.
-    """
+    """Return held-out text of the embedded model's corpus by family, every position scored."""
     path = demo_folder().parent / "texts" / "held_out.jsonl"
     documents: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -315,7 +300,7 @@ def family_texts(
 
 
 def plot_causal(table: Table) -> Figure:
-    """Bridge - control with paired standard errors: KL beside its prediction, and exact match.
+    """Plot bridge - control with paired standard errors: KL beside its prediction, and exact match.
 
     Small marks are single seeds of the random fill.
     """

@@ -15,7 +15,7 @@ import numpy as np
 from cocurve_lab.base.errors import InfeasibleError, InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import finish, graph_objects, look
+from cocurve_lab.figures import look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
 from cocurve_lab.solver.guards import Guards
@@ -23,6 +23,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import structure_table
 
+from ..chart import add, chart, empty
 from ..draws import Plans, Redrawn, draw_marks, redraw
 from ..shared import known, marks
 
@@ -53,10 +54,9 @@ class EdgeOptions:
     """The plans to compare.
 
     Attributes:
-        ratios: shares of removable cost, each in [0, 1).
+        ratios, guards: of all rows; the kinds axis restricts the kinds of the guards.
         interaction_strength: lambda of all rows but those of the lambda axis.
         strengths: lambdas of the lambda axis, solved on the full H.
-        guards: of all rows; the kinds axis restricts their kinds.
     """
 
     ratios: tuple[float, ...] = (0.2, 0.4)
@@ -75,29 +75,18 @@ def edge_study(
     *,
     draws: int = 0,
 ) -> Table:
-    """Held-out KL of the plan of every edge variant, beside that of the method.
+    """Measure the held-out KL of the plan of every edge variant, beside that of the method.
 
     The axes of `structure_table` (structure, reach, sign, kinds, rule) and "lambda". Each axis
-    starts with the method itself; equal plans are measured once.
-
-    Args:
-        model: the dense model.
-        curvature: the full signed H [M, M] of that model.
-        held_out: text H was not built on.
-        options: ratios, lambdas, guards.
-        cache: folder for the table and for the plans measured so far; a run resumes there.
-        progress: show a progress bar.
-        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
-            draw makes every variant and its plan again. A kept table of more draws is used.
+    starts with the method itself; equal plans are measured once. Each draw makes every variant
+    again.
 
     Returns:
         One row per (axis, variant, ratio): realized_ratio, units, common (units shared with the
-        method's plan), predicted_risk (under the full H), measured KL and measured_error,
-        difference (to the method's plan, paired over sequences) and difference_error, all nats per
-        token; perplexity, perplexity_difference and its paired error (first order in the nll), and
-        dense_perplexity. With `draws` both errors are over rows and draws of H (columns of
-        `Redrawn.columns`). Where a variant reaches no plan the numbers are None and `note` says
-        why; where the method itself reaches none, its row is the only one of that ratio.
+        method's plan), predicted_risk (under the full H), measured KL, difference (to the method's
+        plan), perplexity, perplexity_difference (its error is first order in the nll) and
+        dense_perplexity. Where a variant reaches no plan the numbers are None and `note` says why;
+        where the method itself reaches none, its row is the only one of that ratio.
     """
     if not options.ratios:
         raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
@@ -210,29 +199,23 @@ def _numbers(
 
 
 def plot_edges(table: Table) -> Figure:
-    """Held-out KL of every variant, log axis, error bars; a dotted line per ratio is the method."""
-    figure = graph_objects().Figure()
+    """Plot the held-out KL of every variant, log axis; a dotted line per ratio is the method."""
+    figure, hover = empty(), "%{text}<br>KL %{x:.3g}<extra></extra>"
+    done = [row for row in table if row["measured"] is not None]
     for number, ratio in enumerate(dict.fromkeys(column(table, "requested_ratio").tolist())):
-        rows = [row for row in pick(table, requested_ratio=ratio) if row["measured"] is not None]
-        figure.add_scatter(
-            x=[row["measured"] for row in rows],
-            y=[[row["axis"] for row in rows], [row["variant"] for row in rows]],
-            error_x={"type": "data", "array": [row["measured_error"] or 0.0 for row in rows]},
-            mode="markers",
-            name=f"{ratio:.0%} removed",
-            marker=look(number) | {"size": 9},
-            text=[_against_method(row) for row in rows],
-            hovertemplate="%{text}<br>KL %{x:.3g}<extra></extra>",
-        )
-        for row in rows:
-            if (row["axis"], row["variant"]) == METHOD and row["measured"] > 0:
+        rows, name = pick(done, requested_ratio=ratio), f"{ratio:.0%} removed"
+        y = [[row["axis"] for row in rows], [row["variant"] for row in rows]]
+        text = [_against_method(row) for row in rows]
+        add(figure, rows, "measured", y, name, number, bars="x", text=text, hover=hover)
+        for row in pick(rows, axis=METHOD[0], variant=METHOD[1]):
+            if row["measured"] > 0:
                 line = {"color": look(number)["color"], "dash": "dot"}
                 figure.add_vline(x=row["measured"], line=line)
-    figure.update_xaxes(title_text="held-out KL, nats per token", type="log")
-    figure.update_yaxes(title_text="axis and variant", autorange="reversed")
-    missing = sum(row["measured"] is None for row in table)
+    missing = len(table) - len(done)
     title = "Held-out KL by edge variant" + (f"; {missing} without a plan" if missing else "")
-    return finish(figure, title, height=760)
+    x = {"title_text": "held-out KL, nats per token", "type": "log"}
+    y_axis = {"title_text": "axis and variant", "autorange": "reversed"}
+    return chart(figure, title, x, y_axis, height=760)
 
 
 def _against_method(row: Row) -> str:

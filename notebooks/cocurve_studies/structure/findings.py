@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 
 from cocurve_lab.base.tables import Row, Table, brief, column, pick
 
+from ..claims import Claim, evaluate
 from ..draws import carried
 from ..findings import (
     ABOVE,
@@ -106,83 +107,6 @@ def _edge_findings(strongest: Table) -> list[Finding]:
     ]
 
 
-# Causal test --------------------------------------------------------------------------------------
-def causal_findings(table: Table) -> list[Finding]:
-    """Claims of table bridge-causal about bridge - control: its greedy fill, and every other fill.
-
-    Args:
-        table: from `causal_study`. Errors here count the spread over seeds too.
-    """
-    measured = [row for row in table if row["seed"] is None and row["outcome"] is not None]
-    paper = pick(measured, fill="greedy")
-    where = "Table bridge-causal"
-    code = pick(paper, outcome="accuracy", family="code")
-    accuracy = pick(measured, outcome="accuracy", family="all")
-    others = [row for row in accuracy if row["fill"] != "greedy"]
-    kl = pick(paper, outcome="kl", family="all")
-    wider = [row["predicted_difference"] for row in pick(measured, outcome="kl", family="all")]
-    findings = [
-        Finding(
-            "causal",
-            f"bridges forced out instead of controls cost {claim}",
-            where,
-            _differences(rows, "accuracy"),
-            _all_below(rows),
-        )
-        for claim, rows in (
-            ("10.5 points of MMLU (all questions here; its greedy fill)", _of(paper, "accuracy")),
-            ("all of code, 0.075 of pass@1 (greedy fill)", code),
-            ("accuracy with another fill too (not tried in the paper)", others),
-        )
-        if rows
-    ]
-    text = _of(paper, "perplexity")
-    return [
-        *findings,
-        Finding(
-            "causal",
-            "perplexity moves the other way, bridge - control = -2.1",
-            where,
-            _differences(text, "perplexity"),
-            _all_below(text),
-        ),
-        Finding(
-            "causal",
-            "connectivity, not saliency, drives the damage (it gives no KL)",
-            where,
-            f"{_differences(kl, 'KL in nats per token')}; H predicts {_span(wider)}",
-            _all_below(kl, sign=-1),
-        ),
-    ]
-
-
-def _of(rows: Table, outcome: str) -> Table:
-    return pick(rows, outcome=outcome, family="all")
-
-
-def _error(row: Row) -> float:
-    """Of the mean over seeds: text or questions, and which seeds were drawn."""
-    spread = row["seed_spread"] or 0.0
-    return float(math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"])))
-
-
-def _shown_error(row: Row) -> str:
-    error = _error(row)
-    return f" ± {error:.3f}" if math.isfinite(error) else " (error unknown)"  # of one question
-
-
-def _differences(rows: Table, unit: str) -> str:
-    parts = [
-        f"{row['difference']:+.3f}{_shown_error(row)} ({row['fill']}, {row['pairs']} pairs)"
-        for row in rows
-    ]
-    return f"{unit}: " + "; ".join(parts) if parts else "no arms could be measured"
-
-
-def _all_below(rows: Table, sign: int = 1) -> Verdict:
-    return every(partial(below_zero, sign * row["difference"], _error(row)) for row in rows)
-
-
 def below_zero(value: float, error: float, factor: float = 2.0) -> Verdict:
     """Whether a value is negative; None within its error, and where nothing varied at all.
 
@@ -191,8 +115,70 @@ def below_zero(value: float, error: float, factor: float = 2.0) -> Verdict:
     return judged(value, error or None, *BELOW, factor)
 
 
-def _span(values: Sequence[float]) -> str:
-    return f"{min(values):+.4f} to {max(values):+.4f}" if values else "nothing"
+# Causal test --------------------------------------------------------------------------------------
+_NO_ARMS, _CAUSAL = "no arms could be measured", "Table bridge-causal"
+
+
+def _damage(
+    claim: str, unit: str, more: str = "", nothing: str | None = _NO_ARMS, **rows: str
+) -> Claim:
+    """Make a claim about the damage of the bridge arms: below 0 if they cost more (KL: above)."""
+    return Claim(
+        "causal",
+        claim,
+        _CAUSAL,
+        f"{unit}: {{each}}{more}",
+        "difference",
+        ABOVE if rows["outcome"] == "kl" else BELOW,
+        rows,
+        error="error",
+        each="{difference:+.3f}{shown} ({fill}, {pairs} pairs)",
+        between="; ",
+        nothing=nothing and nothing + more,
+    )
+
+
+_FORCED = "bridges forced out instead of controls cost {}".format
+_MMLU = _FORCED("10.5 points of MMLU (all questions here; its greedy fill)")
+_CODE = _FORCED("all of code, 0.075 of pass@1 (greedy fill)")
+_OTHER = _FORCED("accuracy with another fill too (not tried in the paper)")
+_PERPLEXITY = "perplexity moves the other way, bridge - control = -2.1"
+_CONNECTIVITY = "connectivity, not saliency, drives the damage (it gives no KL)"
+DAMAGE = (
+    _damage(_MMLU, "accuracy", nothing=None, outcome="accuracy", family="all", by="greedy"),
+    _damage(_CODE, "accuracy", nothing=None, outcome="accuracy", family="code", by="greedy"),
+    _damage(_OTHER, "accuracy", nothing=None, outcome="accuracy", family="all", by="another"),
+    _damage(_PERPLEXITY, "perplexity", outcome="perplexity", family="all", by="greedy"),
+    _damage(
+        _CONNECTIVITY,
+        "KL in nats per token",
+        "; H predicts {predicted}",
+        outcome="kl",
+        family="all",
+        by="greedy",
+    ),
+)
+
+
+def causal_findings(table: Table) -> list[Finding]:
+    """Claims of table bridge-causal about bridge - control: its greedy fill, and every other fill.
+
+    Args:
+        table: from `causal_study`. Errors here count the spread over seeds too.
+    """
+    rows = []
+    for row in table:
+        if row["seed"] is None and row["outcome"] is not None:
+            spread = row["seed_spread"] or 0.0  # which seeds were drawn
+            error = math.hypot(row["difference_error"], spread / math.sqrt(row["seeds"]))
+            shown = f" ± {error:.3f}" if math.isfinite(error) else " (error unknown)"
+            by = "greedy" if row["fill"] == "greedy" else "another"
+            # if no question is answered differently, that says little about the next one
+            rows.append(row | {"error": error or None, "shown": shown, "by": by})
+    kl = pick(rows, outcome="kl", family="all")
+    values = [row["predicted_difference"] for row in kl]
+    predicted = f"{min(values):+.4f} to {max(values):+.4f}" if values else "nothing"
+    return evaluate(DAMAGE, rows, predicted=predicted)
 
 
 # Edge variants ------------------------------------------------------------------------------------

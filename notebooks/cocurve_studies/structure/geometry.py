@@ -18,18 +18,16 @@ from cocurve_lab.curvature.uncertainty import Groups
 from cocurve_lab.figures import (
     COLORS,
     DASHES,
+    GUIDE,
     LABELS,
     SYMBOLS,
-    finish,
-    graph_objects,
-    log_axis,
-    look,
 )
 from cocurve_lab.models.families import KINDS
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty, log_scale, share_axis
 from ..shared import errors_of, group_marks, resampled, spread_of
 
 if TYPE_CHECKING:
@@ -55,18 +53,14 @@ BLOCK_COLUMNS: Columns = {
 
 # Blocks -------------------------------------------------------------------------------------------
 def block_table(curvature: Curvature, cache: Folder = None) -> Table:
-    """Mean correlation of each block of H, in all and by distance in layers ("Block-wise").
-
-    Args:
-        curvature: H [M, M]; with its groups, errors and noise floors are known too.
-        cache: folder to keep the table in.
+    """Return the mean correlation of each block of H, whole and by distance in layers.
 
     Returns:
         One row per block (BLOCKS) and reach (REACHES) that has a pair: pairs (unordered),
-        mean_absolute |rho| and mean_signed rho, each with its jackknife standard error,
-        positive_share of rho > 0, noise_floor (the mean_absolute that sampling alone would give,
-        from two halves of the groups), corrected (mean_absolute without that upward bias), and
-        paper (its 8B, for the whole blocks).
+        mean_absolute |rho| and mean_signed rho with jackknife errors, positive_share of rho > 0,
+        noise_floor (the mean_absolute that sampling alone would give, from two halves of the
+        groups), corrected (mean_absolute without that upward bias), and paper (its 8B, for the
+        whole blocks).
     """
     return cached_table(cache, "blocks", group_marks(curvature), lambda: _blocks(curvature))
 
@@ -116,21 +110,19 @@ def _halves(curvature: Curvature) -> list[np.ndarray] | None:
 
 
 def plot_blocks(table: Table) -> Figure:
-    """Mean |rho| per block and reach with error bars; gray bars are the noise floor."""
-    figure = graph_objects().Figure()
-    looks = (("attention", COLORS["attention"], ""), ("cross", COLORS["bridge"], "x"))
-    for block, color, pattern in (*looks, ("ffn", COLORS["ffn"], "/")):
+    """Plot mean |rho| per block and reach with error bars; gray bars are the noise floor."""
+    figure = empty()
+    looks = (("attention", "attention", ""), ("cross", "bridge", "x"), ("ffn", "ffn", "/"))
+    for block, color, pattern in looks:
         rows = pick(table, block=block)
+        errors = [row["mean_absolute_error"] or 0.0 for row in rows]
         figure.add_bar(
             x=[row["reach"] for row in rows],
             y=[row["mean_absolute"] for row in rows],
-            error_y={
-                "array": [row["mean_absolute_error"] or 0.0 for row in rows],
-                "color": "#808080",
-            },
+            error_y={"array": errors, "color": GUIDE["color"]},
             name=LABELS.get(block, block),
             offsetgroup=block,
-            marker={"color": color, "pattern": {"shape": pattern}},
+            marker={"color": COLORS[color], "pattern": {"shape": pattern}},
         )
     for block in BLOCKS:
         rows = [row for row in pick(table, block=block) if row["noise_floor"] is not None]
@@ -143,9 +135,8 @@ def plot_blocks(table: Table) -> Figure:
             marker={"color": "rgba(128,128,128,0.7)"},
         )
     figure.update_layout(barmode="group")
-    figure.update_xaxes(title_text="distance of the two units")
-    figure.update_yaxes(title_text="mean |ρ|")
-    return finish(figure, "Curvature correlation by block and distance")
+    title = "Curvature correlation by block and distance"
+    return chart(figure, title, "distance of the two units", "mean |ρ|")
 
 
 # Budgets ------------------------------------------------------------------------------------------
@@ -156,14 +147,7 @@ def budget_table(
     guards: Guards = FREE,
     cache: Folder = None,
 ) -> Table:
-    """Share of each layer's and kind's cost that plans remove (appendix, "Layer pattern").
-
-    Args:
-        curvature: H [M, M].
-        ratio: share of removable cost, [0, 1).
-        strengths: lambdas, a plan each.
-        guards: of all plans.
-        cache: folder to keep the table in.
+    """Return the share of cost that plans remove per layer and kind (appendix, "Layer pattern").
 
     Returns:
         One row per lambda, kind and layer that has such units: units and share removed, share_error
@@ -212,39 +196,28 @@ def _shares(plan: Selection) -> np.ndarray:
 
 
 def plot_budgets(table: Table) -> Figure:
-    """Share of each layer's attention and FFN cost removed, per lambda, with bootstrap errors."""
-    figure = graph_objects().Figure()
-    done = [row for row in table if not row["note"]]
+    """Plot the share of each layer's attention and FFN cost removed, per lambda."""
+    figure, done = empty(), [row for row in table if not row["note"]]
     for number, strength in enumerate(dict.fromkeys(row["interaction_strength"] for row in done)):
+        dash, symbol = DASHES[number % len(DASHES)], SYMBOLS[number % len(SYMBOLS)]
         for kind in KINDS:
             rows = pick(done, interaction_strength=strength, kind=kind)
-            figure.add_scatter(
-                x=[row["layer"] for row in rows],
-                y=[row["share"] for row in rows],
-                error_y={"type": "data", "array": [row["share_error"] or 0.0 for row in rows]},
-                name=f"{LABELS[kind]}, λ = {strength:g}",
-                mode="lines+markers",
-                line={"color": COLORS[kind], "dash": DASHES[number % len(DASHES)]},
-                marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
-            )
-    figure.update_xaxes(title_text="layer")
-    figure.update_yaxes(title_text="share of the layer's parameters removed", tickformat=".0%")
-    return finish(figure, "Share of each layer removed, by kind and λ")
+            style = {"color": COLORS[kind], "symbol": symbol}
+            name = f"{LABELS[kind]}, λ = {strength:g}"
+            add(figure, rows, "layer", "share", name, style, line=dash)
+    y = share_axis("share of the layer's parameters removed")
+    return chart(figure, "Share of each layer removed, by kind and λ", "layer", y)
 
 
 # Spectrum -----------------------------------------------------------------------------------------
 def spectrum_table(curvature: Curvature, cache: Folder = None) -> Table:
-    """Eigenvalues of H, largest first, and the effective number of directions.
-
-    Args:
-        curvature: H [M, M], not all zero.
-        cache: folder to keep the table in.
+    """Return the eigenvalues of H, largest first, and the effective number of directions.
 
     Returns:
-        One row per eigenvalue: rank (from 1), eigenvalue [nats per token], share of the trace,
-        cumulative share, each with its jackknife standard error (low where eigenvalues nearly
-        coincide); and, the same in every row, effective_rank = exp of the entropy of the shares
-        (Roy and Vetterli 2007) with its error, and participation = trace^2 / sum of squares.
+        One row per eigenvalue: rank (from 1), eigenvalue, share of the trace, cumulative share,
+        with jackknife errors (low where eigenvalues nearly coincide); and, the same in every row,
+        effective_rank = exp of the entropy of the shares (Roy and Vetterli 2007), and participation
+        = trace^2 / sum of squares.
     """
     if not curvature.saliency.sum() > 0:
         raise InputError(
@@ -279,18 +252,10 @@ def _spectrum(curvature: Curvature) -> Table:
 
 
 def plot_spectrum(table: Table) -> Figure:
-    """Share of the trace by rank, log axis, and the cumulative share."""
-    figure = graph_objects().Figure()
+    """Plot the share of the trace by rank, log axis, and the cumulative share."""
+    figure = empty()
     for number, name in enumerate(("share", "cumulative")):
-        rows = [row for row in table if row[name] > 0]
-        figure.add_scatter(
-            x=[row["rank"] for row in rows],
-            y=[row[name] for row in rows],
-            error_y={"type": "data", "array": [row[f"{name}_error"] or 0.0 for row in rows]},
-            mode="markers",
-            name=name,
-            marker=look(number) | {"size": 6},
-        )
-    figure.update_xaxes(title_text="rank of the eigenvalue")
-    figure.update_yaxes(title_text="share of the trace of H", **log_axis(column(table, "share")))
-    return finish(figure, f"Spectrum of H: effective rank {table[0]['effective_rank']:.1f}")
+        add(figure, [row for row in table if row[name] > 0], "rank", name, name, number, size=6)
+    title = f"Spectrum of H: effective rank {table[0]['effective_rank']:.1f}"
+    y = log_scale("share of the trace of H", column(table, "share"))
+    return chart(figure, title, "rank of the eigenvalue", y)

@@ -9,12 +9,13 @@ import numpy as np
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table
 from cocurve_lab.curvature.graph import bridge_units
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.figures import COLORS, LABELS, finish, graph_objects
+from cocurve_lab.figures import COLORS, LABELS
 from cocurve_lab.models.families import KINDS
 from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty
 from ..shared import errors_of, group_marks, resampled, spread_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def proposition_table(
     strengths: tuple[float, ...] = (0.0, 1.0),
     cache: Folder = None,
 ) -> Table:
-    """Both sides of the paper's propositions about H and its plans, for this H.
+    """Return both sides of the paper's propositions about H and its plans, for this H.
 
     - "gram" (Prop. "Gram equivalence"): smallest eigenvalue over the largest, at least -1e-6 (what
       float32 features leave); smallest diagonal entry, at least 0.
@@ -55,12 +56,6 @@ def proposition_table(
     - "bridges": correlation of saliency and connectivity, Pearson and Spearman.
     - "overshoot" (Prop. "Overshoot bound"): realized less requested ratio, at most the largest
       unit's share of the cost.
-
-    Args:
-        curvature: H [M, M].
-        ratios: of the plans, each in [0, 1).
-        strengths: lambdas of the plans of "offdiag" and "overshoot"; no guards.
-        cache: folder to keep the table in.
 
     Returns:
         Rows of proposition, quantity, requested_ratio, interaction_strength, units (|S|), value,
@@ -212,32 +207,19 @@ def _plan_rows(curvature: Curvature, plan: Selection) -> Table:
 
 
 def plot_propositions(table: Table) -> Figure:
-    """Edge-to-diagonal balance against |S|: measured, and as the correlations predict it."""
-    figure = graph_objects().Figure()
-    chosen = [row for row in table if row["quantity"].startswith("edge over diagonal")]
-    first = [row for row in chosen if row["quantity"].endswith("its own correlation")]
-    figure.add_scatter(
-        x=[row["units"] for row in first],
-        y=[row["value"] for row in first],
-        error_y={"type": "data", "array": [row["value_error"] or 0.0 for row in first]},
-        name="measured",
-        mode="lines+markers",
-        marker={"color": COLORS["attention"], "symbol": "circle", "size": 9},
+    """Plot edge-to-diagonal balance against |S|: measured, and as the correlations predict it."""
+    figure = empty()
+    measured, predicted = (
+        [row for row in table if row["quantity"] == f"edge over diagonal, by {by} correlation"]
+        for by in ("its own", "the mean")
     )
-    looks = (
-        ("its own", "ρ of the unit", COLORS["ffn"], "square"),
-        ("the mean", "ρ of all pairs", COLORS["bridge"], "diamond"),
+    series = (
+        (measured, "value", "measured", "attention", "circle", "solid"),
+        (measured, "reference", "2 |S| |ρ|, ρ of the unit", "ffn", "square", "dot"),
+        (predicted, "reference", "2 |S| |ρ|, ρ of all pairs", "bridge", "diamond", "dot"),
     )
-    for name, label, color, symbol in looks:
-        rows = [row for row in chosen if row["quantity"].endswith(f"{name} correlation")]
-        figure.add_scatter(
-            x=[row["units"] for row in rows],
-            y=[row["reference"] for row in rows],
-            name=f"2 |S| |ρ|, {label}",
-            mode="lines+markers",
-            line={"color": color, "dash": "dot"},
-            marker={"color": color, "symbol": symbol, "size": 9},
-        )
-    figure.update_xaxes(title_text="units in the plan |S|")
-    figure.update_yaxes(title_text="edge term over diagonal term, median unit")
-    return finish(figure, "Edge term over diagonal term, by size of the plan")
+    for rows, y, name, color, symbol, dash in series:
+        add(figure, rows, "units", y, name, {"color": COLORS[color], "symbol": symbol}, line=dash)
+    title = "Edge term over diagonal term, by size of the plan"
+    y_title = "edge term over diagonal term, median unit"
+    return chart(figure, title, "units in the plan |S|", y_title)

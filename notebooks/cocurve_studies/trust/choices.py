@@ -1,7 +1,6 @@
 """The best lambda and the best guards, ratio by ratio (section "A trust-region view").
 
-Everything is chosen on one text and reported on another, with paired standard errors, over draws
-of H too where they are asked for (see draws.py).
+Everything is chosen on one text and reported on another.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from cocurve_lab.extensions.choosing.settings import (
     choose_guards,
     choose_interaction_strength,
 )
-from cocurve_lab.figures import finish, graph_objects, log_axis, look
+from cocurve_lab.figures import look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 
+from ..chart import add, chart, empty, log_scale
 from ..draws import Plans, Redrawn, again, carried, draw_marks, redraw
 from ..shared import marks
 
@@ -97,26 +97,16 @@ def strength_study(
     draws: int = 0,
     cache: Folder = None,
 ) -> Table:
-    """Held-out KL of every plan lambda makes, ratio by ratio (Section "Trust-Region View").
+    """Measure the held-out KL of every plan that lambda makes, ratio by ratio.
 
-    Args:
-        model: the dense model.
-        curvature: its H [M, M].
-        texts: rows to choose on and to report on, disjoint from each other and the calibration.
-        ratios: shares of removable cost.
-        options: how candidates are measured.
-        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
-            draw solves every plan again at the same lambda.
-        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
+    Section "Trust-Region View". `texts` must be disjoint from each other and from the calibration.
 
     Returns:
         One row per ratio and plan. `role` is "candidate" (measured on `texts.choose`; `chosen`
         marks the best), or "best", "lambda 0", "lambda 1" (measured on `texts.report`, with the
-        difference to the best). KL, edge mass E and remainder b in nats per token; `fitting` is
-        1 + b/E, `printed` is 1 - b/E. `gate` is the lambda of the redundancy gate, None where it is
-        undecided. `edge_benefit` is KL(lambda 0) - KL(lambda 1) on
-        `texts.report`: positive where edges help. The errors of `edge_benefit` and `difference` are
-        paired over rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
+        difference to the best). `edge_mass` is E, `remainder` b, `fitting` 1 + b/E, `printed` 1 -
+        b/E. `gate` is the lambda of the redundancy gate, None where it is undecided. `edge_benefit`
+        is KL(lambda 0) - KL(lambda 1) on `texts.report`: positive where edges help.
     """
 
     settings = _marks(model, curvature, texts, ratios, options)
@@ -261,9 +251,9 @@ def _candidate(entry: Candidate) -> Row:
 
 
 def strength_summary(table: Table) -> Table:
-    """By ratio: the lambda of the best plan, the lambda that fits the risk, and what edges bring.
+    """Summarize each ratio: the best plan's lambda, the lambda that fits, the edge benefit.
 
-    E and b are those of the plan of lambda = 1, on the reported rows: a plan and rows that were not
+    E and b are those of the plan of lambda = 1 on the reported rows: a plan and rows that were not
     picked for their KL.
     """
     rows = []
@@ -308,13 +298,12 @@ def guards_study(
     draws: int = 0,
     cache: Folder = None,
 ) -> Table:
-    """Layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2, guards).
+    """Choose layer cap and protection by held-out KL and by perplexity, at lambda 1 (Alg. 2).
 
-    Arguments are those of `strength_study`. Each draw of H solves every plan again under the same
-    guards; the choice of the guards is not repeated.
+    Each draw of H solves every plan again under the same guards; the choice is not repeated.
 
     Returns:
-        One row per ratio, judge and plan; `role` and errors as there, with "no guards" and
+        One row per ratio, judge and plan; `role` as in `strength_study`, with "no guards" and
         "release's guards" reported beside the best.
     """
     settings = _marks(model, curvature, texts, ratios, options)
@@ -375,44 +364,36 @@ def _marks(
 
 # Pictures -----------------------------------------------------------------------------------------
 def plot_strength(table: Table) -> Figure:
-    """Held-out KL against lambda, one curve per ratio; a ring marks the plan that was chosen.
+    """Plot held-out KL against lambda, one curve per ratio; a ring marks the plan that was chosen.
 
     The axis is symlog-like (arsinh), because published choices reach from 4.5e-5 to 0.2.
     """
-    figure = graph_objects().Figure()
-    scale = 1e-3
+    figure, scale = empty(), 1e-3
+
+    def middle(row: Row) -> float:
+        return math.asinh((row["start"] + row["stop"]) / 2 / scale)
+
     for number, ratio in enumerate(dict.fromkeys(row["requested_ratio"] for row in table)):
-        part = sorted(
-            (row for row in pick(table, requested_ratio=ratio) if row["role"] == "candidate"),
-            key=lambda row: row["start"],
-        )
-        x = [math.asinh((row["start"] + row["stop"]) / 2 / scale) for row in part]
+        rows = pick(table, requested_ratio=ratio, role="candidate")
+        rows.sort(key=lambda row: row["start"])
+        words = [f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in rows]
+        hover = "%{text}<br>KL %{y:.4g}<extra></extra>"
+        name = f"{ratio:.0%}"
+        add(figure, rows, middle, "kl", name, number, line="solid", text=words, hover=hover)
+        ring = look(number) | {"symbol": "circle-open", "size": 16, "line": {"width": 2}}
         figure.add_scatter(
-            x=x,
-            y=[row["kl"] for row in part],
-            error_y={"array": [row["kl_error"] for row in part], "thickness": 1, "width": 2},
-            mode="lines+markers",
-            name=f"{ratio:.0%}",
-            line={"color": look(number)["color"]},
-            marker=look(number) | {"size": 6},
-            text=[f"λ {row['start']:.4g} to {row['stop']:.4g}, {row['rows']} rows" for row in part],
-            hovertemplate="%{text}<br>KL %{y:.4g}<extra></extra>",
-        )
-        best = next(n for n, row in enumerate(part) if row["chosen"])
-        ring = {"symbol": "circle-open", "size": 16, "line": {"width": 2}}
-        figure.add_scatter(
-            x=[x[best]],
-            y=[part[best]["kl"]],
+            x=[middle(row) for row in rows if row["chosen"]],
+            y=[row["kl"] for row in rows if row["chosen"]],
             mode="markers",
             showlegend=False,
-            marker=look(number) | ring,
-            hovertemplate=f"chosen at {ratio:.0%}<extra></extra>",
+            marker=ring,
+            hovertemplate=f"chosen at {name}<extra></extra>",
         )
     ticks = [0.0, 1e-3, 1e-2, 1e-1, 1.0]
-    figure.update_xaxes(
-        title_text="weight of the edges (λ)",
-        tickvals=np.arcsinh(np.array(ticks) / scale).tolist(),
-        ticktext=ticks,
+    places = np.arcsinh(np.array(ticks) / scale).tolist()
+    return chart(
+        figure,
+        "Held-out KL by λ, for each share removed (rings: the plans chosen)",
+        {"title_text": "weight of the edges (λ)", "tickvals": places, "ticktext": ticks},
+        log_scale("held-out KL, nats per token", column(table, "kl")),
     )
-    figure.update_yaxes(title_text="held-out KL, nats per token", **log_axis(column(table, "kl")))
-    return finish(figure, "Held-out KL by λ, for each share removed (rings: the plans chosen)")

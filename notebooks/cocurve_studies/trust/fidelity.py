@@ -1,14 +1,14 @@
 """Predicted and measured risk of single units and of whole plans, and how well the two agree.
 
 The paper's appendix "Surrogate Fidelity: Empirical Study"; pairs are in `saturation.py`. The table
-of plans holds the KL of every held-out sequence in columns `kl_0`, `kl_1`, ..., so that its summary
+of plans has the KL of every held-out sequence in columns `kl_0`, `kl_1`, ..., so that its summary
 can resample the text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import rankdata
@@ -20,12 +20,8 @@ from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Groups
 from cocurve_lab.figures import (
     COLORS,
-    GUIDE,
     LABELS,
-    finish,
-    graph_objects,
     legend_beside,
-    log_axis,
     look,
 )
 from cocurve_lab.measuring.agreement import (
@@ -40,6 +36,7 @@ from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from ..shared import known, marks, sequence_columns, sequence_values
 
 if TYPE_CHECKING:
@@ -76,12 +73,9 @@ class FidelityOptions:
     """The plans and pairs to measure.
 
     Attributes:
-        ratios: of the plans across ratios, each in [0, 1).
-        strengths: lambdas of those plans.
-        pool_ratio, pool_size: ratio and number of the plans of one budget, from
-            `same_budget_pool`; the paper has 26 at 0.2.
-        pairs: pairs in each of the three groups of `pair_saturation`.
-        seed: of the pool and of the random pairs.
+        ratios, strengths: of the plans across ratios. pool_ratio, pool_size: of the plans of one
+        budget (`same_budget_pool`); the paper has 26 at 0.2. pairs: pairs in each of the three
+        groups of `pair_saturation`. seed: of the pool and of the random pairs.
     """
 
     ratios: tuple[float, ...] = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
@@ -94,22 +88,16 @@ class FidelityOptions:
 
 # Single units -------------------------------------------------------------------------------------
 def single_unit_fidelity(curvature: Curvature, cache: Folder = None) -> Table:
-    """Predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
+    """Return predicted 1/2 H_uu and measured KL of every unit removed alone, both from the build.
 
-    Same rows and positions on both sides, so the ratio shows the error of the quadratic form alone
-    (Proposition "Fisher quadratic"), without sampling and without other units. The support is the
-    same too, the build's top-r, unless the build measured over the full vocabulary
-    (`Curvature.risk_support`).
-
-    Args:
-        curvature: H [M, M] with its groups and single-unit risks, from `estimate_curvature`.
-        cache: folder to keep the table in.
+    Rows, positions and support are the same on both sides (unless the build measured over the full
+    vocabulary, `Curvature.risk_support`), so the ratio shows the error of the quadratic form alone
+    (Proposition "Fisher quadratic").
 
     Returns:
-        One row per unit: unit, kind, layer, support (of measured), predicted, measured (nats per
-        token), and
-        measured_over_predicted, None where nothing is predicted; each with its standard error over
-        groups of sequences, `..._error`.
+        One row per unit: unit, kind, layer, support (of measured), predicted, measured, and
+        measured_over_predicted, None where nothing is predicted; errors are over groups of
+        sequences.
     """
     if curvature.group_risks is None or curvature.group_positions is None:
         raise InputError(
@@ -147,7 +135,7 @@ def _single_units(curvature: Curvature) -> Table:
 
 
 def _ratio_of_sums(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sum / sum over the first axis and its linearised standard error; NaN where bottom is 0."""
+    """sum / sum over the first axis and its linearized standard error; NaN where bottom is 0."""
     count, below = len(top), bottom.sum(axis=0)
     empty = np.full(below.shape, np.nan)
     ratio = np.divide(top.sum(axis=0), below, out=empty.copy(), where=below > 0)
@@ -167,23 +155,14 @@ def fidelity_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Predicted and measured risk of plans across ratios, and of different plans of one budget.
-
-    Args:
-        model: the dense model.
-        curvature: H [M, M] of that model.
-        held_out: text that H was not built on.
-        options: ratios, lambdas, and the pool.
-        cache: folder for the table and for the plans measured so far; a run resumes there.
-        progress: show a progress bar.
+    """Measure the risk of plans across ratios, and of different plans of one budget.
 
     Returns:
         One row per plan: group (ACROSS, POOL), method, interaction_strength, requested_ratio,
-        realized_ratio, units, and in nats per token: the scores of `predictions` (predicted,
-        diagonal, single_units, pair_kl, additive_kl), the first and the last with their sampling
-        errors (plan fixed, so without the optimism of a plan chosen on the same H), measured with
-        its standard error over sequences (measured_error), kl_<n> of each sequence; and
-        measured_over_predicted.
+        realized_ratio, units, the scores of `predictions` (predicted, diagonal, single_units,
+        pair_kl, additive_kl), the first and the last with their sampling errors (plan fixed, so
+        without the optimism of a plan chosen on the same H), measured and measured_over_predicted,
+        and kl_<n> of each sequence.
     """
     held_out.require_disjoint(curvature)
     names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
@@ -255,25 +234,19 @@ def _plan_columns(curvature: Curvature, plan: Selection, kl: np.ndarray, error: 
 
 # Summary of plans ---------------------------------------------------------------------------------
 def fidelity_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
-    """Statistics of how well `fidelity_study` predicted, beside the paper's figures.
+    """Summarize how well `fidelity_study` predicted, beside the paper's figures.
 
     Each group gets pearson, pearson_log, spearman and median_ratio, and the spearman of the other
-    scores of `predictions` (columns diagonal, single_units, pair_kl and additive_kl). Plans across
-    ratios also get the exponent of the gap: the slope of log |measured - predicted| on the log of
-    the number of units (||s||_1; Proposition "Surrogate-KL gap" bounds it by a cube), and on that
-    of the predicted risk. The pool gets the factor by which random plans are worse. value_error,
-    low and high (95 %) come from a bootstrap over sequences, with plans and predictions fixed;
-    fit_error is the regression's own standard error.
-
-    Args:
-        table: from `fidelity_study`.
-        draws: of the bootstrap.
-        seed: of the draws.
+    scores of `predictions`. Plans across ratios also get the exponent of the gap: the slope of
+    log |measured - predicted| on the log of the number of units (||s||_1; Proposition "Surrogate-KL
+    gap" bounds it by a cube), and on that of the predicted risk. The pool gets the factor by which
+    random plans are worse.
 
     Returns:
-        Rows of group, statistic, value, value_error, low, high, fit_error, points, left_out and
-        paper (its figure where it states one). Left out are plans without a logarithm (values at or
-        below 0) and, for exponents, gaps within two standard errors of 0.
+        Rows of group, statistic, value, value_error, low, high (95 %, from `draws` of a bootstrap
+        over sequences with plans and predictions fixed), fit_error (of the regression), points,
+        left_out and paper (its figure where it states one). Left out are plans without a logarithm
+        and, for exponents, gaps within two standard errors of 0.
     """
     means = resampled_means(sequence_values(table), draws, seed)
     predicted, error = column(table, "predicted"), column(table, "measured_error")
@@ -306,15 +279,11 @@ RANK_COLUMNS: Columns = {
 
 
 def rank_table(table: Table, draws: int = 2000, seed: int = 0) -> Table:
-    """Rank correlation of each score of `predictions` with the measured KL, group by group.
-
-    Args:
-        table: from `fidelity_study`.
-        draws, seed: as for `fidelity_summary`, which this arranges.
+    """Arrange the rank correlations of `fidelity_summary`: one row per group, one column per score.
 
     Returns:
-        One row per group of plans: group, points, and for each score `<score>_spearman` with its
-        error over sequences; None where the score is unknown or the plans are fewer than three.
+        Rows of group, points, and `<score>_spearman` with its error over sequences; None where the
+        score is unknown or the plans are fewer than three.
     """
     rows: dict[str, Row] = {}
     for row in fidelity_summary(table, draws, seed):
@@ -418,47 +387,36 @@ def statistic_row(
 
 # Pictures -----------------------------------------------------------------------------------------
 def plot_single_unit_fidelity(table: Table) -> Figure:
-    """Measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
-    figure = graph_objects().Figure()
-    for kind, symbol in (("attention", "circle"), ("ffn", "square")):
-        style = {"color": COLORS[kind], "symbol": symbol}
-        _points(figure, pick(table, kind=kind), LABELS[kind], style)
-    # tables kept by earlier versions do not name it
-    support = next((row["support"] for row in table if "support" in row), "the top-r support")
-    return _against_diagonal(figure, table, f"Single units: predicted, and measured on {support}")
+    """Plot the measured KL of each unit alone against 1/2 H_uu, log axes, with the diagonal."""
+    kinds = (("attention", "circle"), ("ffn", "square"))
+    series = [
+        (LABELS[kind], {"color": COLORS[kind], "symbol": symbol}, pick(table, kind=kind))
+        for kind, symbol in kinds
+    ]
+    support = table[0]["support"] if table else "the top-r support"
+    return _against_diagonal(table, series, f"Single units: predicted, and measured on {support}")
 
 
 def plot_fidelity(table: Table) -> Figure:
-    """Measured KL of every plan against 1/2 s^T H s, log axes, error bars over sequences."""
-    figure = graph_objects().Figure()
+    """Plot the measured KL of every plan against 1/2 s^T H s, log axes, with the diagonal."""
     names = dict.fromkeys((row["group"], row["method"]) for row in table)
-    for place, (group, method) in enumerate(names):
-        _points(figure, pick(table, group=group, method=method), f"{method} ({group})", look(place))
-    return _against_diagonal(figure, table, "Plans: predicted and measured on held-out text")
+    series = [
+        (f"{method} ({group})", look(place), pick(table, group=group, method=method))
+        for place, (group, method) in enumerate(names)
+    ]
+    return _against_diagonal(table, series, "Plans: predicted and measured on held-out text")
 
 
-def _points(figure: Any, rows: Table, name: str, style: dict[str, str]) -> None:
-    figure.add_scatter(
-        x=[row["predicted"] for row in rows],
-        y=[row["measured"] for row in rows],
-        error_y={
-            "type": "data",
-            "array": [row["measured_error"] or 0.0 for row in rows],
-            "thickness": 1,
-        },
-        mode="markers",
-        name=name,
-        marker=style | {"size": 8},
-        text=[row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows],
-        hovertemplate="%{text}<br>predicted %{x:.3g}<br>measured %{y:.3g}<extra></extra>",
-    )
-
-
-def _against_diagonal(figure: Any, rows: Table, title: str) -> Figure:
-    positive = [row["predicted"] for row in rows if row["predicted"] and row["predicted"] > 0]
-    ends = [min(positive), max(positive)] if positive else []
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="measured = predicted", line=GUIDE)
-    measured = [row["measured"] for row in rows if row["measured"]]
-    figure.update_xaxes(title_text="predicted ½ sᵀHs, nats per token", **log_axis(positive))
-    figure.update_yaxes(title_text="measured KL, nats per token", **log_axis(measured))
-    return legend_beside(finish(figure, title))  # above, so many names would run into the title
+def _against_diagonal(
+    table: Table, series: list[tuple[str, dict[str, str], Table]], title: str
+) -> Figure:
+    figure = empty()
+    for name, style, rows in series:
+        words = [row.get("unit") or f"{row['requested_ratio']:.0%}" for row in rows]
+        add(figure, rows, "predicted", "measured", name, style, text=words, hover=HOVER)
+    positive = [row["predicted"] for row in table if row["predicted"] and row["predicted"] > 0]
+    add_diagonal(figure, positive)
+    measured = [row["measured"] for row in table if row["measured"]]
+    x = log_scale("predicted ½ sᵀHs, nats per token", positive)
+    y = log_scale("measured KL, nats per token", measured)
+    return legend_beside(chart(figure, title, x, y))  # above, so many names would hit the title

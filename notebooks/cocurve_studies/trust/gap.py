@@ -1,4 +1,4 @@
-"""Pictures of where the predicted and the measured risk of a plan part; see `split_risk`."""
+"""Plot where predicted and measured risk of a plan differ; see `split_risk`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _BARS = {  # column of `RiskSplit.rows`: name, color, pattern
 
 
 def plot_split(split: RiskSplit) -> Figure:
-    """Predicted and measured risk of a plan by confidence of the teacher and by size of the shift.
+    """Plot the risk of a plan by confidence of the teacher and by size of the shift.
 
-    Between them the additive KL, the exact KL of the summed shifts, on the same positions.
-
-    Bars are parts of the whole, nats per token, so those of one color add up to the same total in
-    both panels; above them stands the share of positions in the bin.
+    Predicted, measured, and between them the additive KL, the exact KL of the summed shifts, on the
+    same positions. Bars are parts of the whole, nats per token, so those of one color add up to the
+    same total in both panels; above them stands the share of positions in the bin.
     """
     figure: Any = graph_objects().Figure()
     for place, by in enumerate(_AXES):

@@ -1,7 +1,7 @@
 """Improvements on a greedy plan: a better plan, or gains on the units it keeps.
 
-`refinement_study` sets greedy, local search and the certified bound side by side. `gains_study`
-asks whether rescaling the kept FFN groups helps on text that H has not seen.
+`refinement_study` compares greedy, local search and the certified bound. `gains_study` measures
+whether rescaling the kept FFN groups helps on text that H has not seen.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from cocurve_lab.extensions.analysis.bounds import risk_lower_bound
 from cocurve_lab.extensions.analysis.refinement import refine
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty
+from ..claims import name_plan
 from ..draws import Plans, draw_marks, redraw
 from ..shared import marks
 from .choices import Texts, kept_beside
@@ -66,23 +67,14 @@ def refinement_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Greedy, local search and the lower bound on the objective, and what the two plans cost.
+    """Compare greedy, local search and the lower bound, and measure what the two plans cost.
 
-    Args:
-        model: the dense model.
-        curvature: its H [M, M], positive semidefinite up to rounding.
-        held_out: rows that H has not seen.
-        ratios, strengths: every one with every other; strengths in [0, 1] (the bound's range).
-        draws: draws of H behind the error of every difference; 0 leaves it over rows alone. Each
-            draw solves and refines every plan again.
-        cache: folder that keeps the table; None keeps nothing. A kept table of more draws is used.
-        progress: show a progress bar.
+    H must be positive semidefinite up to rounding, and lambdas in [0, 1] (the bound's range).
 
     Returns:
-        One row per ratio and lambda. `objective`, `refined_objective` and `bound` are R_lambda in
-        nats per token; `certified` is bound / refined objective: no plan is better by more than
-        1 - certified. KL is measured; `difference` is refined minus greedy, its error paired over
-        rows, and with `draws` over draws of H (columns of `Redrawn.columns`).
+        One row per ratio and lambda. `objective`, `refined_objective` and `bound` are R_lambda;
+        `certified` is bound / refined objective: no plan is better by more than 1 - certified. KL
+        is measured; `difference` is refined minus greedy.
     """
 
     pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
@@ -152,22 +144,12 @@ def gains_study(
     options: ChoiceOptions = ChoiceOptions(),
     cache: Folder = None,
 ) -> Table:
-    """Gains on kept FFN groups by ratio and lambda, applied only where held-out text says so.
-
-    Args:
-        model: the dense model.
-        curvature: its full signed H [M, M].
-        texts: rows to choose on and to report on.
-        ratios, strengths: of the plans that are compensated.
-        options: `progress` and `plans_per_batch` are used.
-        cache: folder that keeps the table; None keeps nothing.
+    """Measure gains on kept FFN groups, applied only where held-out text says so.
 
     Returns:
         One row per plan and (ridge, clip); `role` is "candidate", measured on `texts.choose`, or
         "report", the chosen one on `texts.report` (difference 0 where no gains are applied).
-        Differences are against the plan without gains, paired over rows, nats per token.
-
-    Raises: as `choose_gains` and `solve_greedy`.
+        Differences are against the plan without gains.
     """
 
     def compute() -> Table:
@@ -216,21 +198,12 @@ def _gains_rows(choice: GainsChoice) -> Table:
 
 
 def plot_gains(table: Table) -> Figure:
-    """KL with gains minus KL without, by plan and setting; below 0 they help."""
-    figure = graph_objects().Figure()
-    rows = [row for row in table if row["ridge"] is not None and row["role"] == "candidate"]
-    settings = dict.fromkeys((row["ridge"], row["clip"]) for row in rows)
-    for number, (ridge, clip) in enumerate(settings):
-        part = pick(rows, ridge=ridge, clip=clip)
-        figure.add_scatter(
-            x=[f"{r['requested_ratio']:.0%}, λ {r['interaction_strength']:g}" for r in part],
-            y=[row["difference"] for row in part],
-            error_y={"array": [row["difference_error"] for row in part]},
-            mode="markers",
-            marker=look(number) | {"size": 9},
-            name=f"ridge γ {ridge:g}, clip τ {clip:g}",
-        )
-    figure.add_hline(y=0, line=GUIDE)
-    figure.update_yaxes(title_text="KL with gains − without, nats per token")
-    figure.update_xaxes(title_text="share removed, and λ")
-    return finish(figure, "KL with gains on kept FFN groups, less KL without")
+    """Plot KL with gains minus KL without, by plan and setting; below 0 they help."""
+    figure = empty()
+    rows = [row for row in pick(table, role="candidate") if row["ridge"] is not None]
+    for number, (ridge, clip) in enumerate(dict.fromkeys((r["ridge"], r["clip"]) for r in rows)):
+        part, name = pick(rows, ridge=ridge, clip=clip), f"ridge γ {ridge:g}, clip τ {clip:g}"
+        add(figure, part, name_plan, "difference", name, number)
+    title = "KL with gains on kept FFN groups, less KL without"
+    units = "KL with gains − without, nats per token"
+    return chart(figure, title, "share removed, and λ", units, across=0)

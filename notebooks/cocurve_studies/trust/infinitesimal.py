@@ -29,7 +29,6 @@ from cocurve_lab.estimator.estimate import (
     load_or_estimate,
 )
 from cocurve_lab.extensions.analysis.exact import ExactOptions
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.models.identity import model_name
@@ -38,6 +37,7 @@ from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty, share_axis
 from ..draws import Plans, Redrawn, draw_marks, redraw
 from ..shared import marks, plan_overlap
 
@@ -84,18 +84,10 @@ def finite_and_exact(
     cache: Folder = None,
     progress: bool = True,
 ) -> tuple[Curvature, Curvature]:
-    """Build H from whole removals and H* from derivatives, both [M, M], of the same rows (eq. huv).
+    """Build H from whole removals and H* from derivatives, of the same rows (eq. huv).
 
-    Args:
-        model: the dense model.
-        units: from `enumerate_units(model)`.
-        calibration: the rows; see `exact_curvature` for what each costs.
-        top_r: r, size of the teacher's support.
-        cache: folder in which both are looked for first, and kept; None keeps nothing.
-        progress: show progress bars.
-
-    Returns:
-        (H, H*), in nats per token.
+    `calibration` is explained in `exact_curvature`, `top_r` is the size of the teacher's support.
+    Both are first looked for in `cache`.
     """
     folder = None if cache is None else Path(cache)
     if folder is None:
@@ -120,7 +112,7 @@ def finite_and_exact(
 
 # Matrices -----------------------------------------------------------------------------------------
 def compare_curvatures(curvature: Curvature, exact: Curvature) -> dict[str, float | None]:
-    """The distance of H* from H in four numbers, each with its jackknife error `<name>_error`.
+    """Return the distance of H* from H in four numbers, each with its jackknife error.
 
     - frobenius_distance: ||H* - H|| / ||H||, Frobenius norms;
     - log_diagonal_correlation: Pearson, of log H*_uu and log H_uu; diagonal_ratio: median of
@@ -129,10 +121,6 @@ def compare_curvatures(curvature: Curvature, exact: Curvature) -> dict[str, floa
 
     The errors leave one group of sequences out of both at a time, so they are known (not None) only
     where both matrices are built on the same rows in the same groups, two at least.
-
-    Args:
-        curvature: H [M, M], from ablations.
-        exact: H* [M, M], exact or a preview.
     """
     curvature.units.require_same(exact.units, mine="the curvature", theirs="the other one")
     left = _left_out(curvature, exact)
@@ -184,13 +172,7 @@ def _without_each_group(curvature: Curvature) -> list[np.ndarray]:
 # Plans --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PlanGrid:
-    """The plans to compare.
-
-    Attributes:
-        ratios: shares of removable cost, [0, 1).
-        strengths: interaction strengths lambda >= 0.
-        guards: the same for every plan.
-    """
+    """The plans to compare: every ratio with every lambda, under the same guards."""
 
     ratios: Sequence[float] = RATIOS
     strengths: Sequence[float] = STRENGTHS
@@ -215,24 +197,13 @@ def measure_infinitesimal(
 ) -> Table:
     """Measure the KL of the plans of H and of H* on the same held-out text (eq. risk).
 
-    Args:
-        model: the dense model.
-        curvature: H [M, M], from ablations.
-        exact: H* [M, M], from `exact_curvature`, or a preview.
-        held_out: text that neither was built on.
-        grid: the plans.
-        draws: draws of H and H* behind the error of every difference; 0 leaves it over rows alone.
-            Where both are of the same rows, both take the same groups. A kept table of more draws
-            is used.
-        cache: folder for the table and for what is measured so far; None keeps nothing.
-        progress: show a progress bar.
+    If both are of the same rows, the draws take the same groups of both.
 
     Returns:
-        The rows of `compare_plans`, with `measured_finite` and `measured_exact`, `difference`
-        (exact - finite, above 0 where finite ablations plan better) and their `_error`s: standard
-        errors over held-out sequences (paired for the difference), in nats per token; None where
-        greedy stalls. With `draws` the error of the difference is over draws too (columns of
-        `Redrawn.columns`); it is not where one of the two has no groups, and a note says so.
+        The rows of `compare_plans`, with `measured_finite` and `measured_exact`, and `difference`
+        (exact - finite, above 0 where finite ablations plan better); None where greedy stalls. The
+        error of the difference is over rows alone if one of the two has no groups, and a note says
+        so.
     """
     both = (curvature, exact)
     for matrix in both:
@@ -263,10 +234,10 @@ def compare_plans(
 
     Returns:
         One row per ratio and lambda, and the pair of plans of each. `overlap` is the Jaccard
-        overlap of the two pruned sets, and `risk_of_P_by_Q` the risk 1/2 s^T Q s (nats per token,
-        lambda 1) of the plan that P makes, P and Q each "finite" or "exact". Where greedy stalls
-        these are None, `stalled` names the matrix, and there is no pair. Each row also has
-        `exact_method` and the columns of `compare_curvatures`.
+        overlap of the two pruned sets, and `risk_of_P_by_Q` the risk 1/2 s^T Q s (lambda 1) of the
+        plan that P makes, P and Q each "finite" or "exact". Where greedy stalls these are None,
+        `stalled` names the matrix, and there is no pair. Each row also has `exact_method` and the
+        columns of `compare_curvatures`.
     """
     common: Row = {"exact_method": exact.provenance.get("method")}
     common |= compare_curvatures(curvature, exact)
@@ -339,21 +310,13 @@ def _measure(
 # Picture ------------------------------------------------------------------------------------------
 def plot_infinitesimal(table: Table) -> Figure:
     """Plot the KL of the plans of H* minus that of H by ratio: a line per lambda, with errors."""
-    figure = graph_objects().Figure()
+    figure = empty()
+    measured = [row for row in table if row["difference"] is not None]
     for number, strength in enumerate(sorted({row["interaction_strength"] for row in table})):
-        rows = pick(table, interaction_strength=strength)
-        rows = [row for row in rows if row["difference"] is not None]
-        figure.add_scatter(
-            x=[row["requested_ratio"] for row in rows],
-            y=[row["difference"] for row in rows],
-            error_y={"array": [row["difference_error"] for row in rows]},
-            mode="lines+markers",
-            name=f"λ = {strength:g}",
-            marker=look(number) | {"size": 9},
-            line={"color": look(number)["color"]},
-        )
-    figure.update_xaxes(title_text="removed share of removable parameters", tickformat=".0%")
+        rows = pick(measured, interaction_strength=strength)
+        name = f"λ = {strength:g}"
+        add(figure, rows, "requested_ratio", "difference", name, number, line="solid")
     what = "preview" if table and table[0]["exact_method"] == "probe" else "H*"
-    figure.add_hline(y=0, line=GUIDE)
-    figure.update_yaxes(title_text=f"KL of plans, {what} − H, nats per token")
-    return finish(figure, f"KL of plans of {what}, less that of H (above 0: H plans better)")
+    title = f"KL of plans of {what}, less that of H (above 0: H plans better)"
+    x = share_axis("removed share of removable parameters")
+    return chart(figure, title, x, f"KL of plans, {what} − H, nats per token", across=0)

@@ -41,13 +41,12 @@ COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class IterativeOptions:
-    """The plans `iterative_study` makes.
+    """The plans that `iterative_study` makes.
 
     Attributes:
         ratios: removable share of the finished plans, each in (0, 1).
         steps: number of builds of H, and of equal parts of the budget; at least 2.
-        interaction_strengths: lambda of all steps of a plan.
-        guards: in force at every step.
+        interaction_strengths, guards: of all steps of a plan.
         ffn_groups: groups per FFN layer.
         surrogates: what plans are solved on: "H", "pair KL", "additive KL".
     """
@@ -70,23 +69,16 @@ def iterative_study(
     held_out: CalibrationSet,
     options: IterativeOptions = IterativeOptions(),
 ) -> Table:
-    """Compare pruning in steps with one shot (conclusion, as an outlook).
+    """Compare pruning in steps with one shot (conclusion, as an outlook); `staged_plan` makes both.
 
     Both plans stop at the first unit that reaches the ratio, so their realized ratios differ by
-    less than one unit. Both are measured against the dense model. `staged_plan` makes them.
-
-    Args:
-        model: the dense model.
-        recipe: of the first build, whose settings the later ones take over; its `cache` also keeps
-            the table and the measurements.
-        held_out: rows on which the plans are measured.
-        options: ratios, steps, lambdas, guards, surrogates.
+    less than one unit. Later builds take over the settings of `recipe`, whose `cache` is the
+    study's.
 
     Returns:
         A row per surrogate, ratio, lambda and `plan` ("one shot", "iterative"): `builds` of H
-        behind the plan; `kl` and `difference` to the one-shot plan with standard errors over
-        sequences, nats per token; `perplexity`; `predicted_risk` of the plan by the dense model's
-        H; `overlap` with the one-shot plan. The error bars are of the held-out text alone: both
+        behind the plan; `kl` and `difference` to the one-shot plan; `perplexity`; `predicted_risk`
+        by the dense model's H; `overlap` with the one-shot plan. Errors are over rows alone: both
         plans depend on one calibration draw.
     """
     held_out.require_disjoint(recipe.calibration)

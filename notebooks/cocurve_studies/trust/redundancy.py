@@ -1,7 +1,7 @@
 """FFN redundancy and the benefit of the edges, over any set of models.
 
 Figure "edge benefit vs. FFN redundancy", appendix "Scope of Applicability" and Proposition
-"Edge-to-diagonal balance": one row per model, and the rank correlation over models.
+"Edge-to-diagonal balance".
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, c
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
 from cocurve_lab.models.units import enumerate_units
@@ -27,6 +26,7 @@ from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy
 
+from ..chart import add, chart, empty, share_axis
 from ..draws import Plans, Redrawn, again, draw_marks, redraw
 from ..findings import ABOVE, judged_column
 from ..shared import Recipe, marks
@@ -73,13 +73,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class RedundancyOptions:
-    """The pruning of each model.
-
-    Attributes:
-        ratio: removable share, (0, 1).
-        top_r: of the builds; a smaller vocabulary is taken whole.
-        guards: of the plans.
-    """
+    """The pruning of each model: ratio, top r of the builds, guards of the plans."""
 
     ratio: float = 0.2
     top_r: int = 256
@@ -94,7 +88,7 @@ def redundancy_study(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """FFN redundancy and edge benefit, model by model (figure "edge benefit vs. FFN redundancy").
+    """Measure FFN redundancy and edge benefit, model by model.
 
     Each model has a table of its own in `cache`, so that adding one measures only that one.
 
@@ -102,18 +96,12 @@ def redundancy_study(
         models: name -> Subject, or a function that loads one, so that large models are in memory
             one at a time.
         options: ratio, top_r, guards.
-        draws: draws of each H behind the error of its edge benefit; 0 leaves it over rows alone. A
-            kept table of more draws is used.
-        cache: folder of the tables, builds and measurements.
-        progress: show progress bars.
 
     Returns:
-        A row per model: `units`; `redundancy` (mean |rho| over FFN pairs) with its jackknife
-        `redundancy_error`, `noise_floor` and `corrected`; `attention_mean`, `cross_mean`;
-        `attention_cv`, `ffn_cv` (std / mean of the saliency); `kl_0`, `kl_half`, `kl_1` (lambda 0,
-        0.5, 1) with `..._error`, nats per token, and `perplexity_...`; `edge_benefit` = KL(lambda
-        0) - KL(lambda 1) with its paired `edge_benefit_error`, with `draws` over draws of H too
-        (columns of `Redrawn.columns`); `relative_benefit`, its share of KL(lambda 0), whose error
+        A row per model: `units`; `redundancy` (mean |rho| over FFN pairs), `noise_floor` and
+        `corrected`; `attention_mean`, `cross_mean`; `attention_cv`, `ffn_cv` (std / mean of the
+        saliency); `kl_0`, `kl_half`, `kl_1` (lambda 0, 0.5, 1) and `perplexity_...`; `edge_benefit`
+        = KL(lambda 0) - KL(lambda 1); `relative_benefit`, its share of KL(lambda 0), whose error
         takes KL(lambda 0) as exact; `perplexity_gain` = perplexity(lambda 0) - perplexity(lambda
         1); `gate_band` and `gate_lambda` (None where undecided), and `gate_right`: whether the end
         of [0, 1] it recommends has the lower KL, None where two standard errors of the benefit
@@ -216,11 +204,7 @@ def _gated(curvature: Curvature, row: Row) -> Row:
 
 
 def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
-    """Rank correlation of FFN redundancy with edge benefit over models; the paper: inverse.
-
-    Args:
-        table: of `redundancy_study`.
-        benefit: a column, such as "relative_benefit", "edge_benefit" or "perplexity_gain".
+    """Return the rank correlation of FFN redundancy with a benefit over models.
 
     Returns:
         `models` that count and `left_out` (a NaN or None in one of the two); `spearman` and
@@ -256,27 +240,17 @@ def _exact(x: np.ndarray, y: np.ndarray, value: float) -> float:
 
 
 def plot_redundancy(table: Table) -> Figure:
-    """Edge benefit, as a share of KL(lambda 0), by FFN redundancy, one point per model."""
-    figure = graph_objects().Figure()
+    """Plot edge benefit, as a share of KL(lambda 0), by FFN redundancy, one point per model."""
+    figure = empty()
+    hover = "%{text}<br>redundancy %{x:.3f}, benefit %{y:.1%}<extra></extra>"
+    more: dict[str, Any] = {"mode": "markers+text", "textposition": "top right", "hover": hover}
     for number, lambda_ in enumerate((1.0, 0.0, None)):
         rows = [row for row in table if row["gate_lambda"] == lambda_]
         if lambda_ is None and not rows:
             continue
-        figure.add_scatter(
-            x=column(rows, "redundancy"),
-            y=column(rows, "relative_benefit"),
-            error_x={"type": "data", "array": column(rows, "redundancy_error")},
-            error_y={"type": "data", "array": column(rows, "relative_benefit_error")},
-            mode="markers+text",
-            name="the gate is undecided" if lambda_ is None else f"the gate says λ = {lambda_:g}",
-            text=[row["model"] for row in rows],
-            textposition="top right",
-            marker=look(number) | {"size": 11},
-            hovertemplate="%{text}<br>redundancy %{x:.3f}, benefit %{y:.1%}<extra></extra>",
-        )
-    figure.add_hline(y=0, line=GUIDE)
-    figure.update_xaxes(title_text="FFN redundancy, mean |ρ| (± jackknife s.e.)")
-    figure.update_yaxes(
-        title_text="share of the KL that edges save (± paired s.e.)", tickformat=".0%"
-    )
-    return finish(figure, "Edge benefit by FFN redundancy")
+        name = "the gate is undecided" if lambda_ is None else f"the gate says λ = {lambda_:g}"
+        more |= {"bars": "xy", "text": [row["model"] for row in rows]}
+        add(figure, rows, "redundancy", "relative_benefit", name, number, **more)
+    x = "FFN redundancy, mean |ρ| (± jackknife s.e.)"
+    y = share_axis("share of the KL that edges save (± paired s.e.)")
+    return chart(figure, "Edge benefit by FFN redundancy", x, y, across=0)

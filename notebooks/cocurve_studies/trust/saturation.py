@@ -12,11 +12,11 @@ import numpy as np
 from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
-from cocurve_lab.figures import GUIDE, finish, graph_objects, look
 from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 
+from ..chart import add, chart, empty
 from ..shared import known, marks, sequence_columns, sequence_values
 from .fidelity import FidelityOptions, resampled_means, statistic_row
 
@@ -41,21 +41,17 @@ def pair_saturation(
     cache: Folder = None,
     progress: bool = True,
 ) -> Table:
-    """Measured risk of pairs of units, against the sum of the two and against the sign of H_uv.
+    """Measure pairs of units against the sum of the two and against the sign of H_uv.
 
     Pairs of units with H_uu > 0: drawn at random, and those of the largest and of the most negative
-    correlation rho_uv (not of H_uv, which would only find the two most salient units).
-
-    Args:
-        model, curvature, held_out, cache, progress: as for `fidelity_study`.
-        options: `pairs` per group (fewer where there are no more) and `seed`.
+    correlation rho_uv (not of H_uv, which would only find the two most salient units);
+    `options.pairs` per group, fewer where there are no more.
 
     Returns:
         One row per pair: group (one of PAIRS), first, second, block, distance in layers,
-        correlation, edge = H_uv, risk_first, risk_second, risk_pair (measured, nats per token),
-        factor = R({u,v}) / (R({u}) + R({v})) and its paired standard error, predicted_factor, the
-        same of 1/2 s^T H s, interaction = R({u,v}) - R({u}) - R({v}) and its paired standard error,
-        and kl_<n> (the pair), alone_<n> (the sum of the two) of each sequence.
+        correlation, edge = H_uv, risk_first, risk_second, risk_pair (measured), factor = R({u,v}) /
+        (R({u}) + R({v})), predicted_factor, the same of 1/2 s^T H s, interaction = R({u,v}) -
+        R({u}) - R({v}), and kl_<n> (the pair), alone_<n> (the sum of the two) of each sequence.
     """
     held_out.require_disjoint(curvature)
     settings = marks(model, curvature, held_out, pairs=str(options.pairs), seed=str(options.seed))
@@ -134,15 +130,14 @@ def _pair_row(curvature: Curvature, group: str, u: int, v: int, kl: Risks) -> Ro
 
 
 def saturation_summary(table: Table, draws: int = 2000, seed: int = 0) -> Table:
-    """Statistics of the pairs of `pair_saturation`, beside the paper's factor of 0.92.
+    """Summarize the pairs of `pair_saturation`, beside the paper's factor of 0.92.
 
-    Per group, and for the random pairs also per third by the risk of the two units: the median
-    factor (bootstrap over pairs and sequences at once) and the share of sub-additive pairs. For the
-    random pairs per third of |rho|, and for the other groups: how often interaction and H_uv have
-    one sign, and how often two such signs would agree by chance (where all H_uv have one sign, the
-    two are the same number: read the strongest pairs of both signs together). Shares have a
-    binomial standard error and Wilson's 95 % interval; they treat pairs as independent, which
-    shared units are not.
+    Per group, and for the random pairs also per third by the risk of the two units and per third of
+    |rho|: the median factor (bootstrap over pairs and sequences at once), the share of sub-additive
+    pairs, how often interaction and H_uv have one sign, and how often two such signs would agree by
+    chance (where all H_uv have one sign, the two are the same number: read the strongest pairs of
+    both signs together). Shares have a binomial standard error and Wilson's 95 % interval; they
+    treat pairs as independent, which shared units are not.
 
     Returns:
         Rows of group, statistic, value, value_error, low, high, points, left_out (no factor; or
@@ -221,21 +216,13 @@ def _share(group: str, statistic: str, hit: np.ndarray, counted: np.ndarray) -> 
 
 
 def plot_pair_saturation(table: Table) -> Figure:
-    """R({u,v}) / (R({u}) + R({v})) of each pair against rho_uv; 1 is additive."""
-    figure = graph_objects().Figure()
+    """Plot R({u,v}) / (R({u}) + R({v})) of each pair against rho_uv; 1 is additive."""
+    figure = empty()
+    hover = "%{text}<br>ρ %{x:.3f}<br>factor %{y:.3f}<extra></extra>"
     for place, group in enumerate(PAIRS):
         rows = [row for row in pick(table, group=group) if row["factor"] is not None]
-        figure.add_scatter(
-            x=[row["correlation"] for row in rows],
-            y=[row["factor"] for row in rows],
-            error_y={"type": "data", "array": [row["factor_error"] or 0.0 for row in rows]},
-            mode="markers",
-            name=group,
-            marker=look(place) | {"size": 8},
-            text=[f"{row['first']}, {row['second']}" for row in rows],
-            hovertemplate="%{text}<br>ρ %{x:.3f}<br>factor %{y:.3f}<extra></extra>",
-        )
-    figure.add_hline(y=1.0, line=GUIDE)
-    figure.update_xaxes(title_text="correlation ρ<sub>uv</sub>")
-    figure.update_yaxes(title_text="KL of the pair / sum of the two KL", type="log")
-    return finish(figure, "Pairs: above 1 the joint removal costs more than the sum")
+        words = [f"{row['first']}, {row['second']}" for row in rows]
+        add(figure, rows, "correlation", "factor", group, place, text=words, hover=hover)
+    title = "Pairs: above 1 the joint removal costs more than the sum"
+    y = {"title_text": "KL of the pair / sum of the two KL", "type": "log"}
+    return chart(figure, title, "correlation ρ<sub>uv</sub>", y, across=1.0)
