@@ -1,8 +1,9 @@
 """Calibration text: rows of tokens, and the positions whose predictions are scored.
 
 Rows are documents joined by the end token and cut to equal length, so every row is full. One long
-document needs no end token. No label is used: position t scores the distribution of token t + 1, so
-positions lie in [0, T - 2].
+document needs no end token. A row begins as the tokenizer begins a text, with `<bos>` if it adds
+one. No label is used: position t scores the distribution of token t + 1, so positions lie in
+[0, T - 2].
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class CalibrationSet:
         seed: int = 0,
         source: str = "texts",
         eos: str | int | None = None,
+        bos: str | int | None = None,
     ) -> CalibrationSet:
         """Pack documents into rows and draw positions; the seed decides both.
 
@@ -120,16 +122,21 @@ class CalibrationSet:
             source: a name for the provenance.
             eos: the token that ends a document, as the text or id of one token; None takes the
                 tokenizer's. It may have none if one document fills all rows.
+            bos: the token that begins every row; None begins rows as the tokenizer begins a text
+                (many add none), and "" with nothing. `source` then names it.
         """
-        length = _row_length(tokenizer, seq_len)
+        start = text_start(tokenizer) if bos is None else _begin(tokenizer, bos)
+        length = _row_length(tokenizer, seq_len, len(start))
         num_sequences, seed = as_int(num_sequences, "num_sequences", 1), as_int(seed, "seed")
         documents: Iterable[str] = [texts] if isinstance(texts, str) else texts
         if not isinstance(documents, Iterable):
             raise InputError(f"texts is {shown(texts)}. Give a list or stream of strings.")
         if isinstance(documents, (list, tuple)):
             documents = random.Random(seed).sample(documents, len(documents))
-        end = _end_token(tokenizer, eos)
-        ids = _pack(documents, tokenizer, num_sequences, length, end)
+        end = tokenizer.eos_token_id if eos is None else _token(tokenizer, eos, "eos")
+        if start:
+            source = f"{source}, each row after {tokenizer.decode(start)}"
+        ids = _pack(documents, tokenizer, num_sequences, length, start, end)
         positions = draw_positions(num_sequences, length, positions_per_sequence, seed)
         return cls(ids, positions, source, seed)
 
@@ -359,25 +366,40 @@ class _TooLittle(InputError):
     """The text ended before the rows were full."""
 
 
-def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None) -> int:
+def _row_length(tokenizer: PreTrainedTokenizerBase, seq_len: int | None, start: int) -> int:
     if seq_len is None:
         return int(min(LONGEST_ROW, tokenizer.model_max_length))
     seq_len = as_int(seq_len, "seq_len")
-    if seq_len < 2:
-        raise InputError(f"seq_len is {seq_len}. Give at least 2: position t scores token t + 1.")
+    if seq_len < max(2, start + 1):
+        raise InputError(
+            f"seq_len is {seq_len}. Give at least {max(2, start + 1)}: position t scores token "
+            f"t + 1, and the tokens before the text are {start}."
+        )
     return seq_len
 
 
-def _end_token(tokenizer: PreTrainedTokenizerBase, eos: str | int | None) -> int | None:
-    """Return the id that ends a document: the chosen one, else the tokenizer's, if it has one."""
-    if eos is None:
-        return tokenizer.eos_token_id
+def text_start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids that the tokenizer puts before a text, such as `<bos>`; most put none."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    starts = range(len(whole) - len(bare) + 1)
+    return list(
+        whole[: max((at for at in starts if whole[at : at + len(bare)] == bare), default=0)]
+    )
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase, bos: str | int) -> list[int]:
+    return [] if bos == "" else [_token(tokenizer, bos, "bos")]
+
+
+def _token(tokenizer: PreTrainedTokenizerBase, chosen: str | int, name: str) -> int:
+    """Return the id of the token that an argument names by its text or id."""
     known = tokenizer.get_vocab()
-    found = known.get(eos) if isinstance(eos, str) else eos
-    if found not in known.values():
+    found = known.get(chosen) if isinstance(chosen, str) else chosen
+    if found is None or found not in known.values():
         raise InputError(
-            f"eos is {eos!r}, which is not a token of the tokenizer. Give the text or the id of "
-            "one token, such as '</s>' or 2."
+            f"{name} is {chosen!r}, which is not a token of the tokenizer. Give the text or the id "
+            "of one token, such as '</s>' or 2."
         )
     return found
 
@@ -387,13 +409,15 @@ def _pack(
     tokenizer: PreTrainedTokenizerBase,
     rows: int,
     length: int,
+    start: list[int],
     end: int | None,
 ) -> Tensor:
     """Join documents by the end token and cut the first tokens into rows [rows, length].
 
-    Documents are taken one by one, so the rest of a stream can be read later.
+    Each row begins with `start`. Documents are taken one by one, so the rest of a stream can be
+    read later.
     """
-    needed, stream = rows * length, iter(documents)
+    needed, stream = rows * (length - len(start)), iter(documents)
     tokens: list[int] = []
     while len(tokens) < needed:
         text = next(stream, None)
@@ -413,7 +437,8 @@ def _pack(
         # not verbose: a document longer than the context is no reason to warn, rows are cut
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         tokens += ids if end is None else [*ids, end]
-    return torch.tensor(tokens[:needed]).view(rows, length)
+    cut = torch.tensor(tokens[:needed]).view(rows, -1)
+    return torch.cat([torch.tensor([start], dtype=torch.int64).expand(rows, -1), cut], dim=1)
 
 
 def require_tokenizable(text: Any) -> str:

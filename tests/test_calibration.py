@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import cocurve_lab as cl
 from cocurve_lab.calibration import default_rows, read_documents
@@ -71,6 +72,7 @@ def test_all_positions() -> None:
         {"seq_len": 1},
         *({"positions_per_sequence": wanted} for wanted in (0, 16)),
         *({"eos": eos} for eos in ("two words", "", 10**6, -1)),
+        *({"bos": bos} for bos in ("two words", 10**6, -1)),
     ],
     ids=str,
 )
@@ -110,6 +112,36 @@ def test_the_end_token_can_be_chosen(eos: str | int) -> None:
         joined = " <unk> ".join(TEXTS)
         expected = tokenizer(joined, add_special_tokens=False)["input_ids"][:16]
         assert found.input_ids.flatten().tolist() == expected
+
+
+def opening_tokenizer(*starts: str) -> Any:
+    """The word tokenizer, which puts these tokens before a text, as Gemma's puts `<bos>`."""
+    tokenizer = word_tokenizer()
+    template = " ".join([*starts, "$A"])
+    ids = [(token, tokenizer.convert_tokens_to_ids(token)) for token in set(starts)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(template, None, ids)
+    return tokenizer
+
+
+@pytest.mark.parametrize("starts", [["<unk>"], ["<unk>", "w3"]], ids=str)
+def test_every_row_begins_as_the_tokenizer_begins_a_text(starts: list[str]) -> None:
+    tokenizer, many = opening_tokenizer(*starts), len(starts)
+    rows = cl.CalibrationSet.from_texts(iter(TEXTS), tokenizer, 4, 16, "all")
+    assert rows.input_ids[:, :many].tolist() == [tokenizer("w1")["input_ids"][:many]] * 4
+    bare = pack(iter(TEXTS), seq_len=16 - many, positions_per_sequence="all")
+    assert torch.equal(rows.input_ids[:, many:], bare.input_ids)  # the same text, in the same order
+    assert all(start in rows.source for start in starts)
+    plain = cl.CalibrationSet.from_texts(iter(TEXTS), tokenizer, 4, 16, "all", bos="")
+    assert plain.fingerprint == pack(iter(TEXTS), positions_per_sequence="all").fingerprint
+    with pytest.raises(cl.InputError, match=r"^seq_len is "):
+        cl.CalibrationSet.from_texts(iter(TEXTS), tokenizer, 4, many, "all")
+
+
+@pytest.mark.parametrize("bos", ["<unk>", 1])
+def test_the_first_token_of_rows_can_be_chosen(bos: str | int) -> None:
+    rows = pack(iter(TEXTS), bos=bos)
+    assert rows.input_ids[:, 0].tolist() == [1] * 4
+    assert torch.equal(rows.input_ids[:, 1:], pack(iter(TEXTS), seq_len=15).input_ids)
 
 
 def test_row_length_defaults_to_the_tokenizers_context_up_to_2048() -> None:

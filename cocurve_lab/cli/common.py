@@ -229,6 +229,11 @@ def as_positions(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor all") from None
 
 
+def as_token(text: str) -> str | int:
+    """Read a token: its id if it is a number, else its text."""
+    return int(text) if text.isdecimal() else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """Rows of text: the file, and how it is cut."""
@@ -246,7 +251,12 @@ class Rows:
         "the token that ends a document of the text; default: the tokenizer's. One document that "
         "fills all rows needs none",
         metavar="TEXT or ID",
-        type=lambda text: int(text) if text.isdecimal() else text,
+        type=as_token,
+    )
+    bos: str | int | None = flag(
+        'the token that begins every row; default: as the tokenizer begins a text; "" for none',
+        metavar="TEXT or ID",
+        type=as_token,
     )
 
     def require(self) -> None:
@@ -286,4 +296,5 @@ class Rows:
             "positions_per_sequence": self.positions,
             "seed": self.seed,
             "eos": self.eos,
+            "bos": self.bos,
         }
