@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,13 +30,13 @@ from cocurve_lab.measuring.risk import compare_models, measure_plans, model_risk
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
 from cocurve_lab.models.architectures import describe
-from cocurve_lab.models.identity import fingerprint_model, model_dtype
 from cocurve_lab.models.units import UnitSet, units_like
 from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.selection import Selection
 
+from ..shared import marks
 from .comparison import COMPARABLE
-from .contenders import Contender
+from .contenders import REFITS, Contender
 from .costs import Cost, build_evaluations, counted
 from .settings import CompareOptions, Judges
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_SEARCH, SEARCHED = "none", "searched"
-_UNKNOWN = {"evaluations": np.nan, "seconds": np.nan}  # of evidence kept by earlier versions
 _RACE_SHARE = 0.25  # of the calibration, on which all plans of a row are refitted
 _SEARCH_ROWS = 32  # rows of the calibration that a measured search uses
 
@@ -68,8 +66,9 @@ class Seen(NamedTuple):
     evidence: list[Evidence]
 
     def cost(self) -> Cost:
-        """What the evidence cost; H serves several methods and counts once."""
-        known = {_source(e): e.provenance.get("cost", _UNKNOWN) for e in self.evidence}
+        """Sum what the evidence cost; H serves several methods and counts once."""
+        unknown = {"evaluations": np.nan, "seconds": np.nan}  # in files of earlier versions
+        known = {_source(e): e.provenance.get("cost", unknown) for e in self.evidence}
         return sum((Cost(**cost) for cost in known.values()), Cost())
 
 
@@ -86,11 +85,10 @@ class Bench:
     """The model and judges of a bake-off, which measure its cells.
 
     Attributes:
-        model: the dense model.
+        model, tokenizer: the dense model; no tokenizer is needed where no questions are asked.
         units: its units, of which all methods choose.
         judges: text and questions.
         options: folder, guards and progress.
-        tokenizer: of the model; None where no questions are asked.
         curvatures: H by calibration, support and refit ratio, once for CoCurve and its controls.
     """
 
@@ -102,36 +100,28 @@ class Bench:
     curvatures: dict[tuple[str, int, float], Curvature] = field(default_factory=dict)
 
     @cached_property
-    def model_mark(self) -> str:
-        """The model's fingerprint, read once, because reading an 8B takes seconds."""
-        return fingerprint_model(self.model)
-
-    @cached_property
-    def search_file(self) -> Path | None:
-        """The file that keeps plans measured on the held-out rows; None keeps nothing."""
-        return plans_file(self.options.folder, self.model, self.judges.held_out)
+    def mark(self) -> dict[str, Any]:
+        """Fingerprint and dtype of the model, read once: reading an 8B takes seconds."""
+        return marks(self.model)
 
     # Cells ----------------------------------------------------------------------------------------
 
     def dense(self) -> Row:
         """Measure the row of the dense model itself."""
+        empty = Selection.from_pruned(self.units, [])
+        return self._kept(
+            ["dense"],
+            lambda: _cell("Dense", "dense", 0, 0.0) | self._measure(Entry(empty, None, Cost())),
+        )
 
-        def compute() -> list[Row]:
-            empty = Selection.from_pruned(self.units, [])
-            measured = self._measure(Entry(empty, None, Cost()))
-            return [_cell("Dense", "dense", 0, 0.0) | _plan_columns(empty) | measured]
-
-        return cached_table(self.options.folder, "cell", self._settings("dense"), compute)[0]
-
-    def contender(
+    def cells(
         self,
         label: str,
         contender: Contender,
         ratios: Sequence[float],
         calibration: CalibrationSet,
         repeat: int,
-        bar: Any,
-    ) -> list[Row]:
+    ) -> Iterable[Row]:
         """Measure the cells of one contender on one calibration; errors are written into them.
 
         Args:
@@ -140,26 +130,20 @@ class Bench:
             ratios: shares of removable cost, [0, 1).
             calibration: the text the methods and a refit see.
             repeat: number of the calibration, and the seed of methods that draw.
-            bar: a tqdm bar, updated once per ratio.
         """
-        rows = []
         seen: Seen | None = None
         for ratio in ratios:
             for search in self.searches(contender):
                 cell = _cell(label, search, repeat, ratio)
                 try:
                     seen = seen or self.seen(contender, calibration, repeat)
-                    rows.append(self._row(cell, contender, seen))
-                except KeyboardInterrupt:
-                    raise
+                    yield self._row(cell, contender, seen)
                 except Exception as error:  # one cell must not cost the others
                     log.warning("%s at %.0f %%: %s", label, 100 * ratio, error)
-                    rows.append(cell | {"failed": f"{type(error).__name__}: {error}"})
-            bar.update()
-        return rows
+                    yield cell | {"failed": f"{type(error).__name__}: {error}"}
 
     def searches(self, contender: Contender) -> list[str]:
-        """The searches of a contender's cells; that of guards, where there is one, comes last."""
+        """List the searches of a contender's cells; that of guards, if there is one, is last."""
         if not (contender.honours_guards and self.options.guards):
             return [NO_SEARCH]
         return [NO_SEARCH, SEARCHED] if self.options.unguarded else [SEARCHED]
@@ -173,30 +157,41 @@ class Bench:
         """Measure one cell, or read it from the folder."""
         ratio, search = cell["requested_ratio"], cell["search"]
 
-        def compute() -> list[Row]:
+        def compute() -> Row:
             try:
-                entry = self.enter(contender, seen, ratio, search)
+                return cell | self._measure(self.enter(contender, seen, ratio, search))
             # a fact about the method, worth keeping; other errors are not, and are tried again
             except InfeasibleError as error:
-                return [cell | {"failed": str(error)}]
-            return [cell | _plan_columns(entry.plan) | self._measure(entry)]
+                return cell | {"failed": str(error)}
 
-        evidence = [_settled(evidence) for evidence in seen.evidence]
+        evidence = [_without_cost(evidence) for evidence in seen.evidence]
         parts = [contender.mark(), evidence, ratio, search]
         if contender.repair != "own" or contender.evaluations:
             # these read the text too, not only the evidence
             parts += [seen.calibration.fingerprint, seen.repeat]
         if contender.repairs:
             parts.append(self.options.repaired)
-        found = cached_table(self.options.folder, "cell", self._settings(*parts), compute)[0]
         # the file is named by what was measured, so another label or calibration may have made it
-        return found | {name: cell[name] for name in ("method", "calibration")}
+        return self._kept(parts, compute) | {name: cell[name] for name in ("method", "calibration")}
+
+    def _kept(self, parts: list[Any], compute: Any) -> Row:
+        """Read a cell from the folder, or compute and keep it."""
+        judges = self.judges
+        settings = self.mark | {
+            "units": self.units.fingerprint,
+            "held_out": judges.held_out.fingerprint,
+            "test": judges.test.fingerprint,
+            "questions": fingerprint([asdict(question) for question in judges.questions]),
+            "guards": [guards.to_plain() for guards in self.options.guards],
+            "parts": parts,
+        }
+        return cached_table(self.options.folder, "cell", settings, lambda: [compute()])[0]
 
     def enter(self, contender: Contender, seen: Seen, ratio: float, search: str) -> Entry:
         """Make a contender's plan and repaired model, chosen on the held-out rows as judged.
 
         The cost is that of the evidence, the measured search and the repair. The choice of guards
-        is left out: plans that another row has measured would cost nothing there.
+        is omitted: plans that another row has measured would cost nothing there.
 
         Args:
             contender: its methods, search and repair.
@@ -204,29 +199,26 @@ class Bench:
             ratio: share of removable cost, [0, 1).
             search: `NO_SEARCH` or `SEARCHED`: whether the guards are chosen.
         """
-        candidates = self._candidates(contender, seen, ratio, search)
+        candidates, spent = self._candidates(contender, seen, ratio, search), seen.cost()
         if contender.evaluations:
             # the search starts from the plan that is best as pruned, and a repair comes after it
-            start = self._ranked(candidates)[0]
-            best, spent = self._searched(contender, start, seen)
-            entry = self._repaired(contender, best, seen)
-            return entry._replace(cost=seen.cost() + spent + entry.cost)
+            best, cost = self._searched(contender, self._ranked(candidates)[0], seen)
+            candidates, spent = [best], spent + cost
         entry = self._chosen(contender, candidates, seen)
-        return entry._replace(cost=seen.cost() + entry.cost)
+        return entry._replace(cost=spent + entry.cost)
 
     # Plans ----------------------------------------------------------------------------------------
 
     def _candidates(
         self, contender: Contender, seen: Seen, ratio: float, search: str
     ) -> list[Candidate]:
-        """The distinct plans of the methods, without guards or with those of the grid."""
-        grid = [FREE] if search == NO_SEARCH else self.options.guards
+        """Make the distinct plans of the methods, without guards or with those of the grid."""
         found: dict[tuple[int, tuple[int, ...]], Candidate] = {}
         failures = []
         for place, (method, evidence) in enumerate(
             zip(contender.methods, seen.evidence, strict=True)
         ):
-            for guards in grid:
+            for guards in [FREE] if search == NO_SEARCH else self.options.guards:
                 try:
                     plan = method.select(evidence, self.units, ratio, guards)
                 except InfeasibleError as error:
@@ -240,50 +232,42 @@ class Bench:
         return list(found.values())
 
     def _ranked(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates by their held-out KL as pruned, lowest first."""
+        """Sort the candidates by their held-out KL as pruned, lowest first."""
         if len(candidates) == 1:
             return candidates
         plans = [candidate.plan.with_gains({}) for candidate in candidates]
-        table = measure_plans(
-            self.model, plans, self.judges.held_out, checkpoint=self.search_file, progress=False
-        )
+        held_out = self.judges.held_out
+        path = plans_file(self.options.folder, self.model, held_out)
+        table = measure_plans(self.model, plans, held_out, checkpoint=path, progress=False)
         return [candidates[place] for place in table.mean.argsort(kind="stable")]
 
     def _chosen(self, contender: Contender, candidates: list[Candidate], seen: Seen) -> Entry:
-        """The candidate of lowest held-out KL, after its repair if there is one."""
-        if contender.repair in ("refit", "dense refit", "refit and training"):
-            tried = self._raced(contender, candidates, seen)
-        else:
-            ranked = self._ranked(candidates)
-            tried = ranked[: self.options.repaired] if contender.repairs else ranked[:1]
-        best, lowest = self._repaired(contender, tried[0], seen), math.inf
-        if len(tried) > 1:
-            lowest = self._held_out_risk(best)
-        for candidate in tried[1:]:
-            entry = self._repaired(contender, candidate, seen)
-            if (risk := self._held_out_risk(entry)) < lowest:
-                best, lowest = entry, risk
-        return best
+        """Return the candidate of lowest held-out KL, after its repair if there is one."""
+        most = self.options.repaired
+        if contender.repair not in REFITS:
+            candidates = self._ranked(candidates)[: most if contender.repairs else 1]
+        elif most is not None and len(candidates) > most:
+            candidates = self._raced(contender, candidates, seen)[:most]
+        entries = (self._repaired(contender, candidate, seen) for candidate in candidates)
+        # one after another: only the best repaired model so far stays in memory
+        return next(entries) if len(candidates) == 1 else min(entries, key=self._held_out_risk)
 
     def _raced(
         self, contender: Contender, candidates: list[Candidate], seen: Seen
     ) -> list[Candidate]:
-        """The `repaired` candidates of lowest held-out KL after a refit on a part of the rows."""
-        if self.options.repaired is None or len(candidates) <= self.options.repaired:
-            return candidates
-        # the KL as pruned tells little of that after a refit, and a refit on few rows tells much
+        """Sort the candidates by their held-out KL after a refit on a part of the rows.
+
+        The KL as pruned predicts little of that after a refit, and a refit on few rows much.
+        """
         rows = max(1, round(_RACE_SHARE * len(seen.calibration)))
         few = seen._replace(calibration=seen.calibration.rows(0, rows))
         if contender.repair == "refit and training":  # few rows are too few to train on
             contender = replace(contender, repair="refit")
-        found = [
-            self._held_out_risk(self._repaired(contender, candidate, few))
-            for candidate in candidates
-        ]
-        return [candidates[place] for place in np.argsort(found)[: self.options.repaired]]
+        risks = [self._held_out_risk(self._repaired(contender, c, few)) for c in candidates]
+        return [candidates[place] for place in np.argsort(risks)]
 
     def _held_out_risk(self, entry: Entry) -> float:
-        """The held-out KL of an entry, nats per token."""
+        """Measure the held-out KL of an entry, nats per token."""
         held_out = self.judges.held_out
         if entry.model is not None:
             return float(model_risk(self.model, entry.model, held_out).mean())
@@ -292,15 +276,9 @@ class Bench:
     def _searched(
         self, contender: Contender, start: Candidate, seen: Seen
     ) -> tuple[Candidate, Cost]:
-        """The plan that a measured search finds from this one, and what the search cost."""
+        """Run a measured search from a plan; return its best plan and what the search cost."""
         rows = seen.calibration.rows(0, min(_SEARCH_ROWS, len(seen.calibration)))
-        path = None
-        if self.options.folder is not None:
-            mark = fingerprint(
-                *(self.model_mark, model_dtype(self.model), rows.fingerprint),
-                *(sorted(start.plan.pruned), seen.repeat),
-            )
-            path = Path(self.options.folder) / f"search_{mark[:10]}.ckpt"
+        what = (rows.fingerprint, sorted(start.plan.pruned), seen.repeat)
         with counted(describe(self.model), seen.calibration.seq_len) as cost:
             found = search_plan(
                 self.model,
@@ -308,16 +286,21 @@ class Bench:
                 rows,
                 held_out=self.judges.held_out,
                 evaluations=contender.evaluations,
-                checkpoint=path,
+                checkpoint=self._file("search_{}.ckpt", *self.mark.values(), *what),
                 progress=False,
                 options=SearchOptions(seed=seen.repeat),
             )
         return start._replace(plan=found.selection), replace(cost, evaluations=found.evaluations)
 
+    def _file(self, name: str, *parts: Any) -> Path | None:
+        """Name a file of the folder by a fingerprint; None where nothing is kept."""
+        folder = self.options.folder
+        return None if folder is None else Path(folder) / name.format(fingerprint(*parts)[:10])
+
     # Repairs --------------------------------------------------------------------------------------
 
     def _repaired(self, contender: Contender, candidate: Candidate, seen: Seen) -> Entry:
-        """The entry of a candidate after its repair, with what the repair cost."""
+        """Repair a candidate, if its contender does, and count what the repair cost."""
         with counted(describe(self.model), seen.calibration.seq_len) as cost:
             plan, model = self._mended(contender, candidate, seen)
         return Entry(plan, model, cost)
@@ -325,15 +308,17 @@ class Bench:
     def _mended(
         self, contender: Contender, candidate: Candidate, seen: Seen
     ) -> tuple[Selection, PreTrainedModel | None]:
-        """The plan and the repaired model; None for the model where a mask is the same."""
+        """Return the plan and the repaired model; None for the model where a mask is the same."""
         method, evidence, plan = candidate
         bare, wanted = plan.with_gains({}), contender.repair
-        if wanted == "own" and not isinstance(method, CoCurve):
-            return plan, method.repair(self.model, plan, evidence) if method.repairs else None
+        own_gains = wanted == "own" and method.repairs and isinstance(method, CoCurve)
+        if own_gains or wanted == "gains":
+            # only the gains that help on held-out rows, as in the paper
+            curvature = curvature_of(evidence) if own_gains else self._curvature(seen.calibration)
+            how: dict[str, Any] = {"options": ChoiceOptions(progress=False)}
+            return choose_gains(self.model, curvature, bare, self.judges.held_out, **how).best, None
         if wanted == "own":
-            return self._gated(bare, curvature_of(evidence)) if method.repairs else plan, None
-        if wanted == "gains":
-            return self._gated(bare, self._curvature(seen.calibration)), None
+            return plan, method.repair(self.model, plan, evidence) if method.repairs else None
         gains = None
         if wanted == "gains and refit":
             gains = (self._curvature(seen.calibration), self.judges.held_out)
@@ -350,11 +335,6 @@ class Bench:
             model = recover(self.model, model, *texts, options=RecoverOptions(progress=False))
         return bare, model
 
-    def _gated(self, plan: Selection, curvature: Curvature) -> Selection:
-        """The plan with the gains that help on held-out rows, or without, as the paper has it."""
-        options, held_out = ChoiceOptions(progress=False), self.judges.held_out
-        return choose_gains(self.model, curvature, plan, held_out, options=options).best
-
     # Evidence -------------------------------------------------------------------------------------
 
     def evidence(self, method: Method, calibration: CalibrationSet, repeat: int) -> Evidence:
@@ -369,22 +349,18 @@ class Bench:
         """
         if isinstance(method, CoCurve):
             curvature = self._curvature(calibration, method.top_r, method.refit_ratio)
-            return _priced(method.adopt(curvature), self._build_cost(curvature))
-        path = None
-        if self.options.folder is not None:
-            mark = fingerprint(
-                *(method.name, asdict(method), repeat),  # type: ignore[call-overload]
-                *(self.model_mark, model_dtype(self.model)),
-                *(self.units.fingerprint, calibration.fingerprint),
-            )
-            path = Path(self.options.folder) / f"evidence_{method.name}_{mark[:10]}.pkl"
-            if path.exists():
-                return Evidence.load(path)
+            return _with_cost(method.adopt(curvature), self._build_cost(curvature))
+        path = self._file(
+            f"evidence_{method.name}_{{}}.pkl",
+            *(method.name, asdict(method), repeat, *self.mark.values()),  # type: ignore[call-overload]
+            *(self.units.fingerprint, calibration.fingerprint),
+        )
+        if path is not None and path.exists():
+            return Evidence.load(path)
         with counted(describe(self.model), calibration.seq_len) as cost:
-            evidence = method.measure(
-                self.model, self.units, calibration, seed=repeat, progress=self.options.progress
-            )
-        evidence = _priced(evidence, cost)
+            how: dict[str, Any] = {"seed": repeat, "progress": self.options.progress}
+            evidence = method.measure(self.model, self.units, calibration, **how)
+        evidence = _with_cost(evidence, cost)
         if path is not None:
             evidence.save(path)
         return evidence
@@ -392,42 +368,46 @@ class Bench:
     def _curvature(
         self, calibration: CalibrationSet, top_r: int = 256, refit_ratio: float = 0.0
     ) -> Curvature:
-        """H of a calibration, from memory, from the folder of H or built."""
+        """Return H of a calibration, from memory, from the folder of H or built."""
         key = (calibration.fingerprint, top_r, refit_ratio)
         if key not in self.curvatures:
-            place, show = self.options.curvatures or self.options.folder, self.options.progress
+            folder = self.options.curvatures or self.options.folder
             inputs = (self.model, self.units, calibration, top_r)
-            how: dict[str, Any] = {"progress": show}
+            how: dict[str, Any] = {"progress": self.options.progress}
             how["options"] = BuildOptions(refit_ratio=refit_ratio)
             self.curvatures[key] = (
                 estimate_curvature(*inputs, **how)
-                if place is None
-                else load_or_estimate(place, *inputs, **how)
+                if folder is None
+                else load_or_estimate(folder, *inputs, **how)
             )
         return self.curvatures[key]
 
     def _build_cost(self, curvature: Curvature) -> Cost:
-        """What H cost, also where it was built before this run."""
+        """Return what H cost, also where it was built before this run."""
         known, layers = curvature.provenance, len(describe(self.model).layers)
         rows = int(known.get("sequences_done") or 0)
-        seconds = float(known.get("seconds") or 0.0)
-        return Cost(build_evaluations(self.units, layers, rows), seconds)
+        return Cost(build_evaluations(self.units, layers, rows), float(known.get("seconds") or 0.0))
 
     # Measuring ------------------------------------------------------------------------------------
 
     def _measure(self, entry: Entry) -> Row:
         """Measure KL, perplexity and right answers of a plan, or of the repaired model."""
-        model, tested, test = self.model, entry.plan, self.judges.test
+        model, plan, test = self.model, entry.plan, self.judges.test
+        tested = plan
         if entry.model is None:
-            table = measure_plans(model, [tested], test, progress=False)
+            table = measure_plans(model, [plan], test, progress=False)
             assert table.nll is not None  # measure_plans fills it
             kl, loss = table.kl[0], table.nll[0]
         else:
             side = compare_models(model, entry.model, test)
-            kl, loss = side.kl, side.loss
-            model = entry.model
-            tested = Selection.from_pruned(units_like(model, tested.units), [])
+            kl, loss, model = side.kl, side.loss, entry.model
+            tested = Selection.from_pruned(units_like(model, plan.units), [])
         row: Row = {
+            "guards": str(plan.guards),
+            "realized_ratio": plan.realized_ratio,
+            "params_removed_fraction": plan.params_removed_fraction,
+            "comparable": abs(plan.realized_ratio - plan.requested_ratio) <= COMPARABLE,
+            "units": len(plan),
             "kl": float(kl.mean()),
             "kl_error": float(standard_error(kl[None])[0]) if len(kl) > 1 else None,
             "kl_rows": json.dumps(kl.tolist()),
@@ -437,41 +417,27 @@ class Bench:
         }
         if self.judges.questions:
             assert self.tokenizer is not None  # compare gives one
-            answers = answer_accuracy(
-                model, self.tokenizer, [tested], self.judges.questions, progress=False
-            )
+            inputs = (model, self.tokenizer, [tested], self.judges.questions)
+            answers = answer_accuracy(*inputs, progress=False)
             row |= {f"accuracy {r['capability']}": r["accuracy"] for r in answers.by_capability()}
         return row
 
-    def _settings(self, *parts: Any) -> dict[str, Any]:
-        judges = self.judges
-        return {
-            "model": self.model_mark,
-            "dtype": model_dtype(self.model),
-            "units": self.units.fingerprint,
-            "held_out": judges.held_out.fingerprint,
-            "test": judges.test.fingerprint,
-            "questions": fingerprint([asdict(question) for question in judges.questions]),
-            "guards": [guards.to_plain() for guards in self.options.guards],
-            "parts": list(parts),
-        }
 
-
-def _priced(evidence: Evidence, cost: Cost) -> Evidence:
+def _with_cost(evidence: Evidence, cost: Cost) -> Evidence:
     return replace(evidence, provenance=evidence.provenance | {"cost": asdict(cost)})
 
 
+def _without_cost(evidence: Evidence) -> dict[str, Any]:
+    """Return the provenance without what the evidence cost: another number in every run."""
+    return {name: value for name, value in evidence.provenance.items() if name != "cost"}
+
+
 def _source(evidence: Evidence) -> str:
-    """What the work of an evidence was: H of one support, or a method's own."""
+    """Name the work behind an evidence: H of one support, or a method's own."""
     known = evidence.provenance
     if "curvature" not in known:
         return evidence.method
     return f"H {known.get('top_r')} {known['curvature'].get('refit_ratio')}"
-
-
-def _settled(evidence: Evidence) -> dict[str, Any]:
-    """What an evidence is of, without what it cost: that is another number in every run."""
-    return {name: value for name, value in evidence.provenance.items() if name != "cost"}
 
 
 def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:
@@ -481,14 +447,4 @@ def _cell(label: str, search: str, repeat: int, ratio: float) -> Row:
         "calibration": repeat,
         "requested_ratio": float(ratio),
         "failed": "",
-    }
-
-
-def _plan_columns(plan: Selection) -> Row:
-    return {
-        "guards": str(plan.guards),
-        "realized_ratio": plan.realized_ratio,
-        "params_removed_fraction": plan.params_removed_fraction,
-        "comparable": abs(plan.realized_ratio - plan.requested_ratio) <= COMPARABLE,
-        "units": len(plan),
     }

@@ -38,7 +38,7 @@ def compare(
 
     A plan runs as a mask on the dense model. Where weights are repaired, the repaired model itself
     is measured, and guards are chosen by its KL. Gains of CoCurve are chosen on the held-out rows,
-    and left out where none helps there.
+    and omitted if none helps there.
 
     Args:
         model, tokenizer: the dense model.
@@ -67,16 +67,19 @@ def compare(
         )
     if any(contender.needs_whole_model for contender in contenders.values()):
         require_one_device(model)
-    for calibration in repeats:
-        judges.held_out.require_disjoint(calibration)
-        judges.test.require_disjoint(calibration)
+    for text in repeats:
+        judges.held_out.require_disjoint(text)
+        judges.test.require_disjoint(text)
     judges.held_out.require_disjoint(judges.test)
     bench = Bench(model, enumerate_units(model, options.ffn_groups), judges, options, tokenizer)
     rows = [bench.dense()]
-    cells = len(repeats) * len(contenders) * len(ratios)
-    with Bar(total=cells, desc="bake-off", unit="cell", disable=not options.progress) as bar:
-        for repeat, calibration in enumerate(repeats):
+    columns = sum(len(bench.searches(contender)) for contender in contenders.values())
+    total = len(repeats) * len(ratios) * columns
+    with Bar(total=total, desc="bake-off", unit="cell", disable=not options.progress) as bar:
+        for repeat, text in enumerate(repeats):
             for label, contender in contenders.items():
                 bar.set_postfix_str(label)
-                rows += bench.contender(label, contender, ratios, calibration, repeat, bar)
+                for row in bench.cells(label, contender, ratios, text, repeat):
+                    rows.append(row)
+                    bar.update()
     return Comparison(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Comparison:
             `kl_rows` is a JSON list of the values by test row; `accuracy <family>` are shares of
             right answers. `evaluations` (rows run through all layers) and `seconds` are what the
             evidence, a measured search and the repair cost. `failed` says why a cell has no
-            numbers, else it is empty.
+            numbers; otherwise it is empty.
     """
 
     rows: Table
@@ -43,7 +43,24 @@ class Comparison:
         """The measured columns: kl, perplexity, then accuracies."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         accuracies = [name for name in names if name.startswith("accuracy ")]
-        return tuple([name for name in ("kl", "perplexity") if name in names] + accuracies)
+        return tuple([name for name in LOWER_IS_BETTER if name in names] + accuracies)
+
+    @property
+    def methods(self) -> list[str]:
+        """The labels of the table, without the dense model's."""
+        return list(dict.fromkeys(r["method"] for r in self.rows if r["search"] != "dense"))
+
+    @property
+    def ratios(self) -> list[float]:
+        """The requested ratios of the table, without the dense model's 0."""
+        return list(
+            dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
+        )
+
+    def cells(self, method: str, search: str = "none", **wanted: Any) -> Table:
+        """Return the cells of a method; one that ignores guards has the same in both searches."""
+        found = pick(self.rows, method=method, search=search, **wanted)
+        return found or pick(self.rows, method=method, search="none", **wanted)
 
     def summary(self, ratio: float, search: str = "none") -> Table:
         """Summarize each method at a ratio: mean and spread over calibrations, and its rank.
@@ -51,26 +68,22 @@ class Comparison:
         `<metric>` is the mean over calibrations and `<metric>_spread` their standard deviation
         (None with one). `<metric>_rank` is 1 for the best of the ranked rows, those whose realized
         ratio is within 1.2 points of the requested one in every calibration. The others carry a
-        dagger. Methods that ignore guards have the same row in both searches.
+        dagger.
 
         Args:
             ratio: a requested ratio of the table.
             search: "none" or "searched".
         """
-        rows: Table = []
-        for method in dict.fromkeys(row["method"] for row in self.rows if row["search"] != "dense"):
-            cells = pick(self.rows, method=method, requested_ratio=ratio, search=search)
-            cells = cells or pick(self.rows, method=method, requested_ratio=ratio, search="none")
-            if cells:
-                rows.append(self._summarize(method, cells))
+        found = [self.cells(method, search, requested_ratio=ratio) for method in self.methods]
+        rows = [self._summarize(cells) for cells in found if cells]
         for metric in self.metrics:
             _rank(rows, metric)
         return rows
 
-    def _summarize(self, method: str, cells: Table) -> Row:
+    def _summarize(self, cells: Table) -> Row:
         done = [cell for cell in cells if not cell["failed"]]
         row: Row = {
-            "method": method,
+            "method": cells[0]["method"],
             "requested_ratio": cells[0]["requested_ratio"],
             "calibrations": len(done),
             "failed": next((cell["failed"] for cell in cells if cell["failed"]), ""),
@@ -102,17 +115,17 @@ class Comparison:
         Returns:
             A row per ratio and rival: method, requested_ratio, leader_kl, kl, `behind` (KL of the
             rival minus the leader's; above 0 the leader is better) and `behind_error`, nats per
-            token, and the number of calibrations. The error joins the standard error over test
+            token, and the number of calibrations. The error combines the standard error over test
             rows of the mean over calibrations, and that over calibrations of the mean over rows.
         """
         own = self._kl_rows(leader, search)
         if not own:
             known = ", ".join(dict.fromkeys(row["method"] for row in self.rows))
             raise InputError(f"this table has no cells of {leader!r}. Choose one of {known}.")
+        others = {rival: self._kl_rows(rival, search) for rival in rivals}
         rows: Table = []
         for ratio in dict.fromkeys(ratio for ratio, _ in own):
-            for rival in rivals:
-                other = self._kl_rows(rival, search)
+            for rival, other in others.items():
                 both = [cell for cell in own if cell in other and cell[0] == ratio]
                 if not both:
                     continue
@@ -134,20 +147,18 @@ class Comparison:
         return rows
 
     def _kl_rows(self, method: str, search: str) -> dict[tuple[float, int], list[float]]:
-        """KL by test row of each (ratio, calibration) that a method reached."""
-        cells = pick(self.rows, method=method, search=search)
+        """Return KL by test row of each (ratio, calibration) that a method reached."""
         return {
             (cell["requested_ratio"], cell["calibration"]): json.loads(cell["kl_rows"])
-            for cell in cells or pick(self.rows, method=method, search="none")
+            for cell in self.cells(method, search)
             if not cell["failed"]
         }
 
     def unreached(self) -> str:
         """Say which methods have no plan at which ratio, and why, with one line for each."""
-        ratios = dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
         lines = [
             f"{row['method']} has no plan at {ratio:.0%}: {row['failed']}"
-            for ratio in ratios
+            for ratio in self.ratios
             for row in self.summary(ratio, "searched")
             if not row["calibrations"]
         ]
@@ -163,25 +174,23 @@ class Comparison:
     def to_html(self, ratio: float, search: str = "none") -> str:
         """Format a ratio as the paper does: best bold, second underlined, under-pruned a dagger."""
         metrics = self.metrics
-        named = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
         priced = any("seconds" in row for row in self.rows)
-        heads = ["method", "removed", *named, *(("passes", "seconds") if priced else ())]
+        heads = [{"kl": "KL"}.get(name, name.removeprefix("accuracy ")) for name in metrics]
+        heads = ["method", "removed", *heads, *(("passes", "seconds") if priced else ())]
         heads += ["guards"] * (search != "none")
-        lines = ["<table>", "<tr>" + "".join(f"<th>{html.escape(h)}</th>" for h in heads) + "</tr>"]
+        lines = [_line("th", map(html.escape, heads))]
         for row in [*pick(self.rows, search="dense"), *self.summary(ratio, search)]:
-            cells = [f"{html.escape(row['method'])}{row.get('mark', '')}"]
+            name = f"{html.escape(row['method'])}{row.get('mark', '')}"
             if row.get("failed") and row.get("realized_ratio") is None:
-                why = html.escape(row["failed"])
-                lines.append(
-                    f'<tr><td>{cells[0]}</td><td colspan="{len(heads) - 1}">{why}</td></tr>'
-                )
+                why = f'<td colspan="{len(heads) - 1}">{html.escape(row["failed"])}</td>'
+                lines.append(f"<tr><td>{name}</td>{why}</tr>")
                 continue
-            cells.append(f"{row['realized_ratio']:.1%}")
+            cells = [name, f"{row['realized_ratio']:.1%}"]
             cells += [_shown(row, metric) for metric in metrics]
             cells += [_whole(row.get(name)) for name in COSTS] if priced else []
             if search != "none":
                 cells.append("" if row.get("search") == "dense" else html.escape(row["guards"]))
-            lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+            lines.append(_line("td", cells))
         note = (
             f"Best bold, second underlined. {DAGGER} not ranked: the realized ratio is more than "
             f"{COMPARABLE:.1%} from the requested one. KL in nats per token; columns after "
@@ -189,47 +198,41 @@ class Comparison:
             + " Passes (rows run through all layers) and seconds are those of the evidence, a "
             "measured search and a repair." * priced
         )
-        return "\n".join([*lines, "</table>", f"<p>{html.escape(note)}</p>"])
+        return "\n".join(["<table>", *lines, "</table>", f"<p>{html.escape(note)}</p>"])
 
     def _repr_html_(self) -> str:
-        ratios = dict.fromkeys(r["requested_ratio"] for r in self.rows if r["search"] != "dense")
-        return "".join(f"<h4>{ratio:.0%} removed</h4>{self.to_html(ratio)}" for ratio in ratios)
+        parts = (f"<h4>{ratio:.0%} removed</h4>{self.to_html(ratio)}" for ratio in self.ratios)
+        return "".join(parts)
 
     def __repr__(self) -> str:
         failed = sum(bool(row["failed"]) for row in self.rows)
-        methods = len({row["method"] for row in self.rows if row["search"] != "dense"})
-        return f"Comparison of {methods} methods, {len(self.rows)} cells, {failed} failed"
+        count = len(self.methods)
+        return f"Comparison of {count} methods, {len(self.rows)} cells, {failed} failed"
 
 
 def _rank(rows: Table, metric: str) -> None:
     """Add `<metric>_rank`: 1 for the best of the comparable rows, equal values sharing a rank."""
     sign = 1 if metric in LOWER_IS_BETTER else -1
-    values = [sign * row[metric] for row in rows if row["comparable"] and row[metric] is not None]
+    ranked = [row for row in rows if row["comparable"] and row[metric] is not None]
     for row in rows:
-        ranked = row["comparable"] and row[metric] is not None
-        better = sum(value < sign * row[metric] for value in values) if ranked else None
-        row[f"{metric}_rank"] = None if better is None else better + 1
+        row[f"{metric}_rank"] = None
+    for row in ranked:
+        better = sum(sign * other[metric] < sign * row[metric] for other in ranked)
+        row[f"{metric}_rank"] = better + 1
+
+
+def _line(tag: str, cells: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{cell}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _shown(row: Row, metric: str) -> str:
-    value: Any = row.get(metric)
-    if value is None:
+    if row.get(metric) is None:
         return ""
-    text = f"{value:.3f}"
     spread = row.get(f"{metric}_spread")
-    if spread is not None:
-        text += f" ± {spread:.3f}"
-    tags = {1: ("<b>", "</b>"), 2: ("<u>", "</u>")}
-    before, after = tags.get(row.get(f"{metric}_rank") or 0, ("", ""))
-    return f"{before}{text}{after}"
+    text = f"{row[metric]:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+    tag = {1: "b", 2: "u"}.get(row.get(f"{metric}_rank") or 0)
+    return text if tag is None else f"<{tag}>{text}</{tag}>"
 
 
 def _whole(value: float | None) -> str:
     return "" if value is None or not np.isfinite(value) else f"{value:,.0f}"
-
-
-def merged(parts: Sequence[Comparison]) -> Comparison:
-    """Join the cells of several runs in one table, with the first run's dense row."""
-    rows = [row for part in parts for row in part.rows if row["search"] != "dense"]
-    dense = [part.dense() for part in parts[:1]]
-    return Comparison([*dense, *rows])

@@ -16,6 +16,7 @@ from cocurve_lab.methods.slimllm import SlimLlm
 
 Repairing = Literal["own", "refit", "dense refit", "gains", "gains and refit", "refit and training"]
 REPAIRS: tuple[Repairing, ...] = get_args(Repairing)
+REFITS = ("refit", "dense refit", "refit and training")  # chosen by the KL after the repair
 
 BASELINES = (
     *("random", "magnitude", "wanda-sp", "flap", "amp"),
@@ -24,7 +25,6 @@ BASELINES = (
 DEPTH = ("shortgpt", "blockpruner")  # whole layers or blocks; not in the paper
 OURS_CHOSEN = "CoCurve, λ chosen"
 _FROM_H = ("cocurve", "diagonal", "head-only", "ffn-only")
-_STRENGTHS = (0.5, 1.0, 2.0)
 REFIT_RATIO = 0.4  # one H serves plans of all ratios
 
 
@@ -34,7 +34,7 @@ class Contender:
 
     Attributes:
         methods: one method, or several among whose plans the held-out KL chooses.
-        repair: what happens to the weights that stay. "own": what the method itself does, for most
+        repair: what happens to the remaining weights. "own": what the method itself does, for most
             nothing. The others repair any plan: "refit" and "dense refit" as `repair` with
             statistics of the model pruned so far or of the dense one; "gains" as `choose_gains`;
             "gains and refit" as `repair(gains=...)`; "refit and training" as `recover` after
@@ -82,8 +82,7 @@ class Contender:
 Competitor = str | Method | Contender
 
 
-def as_contender(value: Competitor) -> Contender:
-    """Make a contender of a method's name or a method, as they are."""
+def _as_contender(value: Competitor) -> Contender:
     if isinstance(value, Contender):
         return value
     return Contender((get_method(value) if isinstance(value, str) else value,))
@@ -92,8 +91,8 @@ def as_contender(value: Competitor) -> Contender:
 def named(methods: Sequence[str | Method] | Mapping[str, Competitor]) -> dict[str, Contender]:
     """Give every contender its label."""
     if isinstance(methods, Mapping):
-        return {label: as_contender(value) for label, value in methods.items()}
-    made = [as_contender(method) for method in methods]
+        return {label: _as_contender(value) for label, value in methods.items()}
+    made = [_as_contender(method) for method in methods]
     titles = [contender.methods[0].title for contender in made]
     if len(set(titles)) < len(titles):
         raise InputError(
@@ -110,10 +109,7 @@ def all_methods(top_r: int = 256) -> dict[str, Method]:
 
     "CoCurve, measured diagonal" solves on the measured KL of single units; "SlimLLM, layers alike"
     takes the same share of every layer (alpha 0); "CoCurve + gains" and "SlimGPT + refit" change
-    the weights that stay.
-
-    Args:
-        top_r: size of the teacher's support, for CoCurve and its controls.
+    the remaining weights. `top_r` is the teacher's support of CoCurve and its controls.
     """
     names = [name for name in method_names() if name not in DEPTH]
     made = [get_method(n, **({"top_r": top_r} if n in _FROM_H else {})) for n in names]
@@ -128,28 +124,27 @@ def all_methods(top_r: int = 256) -> dict[str, Method]:
 def alike(
     repair: Repairing = "own", *, evaluations: int = 0, top_r: int = 256
 ) -> dict[str, Contender]:
-    """The nine baselines, DEPTH, CoCurve, and CoCurve with lambda chosen, all treated alike.
+    """Make the nine baselines, DEPTH, CoCurve, and CoCurve with lambda chosen, all treated alike.
 
-    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. Where the
+    Lambda is chosen among 0, 0.5, 1 and 2, and with the measured diagonal among 0 and 1. If the
     weights are refitted, it is chosen among 0, 0.5 and 1 on H of a model that will be refitted
     (`REFIT_RATIO`), among 0 and 1 on H, and 0 on the measured diagonal. Labels are
     `treated(title, repair, evaluations)`.
 
     Args:
-        repair: of every row; see `Contender`.
-        evaluations: row evaluations of a measured search of every row; 0: no search.
+        repair, evaluations: of every row; see `Contender`.
         top_r: size of the teacher's support, for CoCurve.
     """
-    rows: dict[str, tuple[Method, ...]] = {}
-    for method in map(get_method, (*BASELINES, *DEPTH)):
-        rows[method.title] = (method,)
-    strengths = [CoCurve(strength, top_r) for strength in _STRENGTHS]
+    rows: dict[str, tuple[Method, ...]] = {
+        method.title: (method,) for method in map(get_method, (*BASELINES, *DEPTH))
+    }
+    half, one, two = (CoCurve(strength, top_r) for strength in (0.5, 1.0, 2.0))
     measured = [CoCurve(strength, top_r, measured_diagonal=True) for strength in (0.0, 1.0)]
-    rows["CoCurve"] = (CoCurve(top_r=top_r),)
-    rows[OURS_CHOSEN] = (Diagonal(top_r=top_r), *strengths, *measured)
+    chosen: tuple[Method, ...] = (Diagonal(top_r=top_r), half, one, two, *measured)
     if "refit" in repair:
-        made_up = [CoCurve(strength, top_r, refit_ratio=REFIT_RATIO) for strength in (0, 0.5, 1)]
-        rows[OURS_CHOSEN] = (*made_up, Diagonal(top_r=top_r), strengths[1], measured[0])
+        aware = [CoCurve(strength, top_r, refit_ratio=REFIT_RATIO) for strength in (0, 0.5, 1)]
+        chosen = (*aware, Diagonal(top_r=top_r), one, measured[0])
+    rows |= {"CoCurve": (CoCurve(top_r=top_r),), OURS_CHOSEN: chosen}
     return {
         treated(label, repair, evaluations): Contender(methods, repair, evaluations)
         for label, methods in rows.items()
@@ -157,7 +152,7 @@ def alike(
 
 
 def treated(label: str, repair: Repairing = "own", evaluations: int = 0) -> str:
-    """The label of a row after its treatment: "FLAP, searched, refitted"."""
+    """Return the label of a row after its treatment: "FLAP, searched, refitted"."""
     words = {"own": "", "refit": ", refitted", "dense refit": ", refitted on dense inputs"}
     words |= {"gains": ", gains", "gains and refit": ", gains, refitted"}
     words["refit and training"] = ", refitted, trained"

@@ -22,8 +22,8 @@ class Cost:
     """Work done so far.
 
     Attributes:
-        evaluations: forward passes of one row through all layers. A part of the layers counts as
-            that part. Backward passes and the language model's head do not count.
+        evaluations: forward passes of one row through all layers; some of the layers count as that
+            part of a pass. Backward passes and the language model's head do not count.
         seconds: wall clock.
     """
 
@@ -38,12 +38,7 @@ class Cost:
 def counted(architecture: Architecture, row_length: int) -> Iterator[Cost]:
     """Count what runs inside, in this model and in copies of it, pruned or not.
 
-    Args:
-        architecture: of the model.
-        row_length: tokens that make one row.
-
-    Yields:
-        A Cost, filled on leaving.
+    `row_length` tokens make one row. The Cost is filled on leaving.
     """
     kinds, lock, tokens = {type(layer) for layer in architecture.layers}, threading.Lock(), [0]
 
@@ -64,13 +59,8 @@ def counted(architecture: Architecture, row_length: int) -> Iterator[Cost]:
 
 
 def build_evaluations(units: UnitSet, layers: int, rows: int) -> float:
-    """Forward passes that H costs: the teacher, and for each unit the layers from its own on.
+    """Count the forward passes of H: the teacher, and for each unit the layers from its own on.
 
-    That is a little too much: within its own layer a unit's ablation starts at the projection.
-
-    Args:
-        units: the units ablated.
-        layers: of the model.
-        rows: N, rows of the calibration.
+    That is slightly too much: within its own layer a unit's ablation starts at the projection.
     """
     return rows * (1 + sum(layers - unit.layer for unit in units) / layers)

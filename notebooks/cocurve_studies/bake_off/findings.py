@@ -6,9 +6,11 @@ import math
 from functools import partial
 
 from cocurve_lab.base.tables import Row, Table, pick, plus_minus
+from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.selection import Selection
 
 from ..findings import ABOVE, Finding, Verdict, every, judged, percent
+from . import contenders
 from .comparison import OURS, Comparison
 from .speeds import speed_summary
 
@@ -17,10 +19,7 @@ RECOVERY = 'table "Recovery-enabled bake-off"'
 EFFICIENCY = 'table "Inference efficiency"'
 
 SECOND = "LLM-Pruner"
-BASELINES = (
-    *("Random", "Magnitude", "Wanda-sp", "FLAP", "AMP"),
-    *("LLM-Pruner", "SlimGPT", "SlimLLM", "2SSP"),
-)
+BASELINES = [get_method(name).title for name in contenders.BASELINES]
 
 
 def lead_finding(table: Table, leader: str = OURS) -> Finding:
@@ -33,15 +32,14 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
         table: of `paired_table(reference=leader)`; rows outside the paper's ten do not count.
         leader: the reference; LLM-Pruner is compared with the nine baselines alone.
     """
-    rivals = [name for name in BASELINES if name != leader]
-    rows = [row for row in table if row["method"] in rivals]
+    rows = [row for row in table if row["method"] in BASELINES and row["method"] != leader]
     claims = {
         OURS: f"{OURS} has the lowest perplexity: 12.91 on WikiText-2, {SECOND} 13.23",
         SECOND: f"{SECOND} has the lowest perplexity of the nine baselines (13.23, next 16.29)",
     }
-    best = min(rows, key=lambda row: float(row["nll_behind"]), default=None)
     ours = "no other method reached the ratio"
-    if best is not None:
+    if rows:
+        best = min(rows, key=lambda row: float(row["nll_behind"]))
         (own,) = pick(table, method=leader)
         gap = plus_minus(best["nll_behind"], best["nll_behind_error"])
         worse, better = (sum(_behind(row) is which for row in rows) for which in (True, False))
@@ -50,13 +48,8 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
             f"{best['perplexity']:.3f} ({gap} nats per token from it, over rows alone); "
             f"of {len(rows)}, {better} clearly better and {worse} clearly worse"
         )
-    return Finding(
-        study="bake-off",
-        claim=claims.get(leader, f"{leader} has the lowest perplexity"),
-        where=MAIN,
-        ours=ours,
-        agrees=every(partial(_behind, row) for row in rows),
-    )
+    claim = claims.get(leader, f"{leader} has the lowest perplexity")
+    return Finding("bake-off", claim, MAIN, ours, every(partial(_behind, row) for row in rows))
 
 
 def _behind(row: Row, factor: float = 2.0) -> Verdict:
@@ -102,9 +95,9 @@ def attention_finding(plan: Selection | None) -> Finding:
 def recovery_finding(comparison: Comparison, ratio: float, repaired: str) -> Finding:
     """Judge whether CoCurve's selection alone is better than SlimGPT with its weights refitted."""
     claim = f"{OURS}'s selection alone beats SlimGPT with refitted weights (Llama; not on Mistral)"
-    rows = {row["method"] for row in comparison.rows}
-    found = comparison.leads(OURS, [repaired]) if OURS in rows else []
-    if not (found := pick(found, requested_ratio=ratio)):
+    found = comparison.leads(OURS, [repaired]) if OURS in comparison.methods else []
+    found = pick(found, requested_ratio=ratio)
+    if not found:
         return Finding("recovery", claim, RECOVERY, f"no cells of both at {percent(ratio)}", None)
     (row,) = found
     gap, error = row["behind"], row["behind_error"]
@@ -125,21 +118,17 @@ def speed_finding(speeds: Table) -> Finding:
     quantity, and wrong if they do in more than half. In between, a busy machine may be the cause.
     """
     rows = speed_summary(speeds)
-    keys = dict.fromkeys((row["requested_ratio"], row["quantity"]) for row in rows)
     parts = []
-    for ratio, quantity in keys:
+    for ratio, quantity in dict.fromkeys((r["requested_ratio"], r["quantity"]) for r in rows):
         mine = pick(rows, requested_ratio=ratio, quantity=quantity)
         low, high = min(row["lowest"] for row in mine), max(row["highest"] for row in mine)
         parts.append(f"{quantity} {low:.2f}x to {high:.2f}x at {percent(ratio)}")
     compared = [row for row in rows if row["plans"] > 1]
     apart = sum(row["apart"] for row in compared)
-    return Finding(
-        study="speed",
-        claim=(
-            "at one budget speed does not depend on the method (prefill 1.15x to 1.19x, decode "
-            "1.03x to 1.17x); the difference is quality"
-        ),
-        where=EFFICIENCY,
-        ours=f"{', '.join(parts)}; {apart} of {len(compared)} timings set plans apart",
-        agrees=True if compared and not apart else False if 2 * apart > len(compared) else None,
+    claim = (
+        "at one budget speed does not depend on the method (prefill 1.15x to 1.19x, decode 1.03x "
+        "to 1.17x); the difference is quality"
     )
+    ours = f"{', '.join(parts)}; {apart} of {len(compared)} timings set plans apart"
+    verdict = True if compared and not apart else False if 2 * apart > len(compared) else None
+    return Finding("speed", claim, EFFICIENCY, ours, verdict)

@@ -51,13 +51,10 @@ def guards_table(comparison: Comparison, ratios: Sequence[float], methods: Seque
             row: Row = {"removed": f"{ratio:.0%}", "method": name}
             for metric, heading, places in (("kl", "KL", 4), ("perplexity", "perplexity", 3)):
                 for search, words in searches.items():
-                    row[f"{heading}, {words}"] = _round(cells[search][name][metric], places)
+                    value = cells[search][name][metric]
+                    row[f"{heading}, {words}"] = None if value is None else round(value, places)
             rows.append(row | {"its guards": own["failed"] or own["guards"]})
     return rows
-
-
-def _round(value: float | None, places: int) -> float | None:
-    return None if value is None else round(value, places)
 
 
 def chosen_plans(
@@ -75,11 +72,10 @@ def chosen_plans(
     not reach the ratio.
 
     Args:
-        model: the dense model.
-        methods: label -> Method or Contender, as given to `compare`.
+        model, methods, judges, options: as in that run; empty `options.guards` give the plans
+            without guards.
         ratio: share of removable cost, [0, 1).
         calibration: the first calibration of that run.
-        judges, options: of that run; empty `options.guards` give the plans without guards.
 
     Returns:
         label -> Selection, in the order of `methods`.
@@ -91,10 +87,9 @@ def chosen_plans(
     for label, contender in named(methods).items():
         if contender.repairs:
             continue
-        search = bench.searches(contender)[-1]
         try:
             seen = bench.seen(contender, calibration, 0)
-            plans[label] = bench.enter(contender, seen, ratio, search).plan
+            plans[label] = bench.enter(contender, seen, ratio, bench.searches(contender)[-1]).plan
         except InfeasibleError:  # `Comparison.unreached` says which, and why
             continue
     return plans
@@ -126,26 +121,23 @@ def paired_table(
     """
     if reference not in plans:
         raise InputError(f"there is no plan of {reference!r}. Choose one of {', '.join(plans)}.")
-    names = list(plans)
     path = plans_file(folder, model, text)
     table = measure_plans(model, list(plans.values()), text, checkpoint=path, progress=False)
     assert table.nll is not None  # measure_plans fills it
-    behind = table.nll - table.nll[names.index(reference)]
-    columns = (table.mean, table.standard_error, table.perplexity, behind.mean(axis=1))
+    behind = table.nll - table.nll[list(plans).index(reference)]
+    errors = standard_error(behind)
     rows: Table = [
         {
             "method": name,
-            "realized_ratio": plans[name].realized_ratio,
-            "kl": float(kl),
-            "kl_error": float(kl_error),
-            "perplexity": float(perplexity),
-            "nll_behind": float(mean),
-            "nll_behind_error": float(error),
+            "realized_ratio": plan.realized_ratio,
+            "kl": float(table.mean[place]),
+            "kl_error": float(table.standard_error[place]),
+            "perplexity": float(table.perplexity[place]),
+            "nll_behind": float(behind[place].mean()),
+            "nll_behind_error": float(errors[place]),
             "sequences": len(text),
         }
-        for name, kl, kl_error, perplexity, mean, error in zip(
-            names, *columns, standard_error(behind), strict=True
-        )
+        for place, (name, plan) in enumerate(plans.items())
     ]
     return sorted(rows, key=lambda row: float(row["perplexity"]))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Row, Table, pick
+from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.figures import (
     DASHES,
     DEEP,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 PATTERNS = ("", "/", "x", ".", "-", "\\", "|")
-GRAY = GUIDE["color"]
 TITLES = {"none": "without guards", "searched": "each with its own best guards"}
+GRAY = GUIDE["color"]
 
 
 def plot_perplexity(
@@ -37,7 +37,7 @@ def plot_perplexity(
 ) -> Figure:
     """Draw perplexity (log axis) against the share removed: a line per method, dense dotted.
 
-    Error bars are the standard deviation over calibrations, where there are several. Every cell is
+    Error bars are the standard deviation over calibrations, if there are several. Every cell is
     drawn at the ratio it realized; failed cells are omitted.
 
     Args:
@@ -45,8 +45,7 @@ def plot_perplexity(
         search: "none" or "searched".
         methods: labels to draw; None draws all.
     """
-    go = graph_objects()
-    figure, dense = go.Figure(), comparison.dense()["perplexity"]
+    figure, dense = graph_objects().Figure(), comparison.dense()["perplexity"]
     for name, style in styles(comparison, methods).items():
         rows = [row for row in _rows(comparison, search, [name]) if row["perplexity"] is not None]
         if not rows:
@@ -58,13 +57,12 @@ def plot_perplexity(
             error_y={"array": spread} if any(spread) else None,
             mode="lines+markers",
             name=name,
-            line={"color": style["color"], "dash": style["dash"], "width": style["width"]},
+            line={key: style[key] for key in ("color", "dash", "width")},
             marker={"symbol": style["symbol"], "size": 9, "color": style["color"]},
             hovertemplate=f"{name}<br>%{{x:.1%}} removed<br>perplexity %{{y:.3f}}<extra></extra>",
         )
     ends = [end(x for trace in figure.data for x in trace.x) for end in (min, max)]
-    line = GUIDE
-    figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=line)
+    figure.add_scatter(x=ends, y=[dense] * 2, mode="lines", name=f"dense, {dense:.2f}", line=GUIDE)
     figure.update_xaxes(title_text="share of removable parameters removed", tickformat=".1~%")
     _perplexity_axis(figure)
     finish(figure, f"Perplexity against ratio, {TITLES.get(search, search)}", height=560)
@@ -88,39 +86,30 @@ def plot_capabilities(
         methods: labels to draw; None draws all.
         search: "none" or "searched".
     """
-    go = graph_objects()
     families = [name for name in comparison.metrics if name.startswith("accuracy ")]
     families = [name for name in families if name != "accuracy all"]
     if not families:
         raise InputError("this bake-off asked no questions. Give Judges some, or omit the picture.")
-    labels = [name.removeprefix("accuracy ") for name in families]
-    figure, dense = go.Figure(), comparison.dense()
+    figure, dense = graph_objects().Figure(), comparison.dense()
     looks = styles(comparison, methods)
     rows = {row["method"]: row for row in _rows(comparison, search, list(looks), ratio)}
     for number, (name, style) in enumerate(looks.items()):
-        row = rows.get(name)
-        if row is None or row[families[0]] is None:
+        if name not in rows or rows[name][families[0]] is None:
             continue
-        shares = np.array([row[family] for family in families])
+        shares = np.array([rows[name][family] for family in families])
         ends = np.array([wilson(round(share * questions), questions) for share in shares])
         reach = np.clip(np.stack([ends[:, 1] - shares, shares - ends[:, 0]]), 0, None)
         figure.add_bar(
-            x=labels,
+            x=[family.removeprefix("accuracy ") for family in families],
             y=shares,
             name=name,
-            error_y={"array": reach[0], "arrayminus": reach[1], "color": "#808080", "width": 2},
+            error_y={"array": reach[0], "arrayminus": reach[1], "color": GRAY, "width": 2},
             marker={"color": style["color"], "pattern": {"shape": PATTERNS[number % 7]}},
             hovertemplate=f"{name}, %{{x}}: %{{y:.0%}}<extra></extra>",
         )
     for place, family in enumerate(families):
-        ends_x = {"x0": place - 0.45, "x1": place + 0.45}
-        figure.add_shape(
-            type="line",
-            y0=dense[family],
-            y1=dense[family],
-            line={"color": GRAY},
-            **ends_x,
-        )
+        ends_x, height = {"x0": place - 0.45, "x1": place + 0.45}, dense[family]
+        figure.add_shape(type="line", y0=height, y1=height, line={"color": GRAY}, **ends_x)
     figure.update_yaxes(title_text="right answers", tickformat=".0%", range=[0, 1.05])
     title = f"Right answers by family, {ratio:.0%} removed (gray lines: dense model)"
     return legend_beside(finish(figure, title, height=460))
@@ -132,23 +121,16 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
     Methods are sorted by KL with their own guards, best on top. A method that ignores guards has
     one filled point.
     """
-    go = graph_objects()
     cells = {s: {r["method"]: r for r in _rows(comparison, s, None, ratio)} for s in TITLES}
     found = [name for name, row in cells["searched"].items() if row["kl"] is not None]
     names = sorted(found, key=lambda name: -float(cells["searched"][name]["kl"]))
-    figure = go.Figure()
+    figure = graph_objects().Figure()
     for name in names:
         pair = [cells[search][name]["kl"] for search in TITLES]
-        figure.add_scatter(
-            x=pair,
-            y=[name, name],
-            mode="lines",
-            showlegend=False,
-            hoverinfo="skip",
-            line={"color": GRAY, "width": 1},
-        )
-    marks = {"none": ("diamond-open", PALETTE[1]), "searched": ("circle", PALETTE[0])}
-    for search, (symbol, color) in marks.items():
+        line = {"mode": "lines", "line": {"color": GRAY, "width": 1}}
+        figure.add_scatter(x=pair, y=[name] * 2, showlegend=False, hoverinfo="skip", **line)
+    looks = {"none": ("diamond-open", PALETTE[1]), "searched": ("circle", PALETTE[0])}
+    for search, (symbol, color) in looks.items():
         figure.add_scatter(
             x=[cells[search][name]["kl"] for name in names],
             y=names,
@@ -167,39 +149,36 @@ def plot_guards(comparison: Comparison, ratio: float) -> Figure:
 def plot_layers(plans: Mapping[str, Selection]) -> Figure:
     """Draw the share of each layer's removable parameters that each plan removes, as a heatmap.
 
-    Args:
-        plans: label -> plan, of one model.
+    `plans` are label -> plan, of one model.
     """
     if not plans:
         raise InputError("there is no plan to draw. Give at least one plan.")
     go = graph_objects()
-    names, first = list(plans), next(iter(plans.values()))
+    first = next(iter(plans.values()))
     values = np.array([layer_shares(plan) for plan in plans.values()])
-    layers = [f"{layer}" for layer in range(first.units.num_layers)]
-    few = len(layers) <= 16
-    figure = go.Figure(
-        go.Heatmap(
-            z=np.round(values, 4),
-            x=layers,
-            y=names,
-            zmin=0,
-            zmax=float(values.max()) or 1.0,
-            colorscale=DEEP,
-            texttemplate="%{z:.0%}" if few else None,
-            textfont={"color": "white"},
-            showscale=not few,  # few layers have their numbers written in
-            colorbar={"title": {"text": "removed"}, "tickformat": ".0%"},
-            hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
-        )
+    few = values.shape[1] <= 16
+    heatmap = go.Heatmap(
+        z=np.round(values, 4),
+        x=[f"{layer}" for layer in range(values.shape[1])],
+        y=list(plans),
+        zmin=0,
+        zmax=float(values.max()) or 1.0,
+        colorscale=DEEP,
+        texttemplate="%{z:.0%}" if few else None,
+        textfont={"color": "white"},
+        showscale=not few,  # few layers have their numbers written in
+        colorbar={"title": {"text": "removed"}, "tickformat": ".0%"},
+        hovertemplate="%{y}, layer %{x}: %{z:.1%} removed<extra></extra>",
     )
+    figure = go.Figure(heatmap)
     figure.update_xaxes(title_text="layer", type="category")
     figure.update_yaxes(autorange="reversed", automargin=True)
     title = f"Share of each layer removed by each plan, {first.requested_ratio:.0%} in all"
-    return finish(figure, title, height=140 + 26 * len(names))
+    return finish(figure, title, height=140 + 26 * len(plans))
 
 
 def layer_shares(plan: Selection) -> np.ndarray:
-    """Share of each layer's removable parameters that a plan removes [layers], float64."""
+    """Return the share of each layer's removable parameters that a plan removes [layers]."""
     units = plan.units
     count = units.num_layers
     total = np.bincount(units.layers, units.costs, minlength=count)
@@ -228,22 +207,18 @@ def plot_frontier(
     timed = pick(speeds, quantity=quantity, batch_size=batch_size)
     if not timed:
         raise InputError(f"{quantity!r} at batch size {batch_size} was not timed. Choose another.")
-    go = graph_objects()
-    figure, dense = go.Figure(), comparison.dense()["perplexity"]
+    figure = graph_objects().Figure()
     looks = styles(comparison, list(dict.fromkeys(row["method"] for row in timed)))
     for name, style in looks.items():
-        mine, perplexities = pick(timed, method=name), []
-        for row in mine:
-            (cell,) = _rows(comparison, search, [name], row["requested_ratio"])
-            perplexities.append(cell["perplexity"])
+        mine = pick(timed, method=name)
+        cells = [_rows(comparison, search, [name], row["requested_ratio"])[0] for row in mine]
+        speed, low, high = (
+            np.array([row[column] for row in mine]) for column in ("ratio", "low", "high")
+        )
         figure.add_scatter(
-            x=[row["ratio"] for row in mine],
-            y=perplexities,
-            error_x={
-                "array": [row["high"] - row["ratio"] for row in mine],
-                "arrayminus": [row["ratio"] - row["low"] for row in mine],
-                "thickness": 1,
-            },
+            x=speed,
+            y=[cell["perplexity"] for cell in cells],
+            error_x={"array": high - speed, "arrayminus": speed - low, "thickness": 1},
             mode="lines+markers+text",
             text=[f"{row['requested_ratio']:.0%}" for row in mine],
             textposition="top center",
@@ -252,8 +227,9 @@ def plot_frontier(
             marker={"symbol": style["symbol"], "size": 11, "color": style["color"]},
             hovertemplate=f"{name}: %{{x:.2f}}x, perplexity %{{y:.3f}}<extra></extra>",
         )
+    dense = [comparison.dense()["perplexity"]]
     marker = {"symbol": "cross", "size": 12, "color": GRAY}
-    figure.add_scatter(x=[1.0], y=[dense], mode="markers", name="Dense", marker=marker)
+    figure.add_scatter(x=[1.0], y=dense, mode="markers", name="Dense", marker=marker)
     figure.update_xaxes(title_text=f"{quantity} speed at batch {batch_size}, dense = 1")
     _perplexity_axis(figure)
     title = "Perplexity against speed (right and down is better)"
@@ -264,23 +240,22 @@ def plot_frontier(
 def _rows(
     comparison: Comparison, search: str, names: Sequence[str] | None, ratio: float | None = None
 ) -> Table:
-    """Summary rows of some methods at one ratio, or at all ratios in rising order."""
-    known = {row["requested_ratio"] for row in comparison.rows if row["search"] != "dense"}
-    ratios = sorted(known) if ratio is None else [ratio]
-    rows: list[Row] = [row for r in ratios for row in comparison.summary(r, search)]
+    """Return summary rows of some methods at one ratio, or at all ratios in rising order."""
+    ratios = sorted(comparison.ratios) if ratio is None else [ratio]
+    rows = [row for r in ratios for row in comparison.summary(r, search)]
     return [row for row in rows if names is None or row["method"] in names]
 
 
 def styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, dict[str, Any]]:
     """Choose color, symbol, dash and width of each label; CoCurve's are always the same."""
-    known = dict.fromkeys(row["method"] for row in comparison.rows if row["search"] != "dense")
-    unknown = [name for name in methods or () if name not in known]
+    known = comparison.methods
+    names = list(known if methods is None else methods)
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise InputError(f"no cells of {unknown[0]!r}. Choose one of {', '.join(known)}.")
-    names = list(known if methods is None else methods)
     looks = {OURS: {"color": PALETTE[0], "symbol": SYMBOLS[0], "dash": "solid", "width": 4.0}}
-    others, hues, symbols = [n for n in names if n != OURS], PALETTE[1:], SYMBOLS[1:]
-    for number, name in enumerate(others):
+    hues, symbols = PALETTE[1:], SYMBOLS[1:]
+    for number, name in enumerate(name for name in names if name != OURS):
         looks[name] = {
             "color": hues[number % len(hues)],
             "symbol": symbols[number % len(symbols)],
@@ -291,7 +266,7 @@ def styles(comparison: Comparison, methods: Sequence[str] | None) -> dict[str, d
 
 
 def _perplexity_axis(figure: Any) -> None:
-    """Make a log axis with round perplexities as ticks, also where it spans under a decade."""
+    """Make a log axis with round perplexities as ticks, also if it spans less than a decade."""
     values = np.concatenate([np.asarray(trace.y, dtype=float) for trace in figure.data])
     low, high = float(values.min()), float(values.max())
     if high / low < 3:
@@ -301,6 +276,5 @@ def _perplexity_axis(figure: Any) -> None:
     else:
         decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
         ticks = np.outer(decades, (1, 1.5, 2, 3, 5, 7)).ravel()
-    text = [f"{tick:.6g}" for tick in ticks]
-    axis = {"tickvals": ticks, "ticktext": text, "type": "log"}
+    axis = {"tickvals": ticks, "ticktext": [f"{tick:.6g}" for tick in ticks], "type": "log"}
     figure.update_yaxes(title_text="perplexity, per token", **axis)

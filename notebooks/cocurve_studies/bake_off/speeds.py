@@ -12,10 +12,12 @@ import torch
 
 from cocurve_lab.base.tables import Row, Table, cached_table, pick
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
-from cocurve_lab.models.identity import fingerprint_model, model_device, model_dtype
+from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.runtime import device_name, require_one_device
 from cocurve_lab.pruner.cutting import cut
 from cocurve_lab.solver.selection import Selection
+
+from ..shared import marks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +44,7 @@ def speed_table(
 
     Returns:
         The rows of `Efficiency` with method, requested_ratio, realized_ratio, the pair's verdict
-        and prune_seconds (None where they are not known).
+        and prune_seconds (None if they are not known).
     """
     options = options or EfficiencyOptions()
     require_one_device(model)
@@ -60,17 +62,23 @@ def speed_table(
             rows += [own | row for row in measured.rows]
         return rows
 
-    settings = {
-        "model": fingerprint_model(model),
-        "dtype": model_dtype(model),
-        "device": device_name(model_device(model)),
-        "threads": options.threads or torch.get_num_threads(),
-        "plans": [[label, plan.fingerprint] for label, plan in plans.items()],
-        "options": asdict(options) | {"progress": None, "batch_sizes": list(options.batch_sizes)},
-    }
+    settings = marks(
+        model,
+        **timing_marks(model, options),
+        threads=options.threads or torch.get_num_threads(),
+        plans=[[label, plan.fingerprint] for label, plan in plans.items()],
+    )
     known = prune_seconds or {}
     table = cached_table(cache, "speed", settings, compute)
     return [row | {"prune_seconds": known.get(row["method"])} for row in table]
+
+
+def timing_marks(model: PreTrainedModel, options: EfficiencyOptions) -> Row:
+    """Return what timings depend on beside the model and the plan, for `cached_table`."""
+    return {
+        "device": device_name(model_device(model)),
+        "options": asdict(options) | {"progress": None, "batch_sizes": list(options.batch_sizes)},
+    }
 
 
 def speed_summary(table: Table) -> Table:
@@ -85,23 +93,24 @@ def speed_summary(table: Table) -> Table:
     """
     timed = [row for row in table if row["quantity"] in ("prefill", "decode")]
     keys = dict.fromkeys((r["requested_ratio"], r["quantity"], r["batch_size"]) for r in timed)
-    return [_summarize(timed, *key) for key in keys]
-
-
-def _summarize(timed: Table, ratio: float, quantity: str, batch: int) -> Row:
-    mine = pick(timed, requested_ratio=ratio, quantity=quantity, batch_size=batch)
-    slow, fast = (end(mine, key=lambda row: float(row["ratio"])) for end in (min, max))
-    return {
-        "requested_ratio": ratio,
-        "quantity": quantity,
-        "batch_size": batch,
-        "plans": len(mine),
-        "lowest": slow["ratio"],
-        "highest": fast["ratio"],
-        "spread": float(np.median([_width(row) for row in mine])),
-        "apart": bool(fast["ratio"] - slow["ratio"] > _width(fast) + _width(slow)),
-        "faster": sum(row["low"] > 1 for row in mine),
-    }
+    rows: Table = []
+    for ratio, quantity, batch in keys:
+        mine = pick(timed, requested_ratio=ratio, quantity=quantity, batch_size=batch)
+        slow, fast = (end(mine, key=lambda row: float(row["ratio"])) for end in (min, max))
+        rows.append(
+            {
+                "requested_ratio": ratio,
+                "quantity": quantity,
+                "batch_size": batch,
+                "plans": len(mine),
+                "lowest": slow["ratio"],
+                "highest": fast["ratio"],
+                "spread": float(np.median([_width(row) for row in mine])),
+                "apart": bool(fast["ratio"] - slow["ratio"] > _width(fast) + _width(slow)),
+                "faster": sum(row["low"] > 1 for row in mine),
+            }
+        )
+    return rows
 
 
 def _width(row: Row) -> float:
@@ -117,6 +126,4 @@ def speed_sentence(row: Row) -> str:
     )
     if row["plans"] < 2:
         return f"{lead}."
-    if row["apart"]:
-        return f"{lead}; plans differ by more than repeats."
-    return f"{lead}; plans differ no more than repeats."
+    return f"{lead}; plans differ {'by' if row['apart'] else 'no'} more than repeats."

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
     from cocurve_lab.calibration import CalibrationSet
     from cocurve_lab.curvature.matrix import Curvature
-    from cocurve_lab.methods.base import Method
-    from cocurve_lab.models.units import UnitSet
-    from cocurve_lab.solver.guards import Guards
-    from cocurve_lab.solver.selection import Selection
 
     from .published import Published
     from .reproduction import Candidate
@@ -96,20 +92,16 @@ def run(options: Paper) -> int:
         units = enumerate_units(model, options.ffn_groups)
         rows = options.text.calibration(options.model.place, tokenizer)
         print(f"{options.model.place}: {units}\n{rows}", flush=True)
-        curvature = load_or_estimate(
-            options.out, model, units, rows, options.top_r, progress=progress()
-        )
+        inputs = (model, units, rows, options.top_r)
+        curvature = load_or_estimate(options.out, *inputs, progress=progress())
         done, wanted = progress_of(curvature)
         if done < wanted:
             raise KeyboardInterrupt
         paper = published(options.model.place)
-        candidates = [
-            candidate
-            for ratio in options.ratios
-            for candidate in _candidates(options, model, curvature, rows, paper, ratio)
-        ]
+        candidates = list(_candidates(options, model, curvature, rows, paper))
         seconds = curvature.provenance.get("seconds")
-        study = Reproduction(model, tokenizer, candidates, paper, settings, seconds, _say)
+        say = partial(print, flush=True)
+        study = Reproduction(model, tokenizer, candidates, paper, settings, seconds, say)
         table = study.run()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(kept) from None  # `main` prints it and exits with 130
@@ -124,7 +116,7 @@ def run(options: Paper) -> int:
 
 
 def _settings(options: Paper) -> Any:
-    """What to measure, checked before a model is loaded."""
+    """Return what to measure, checked before a model is loaded."""
     from cocurve_lab.evaluation.code_execution import require_permission
     from cocurve_lab.evaluation.confinement import require_confinement
     from cocurve_lab.evaluation.efficiency import EfficiencyOptions
@@ -137,6 +129,8 @@ def _settings(options: Paper) -> Any:
 
     for ratio in options.ratios:
         require_ratio(ratio)
+        if options.release is not None:
+            reference_metrics(options.release, ratio)
     for strength in options.lambdas:
         require_strength(strength)
     for name in options.methods:
@@ -145,17 +139,11 @@ def _settings(options: Paper) -> Any:
                 f"{name} needs gradients, and with them all weights in memory. Leave it out, or "
                 "--stream."
             )
-    if options.release is not None:
-        for ratio in options.ratios:
-            reference_metrics(options.release, ratio)
     suite = options.suite.name or ("demo" if is_demo(options.model.place) else "paper")
     options.suite.require()
     bars = progress() is True
-    tasks = TaskOptions(
-        files=tuple(options.suite.tasks),
-        data=options.suite.data,
-        progress=bars,
-    )
+    files = tuple(options.suite.tasks)
+    tasks = TaskOptions(files=files, data=options.suite.data, progress=bars)
     suite_tasks(suite, tasks)
     if options.suite.allow_code_execution:
         require_permission(True)
@@ -177,9 +165,8 @@ def _candidates(
     curvature: Curvature,
     rows: CalibrationSet,
     paper: Published,
-    ratio: float,
 ) -> Iterator[Candidate]:
-    """The plans of one ratio: the release's, other methods', CoCurve's from small lambda to large.
+    """Yield the plans of each ratio: the release's, other methods', CoCurve's by rising lambda.
 
     None is made yet: one that cannot be made is a fact for the table.
     """
@@ -187,74 +174,38 @@ def _candidates(
     from cocurve_lab.solver.selection import Selection
     from cocurve_lab.solver.solve import solve_greedy
 
-    from .reproduction import RELEASED, Candidate
+    from .reproduction import RELEASED, Candidate, plan_of
 
-    guards = paper.guards_at(ratio)
-    if options.release is not None:
-        yield Candidate(RELEASED, ratio, partial(Selection.from_release, options.release, ratio))
-    for name in options.methods:
-        method = get_method(name)
-        make = partial(_by_method, options, method, model, curvature.units, rows, ratio, guards)
-        yield Candidate(method.title, ratio, make)
-    for strength in sorted(options.lambdas):
-        make = partial(solve_greedy, curvature, ratio, strength, guards)
-        yield Candidate(f"lambda {strength:g}", ratio, make)
-
-
-def _by_method(
-    options: Paper,
-    method: Method,
-    model: PreTrainedModel,
-    units: UnitSet,
-    rows: CalibrationSet,
-    ratio: float,
-    guards: Guards,
-) -> Selection:
-    """The plan of another method, kept in the folder."""
-    from cocurve_lab.base.tables import cached_table
-    from cocurve_lab.models.identity import fingerprint_model, model_dtype
-    from cocurve_lab.solver.selection import Selection
-
-    def compute() -> list[dict[str, Any]]:
-        evidence = method.measure(model, units, rows, progress=progress() is True)
-        return [{"plan": method.select(evidence, units, ratio, guards).to_json()}]
-
-    settings = {
-        "model": fingerprint_model(model),
-        "dtype": model_dtype(model),
-        "method": method.name,
-        "ratio": ratio,
-        "guards": str(guards),
-        "units": units.fingerprint,
-        "calibration": rows.fingerprint,
-    }
-    (row,) = cached_table(options.out / "measured", "method_plan", settings, compute)
-    return Selection.from_json(row["plan"])
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    for ratio in options.ratios:
+        guards = paper.guards_at(ratio)
+        if options.release is not None:
+            make = partial(Selection.from_release, options.release, ratio)
+            yield Candidate(RELEASED, ratio, make)
+        for method in map(get_method, options.methods):
+            inputs = (options.out, method, model, curvature.units, rows, ratio, guards)
+            make = partial(plan_of, *inputs, progress=progress() is True)
+            yield Candidate(method.title, ratio, make)
+        for strength in sorted(options.lambdas):
+            make = partial(solve_greedy, curvature, ratio, strength, guards)
+            yield Candidate(f"lambda {strength:g}", ratio, make)
 
 
 def _heading(options: Paper, name: str, rows: Any, curvature: Any) -> str:
-    """The first lines of the page: what was measured, on what, and how it differs."""
-    many = (
-        "all samples" if options.suite.limit is None else f"the first {options.suite.limit} samples"
-    )
-    lines = [
-        f"# {options.model.place}",
-        "",
-        f"{curvature!r}. {rows!r}. Tasks are scored on {many}.",
-        "",
-        "Perplexities, and shares of right answers; ± is one standard error over samples. Sizes "
-        "and speeds are relative to the dense model. results.csv has every metric, and the guards "
-        "of each plan.",
-    ]
-    if name:
-        lines += [
-            "",
-            f"Columns headed *paper* are the paper's numbers of {name}, from its own machines and "
-            "harness. Where they name no lambda, they are of its best plan over lambda and "
-            "compensation.",
-        ]
-    return "\n".join(lines)
+    """Write the first lines of the page: what was measured, on what, and how it differs."""
+    limit = options.suite.limit
+    many = "all samples" if limit is None else f"the first {limit} samples"
+    text = f"""\
+# {options.model.place}
+
+{curvature!r}. {rows!r}. Tasks are scored on {many}.
+
+Perplexities, and shares of right answers; ± is one standard error over samples. Sizes \
+and speeds are relative to the dense model. results.csv has every metric, and the guards \
+of each plan."""
+    if not name:
+        return text
+    return f"""{text}
+
+Columns headed *paper* are the paper's numbers of {name}, from its own machines and \
+harness. Where they name no lambda, they are of its best plan over lambda and \
+compensation."""

@@ -1,13 +1,14 @@
-"""The paper's numbers, and those of the authors' release, to stand beside measured ones."""
+"""The paper's numbers and those of the authors' release, to compare with measured ones."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cocurve_lab.base.errors import FileFormatError, InputError
+from cocurve_lab.base.schema import parse_json, reading
 from cocurve_lab.base.tables import Row, Table
 from cocurve_lab.evaluation.suites import PAPER_METRICS
 from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
@@ -17,12 +18,8 @@ from cocurve_lab.solver.guards import FREE, Guards
 METRICS = "reference_metrics.json"
 # the release's name of a task, and of a metric
 _TASKS = {"wikitext": "wikitext2"}
-_METRICS = {
-    "perplexity": "ppl",
-    "acc": "accuracy_raw",
-    "acc_norm": "accuracy_norm",
-    "exact_match": "accuracy",
-}
+_METRICS = {"perplexity": "ppl", "acc": "accuracy_raw", "acc_norm": "accuracy_norm"}
+_METRICS["exact_match"] = "accuracy"
 
 
 class Published(NamedTuple):
@@ -41,7 +38,7 @@ class Published(NamedTuple):
     rows: Table
 
     def guards_at(self, ratio: float) -> Guards:
-        """The guards of a plan: the paper's at 20 %, the release's at other ratios.
+        """Return the guards of a plan: the paper's at 20 %, the release's at other ratios.
 
         The paper states its caps for 20 % only, and some allow no more than 26 %. A model that is
         not in the paper has no guards.
@@ -79,31 +76,25 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
         Only tasks of the paper's suite; a task without its metric is left out.
     """
     path = Path(folder) / f"r{round(100 * ratio):02d}" / METRICS
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         raise InputError(
             f"there is no {path}. Give the release's folder of one model, and ratios it has."
-        ) from None
-    except ValueError as error:
-        raise FileFormatError(f"{path} is not JSON ({error}). Download it again.") from None
-    if not isinstance(content, dict):
-        raise FileFormatError(
-            f"{path} holds a {type(content).__name__}, not task -> metrics. Download it again."
         )
     found: Row = {}
-    for name, given in content.items():
-        task = _TASKS.get(name, name)
-        if task not in PAPER_METRICS:
-            continue
-        value = given
-        if isinstance(given, dict):
-            value = given.get(_METRICS.get(PAPER_METRICS[task], ""))
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise FileFormatError(
-                f"{path}: {name} is {given!r:.80}, not a number or metrics. Download it again."
-            )
-        found[task] = float(value)
+    with reading(path, "Download it again."):
+        content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise FileFormatError(f"it holds a {kind}, not task -> metrics")
+        for name, given in content.items():
+            task = _TASKS.get(name, name)
+            if task not in PAPER_METRICS:
+                continue
+            metric = _METRICS.get(PAPER_METRICS[task], "")
+            value = given.get(metric) if isinstance(given, dict) else given
+            if value is None:
+                continue
+            if type(value) not in (int, float):  # true and false are int, but no numbers
+                raise FileFormatError(f"{name} is {given!r:.80}, not a number or metrics")
+            found[task] = float(value)
     return found

@@ -9,9 +9,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,18 +20,23 @@ from cocurve_lab.base.atomic import write_atomically
 from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, Table, cached_table, is_kept, pick, plus_minus
+from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
 from cocurve_lab.evaluation.harness import require_harness
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks, suite_tasks
-from cocurve_lab.models.identity import fingerprint_model, model_device, model_dtype
+from cocurve_lab.methods.base import Method
+from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import source_of
-from cocurve_lab.models.runtime import device_name
+from cocurve_lab.models.units import UnitSet
 from cocurve_lab.pruner.cutting import cut, prune
 from cocurve_lab.pruner.saving import load_pruned
+from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 
+from ..bake_off.speeds import timing_marks
+from ..shared import marks
 from .published import Published, reference_metrics
 from .side_by_side import DENSE, HOURS, SIZES
 
@@ -50,6 +56,70 @@ class Candidate(NamedTuple):
     make: Callable[[], Selection]
 
 
+class Subject(NamedTuple):
+    """What a number is of: the dense model, or a plan if there is one of this label and ratio."""
+
+    label: str = DENSE
+    ratio: float = 0.0
+    plan: Selection | None = None
+
+    def __str__(self) -> str:
+        return self.label if self.label == DENSE else f"{self.label} at {self.ratio:.0%}"
+
+    def row(
+        self, source: str, task: str, metric: str, value: float | None, shown: bool = True
+    ) -> Row:
+        """Make a row of the table; see `Reproduction.run` for its columns."""
+        return {
+            "source": source,
+            "plan": self.label,
+            "requested_ratio": self.ratio,
+            "realized_ratio": None if self.plan is None else self.plan.realized_ratio,
+            "guards": "" if self.plan is None else str(self.plan.guards),
+            "task": task,
+            "metric": metric,
+            "value": value,
+            "value_error": None,
+            "shown": shown,
+            "table": "",
+            "failed": "",
+        }
+
+    def failure(self, error: Exception, task: str = "") -> Row:
+        """Make the row of a number that is missing, with the reason."""
+        kind = "" if isinstance(error, InfeasibleError) else f"{type(error).__name__}: "
+        log.warning("%s %s: %s%s", self, task, kind, error)
+        return self.row("measured", task, "", None, shown=False) | {"failed": f"{kind}{error}"}
+
+
+def plan_of(
+    folder: Path,
+    method: Method,
+    model: PreTrainedModel,
+    units: UnitSet,
+    rows: CalibrationSet,
+    ratio: float,
+    guards: Guards,
+    progress: bool = True,
+) -> Selection:
+    """Make the plan of another method, or read it from the folder."""
+
+    def compute() -> Table:
+        evidence = method.measure(model, units, rows, progress=progress)
+        return [{"plan": method.select(evidence, units, ratio, guards).to_json()}]
+
+    settings = marks(
+        model,
+        method=method.name,
+        ratio=ratio,
+        guards=str(guards),
+        units=units.fingerprint,
+        calibration=rows.fingerprint,
+    )
+    (row,) = cached_table(folder / "measured", "method_plan", settings, compute)
+    return Selection.from_json(row["plan"])
+
+
 @dataclass(frozen=True)
 class ReproductionOptions:
     """Options of `Reproduction`.
@@ -58,7 +128,7 @@ class ReproductionOptions:
         folder: keeps plans and results.
         suite: "demo", "paper" or "local", with its `tasks`.
         limit: only so many samples of each task; None takes all.
-        allow_code_execution: without it, code tasks are left out.
+        allow_code_execution: without it, code tasks are omitted.
         tasks: options of `evaluate_tasks`.
         efficiency: options of `measure_efficiency`.
         release: the release's folder of this model, whose reference metrics are added.
@@ -81,11 +151,11 @@ class Reproduction:
 
     Attributes:
         model, tokenizer: the dense model.
-        candidates: the plans. At each ratio the last one that can be made is timed: speed is a
-            matter of the ratio.
+        candidates: the plans. At each ratio the last one that can be made is timed: speed depends
+            on the ratio alone.
         paper: the paper's numbers of this model.
         options: what is measured, and where it is kept.
-        build_seconds: what H took to build; None where that is not known.
+        build_seconds: seconds that H took to build; None if unknown.
         say: gets a line for every finished step.
     """
 
@@ -98,8 +168,8 @@ class Reproduction:
     say: Callable[[str], None] = print
 
     @cached_property
-    def _mark(self) -> dict[str, str]:
-        return {"model": fingerprint_model(self.model), "dtype": model_dtype(self.model)}
+    def _mark(self) -> dict[str, Any]:
+        return marks(self.model)
 
     @property
     def _kept(self) -> Path:
@@ -127,90 +197,85 @@ class Reproduction:
         Returns:
             One row per number. Columns: source ("measured", "paper" or "release"), plan,
             requested_ratio, realized_ratio, guards, task, metric, value, value_error (its standard
-            error), shown (whether the page shows it) and failed (the reason, where there is no
-            value).
+            error), shown (whether the page shows it) and failed (the reason, if there is no value).
         """
         require_harness()
         if self._streamed:
             self.say("size and speed left out: they need all weights in memory")
         ratios = list(dict.fromkeys(candidate.ratio for candidate in self.candidates))
         # the release's files are read before hours of tasks
-        told = [row for ratio in (0.0, *ratios) for row in self._told(ratio)]
-        rows = self._scored(DENSE, 0.0, None)
+        published = [row for ratio in (0.0, *ratios) for row in self._published(ratio)]
+        rows = self._scored(Subject())
         for ratio in ratios:
-            rows += self._at(ratio)
-        return rows + told
+            timed = None
+            for label, _, make in (c for c in self.candidates if c.ratio == ratio):
+                try:
+                    subject = Subject(label, ratio, make())
+                    self._keep_plan(subject)
+                    rows += self._scored(subject)
+                    timed = subject
+                except Exception as error:  # one plan must not cost the others
+                    rows.append(Subject(label, ratio).failure(error))
+            if timed is not None and not self._streamed:
+                rows += self._timed(timed)
+        return rows + published
 
-    def _at(self, ratio: float) -> Table:
-        """Everything measured at one ratio."""
-        rows: Table = []
-        timed = None
-        for label, wanted, make in self.candidates:
-            if wanted != ratio:
-                continue
-            try:
-                plan = make()
-                self._keep_plan(label, ratio, plan)
-                rows += self._scored(label, ratio, plan)
-            except Exception as error:  # one plan must not cost the others
-                rows.append(self._failure(label, ratio, error))
-            else:
-                timed = label, plan
-        if timed is None or self._streamed:
-            return rows
-        return rows + self._speed(*timed, ratio)
-
-    def _keep_plan(self, label: str, ratio: float, plan: Selection) -> None:
-        name = f"{label.replace(' ', '_')}_{100 * ratio:g}.json"
-        write_atomically(self.options.folder / "plans" / name, plan.to_json().encode())
+    def _keep_plan(self, subject: Subject) -> None:
+        assert subject.plan is not None
+        name = f"{subject.label.replace(' ', '_')}_{100 * subject.ratio:g}.json"
+        write_atomically(self.options.folder / "plans" / name, subject.plan.to_json().encode())
 
     # Scores ---------------------------------------------------------------------------------------
-    def _scored(self, label: str, ratio: float, plan: Selection | None) -> Table:
+    def _scored(self, subject: Subject) -> Table:
         """Score the dense model, or a plan's pruned one, on every task."""
-        options = self.options
-        todo = {name: self._settings(name, made, plan) for name, made in self._tasks.items()}
+        todo = {
+            name: self._settings(name, made, subject.plan) for name, made in self._tasks.items()
+        }
         kept = [name for name, s in todo.items() if is_kept(self._kept, "suite", s)]
-        pruned = plan is not None and len(kept) < len(todo)
         rows: Table = []
-        with self._pruned(plan) if plan and pruned else nullcontext(self.model) as model:
+        with self._pruned(subject.plan if len(kept) < len(todo) else None) as model:
             for name, settings in todo.items():
-
-                def compute(name: str = name) -> Table:
-                    report = evaluate_tasks(
-                        model,
-                        self.tokenizer,
-                        options.suite,
-                        options.limit,
-                        options.allow_code_execution,
-                        options=replace(options.tasks, tasks=(name,)),
-                    )
-                    notes = " ".join(report.settings["notes"])
-                    return [row | {"notes": notes} for row in report.rows()]
-
                 try:
+                    compute = partial(self._evaluate, model, name)
                     found = cached_table(self._kept, "suite", settings, compute)
                 except Exception as error:  # one task must not cost the others
-                    rows.append(self._failure(label, ratio, error, name))
+                    rows.append(subject.failure(error, name))
                     continue
                 shown = _shown_metric(name, found)
                 rows += [
-                    self._row("measured", label, ratio, name, row["metric"], row["value"], plan)
-                    | {"value_error": row["value_error"], "shown": row["metric"] == shown}
-                    for row in found
+                    subject.row("measured", name, r["metric"], r["value"], r["metric"] == shown)
+                    | {"value_error": r["value_error"]}
+                    for r in found
                 ]
                 (head,) = pick(found, metric=shown)
-                how = " (kept)" if name in kept else ""
                 value = plus_minus(head["value"], head["value_error"])
-                self.say(f"{_title(label, ratio)}: {name} {shown} {value}{how}")
-        return rows + self._average(label, ratio, plan, rows)
+                self.say(f"{subject}: {name} {shown} {value}{' (kept)' if name in kept else ''}")
+        return rows + self._average(subject, rows)
+
+    def _evaluate(self, model: PreTrainedModel, name: str) -> Table:
+        """Run one task."""
+        options = self.options
+        report = evaluate_tasks(
+            model,
+            self.tokenizer,
+            options.suite,
+            options.limit,
+            options.allow_code_execution,
+            options=replace(options.tasks, tasks=(name,)),
+        )
+        notes = " ".join(report.settings["notes"])
+        return [row | {"notes": notes} for row in report.rows()]
 
     @contextmanager
-    def _pruned(self, plan: Selection) -> Iterator[PreTrainedModel]:
-        """The pruned model; where the dense one is streamed, it is too, from a folder that goes."""
-        if not self._streamed:
-            yield cut(self.model, plan)
+    def _pruned(self, plan: Selection | None) -> Iterator[PreTrainedModel]:
+        """Yield the pruned model, or the dense one without a plan.
+
+        If the dense model is streamed, the pruned one is too, from a folder that is then removed.
+        """
+        if plan is None or not self._streamed:
+            yield self.model if plan is None else cut(self.model, plan)
             return
-        # by the plan, so that a run that was killed finds it again
+        # named by the plan, so that a run that was killed finds it again
         folder = self.options.folder / "pruned" / plan.fingerprint[:10]
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -218,19 +283,15 @@ class Reproduction:
         yield load_pruned(folder, device=model_device(self.model), stream=True)
         shutil.rmtree(folder)
 
-    def _average(self, label: str, ratio: float, plan: Selection | None, rows: Table) -> Table:
+    def _average(self, subject: Subject, rows: Table) -> Table:
         metrics = {name: _average_of(name, made) for name, made in self._tasks.items()}
-        metrics = {name: metric for name, metric in metrics.items() if metric is not None}
-        found = [pick(rows, task=name, metric=metric) for name, metric in metrics.items()]
+        found = [pick(rows, task=name, metric=metric) for name, metric in metrics.items() if metric]
         if not found or not all(found):
             return []
         mean = sum(row["value"] for (row,) in found) / len(found)
-        row = self._row("measured", label, ratio, "average", f"mean of {len(found)}", mean, plan)
-        return [row | {"shown": True}]
+        return [subject.row("measured", "average", f"mean of {len(found)}", mean)]
 
     def _settings(self, name: str, made: TaskFile | None, plan: Selection | None) -> dict[str, Any]:
-        from importlib.metadata import version
-
         options = self.options
         return self._mark | {
             "plan": "" if plan is None else plan.fingerprint,
@@ -244,38 +305,32 @@ class Reproduction:
         }
 
     # Speed ----------------------------------------------------------------------------------------
-    def _speed(self, label: str, plan: Selection, ratio: float) -> Table:
-        """Size and speed relative to the dense model, and the hours of the build."""
-        asked = self.options.efficiency
+    def _timed(self, subject: Subject) -> Table:
+        """Return size and speed relative to the dense model, and the hours of the build."""
+        plan, asked = subject.plan, self.options.efficiency
+        assert plan is not None
 
         def compute() -> Table:
             return list(measure_efficiency(self.model, cut(self.model, plan), asked).rows)
 
-        settings = self._mark | {
-            "plan": plan.fingerprint,
-            "device": device_name(model_device(self.model)),
-            "options": asdict(asked) | {"progress": None, "batch_sizes": list(asked.batch_sizes)},
-        }
+        settings = self._mark | timing_marks(self.model, asked) | {"plan": plan.fingerprint}
         try:
             table = cached_table(self._kept, "efficiency", settings, compute)
         except Exception as error:  # a GPU without room for two models must not cost the scores
-            return [self._failure(label, ratio, error, "prefill")]
-        found = {
-            row["quantity"]: ("pruned / dense", row["ratio"])
+            return [subject.failure(error, "prefill")]
+        rows = [
+            subject.row("measured", row["quantity"], "pruned / dense", row["ratio"])
             for row in table
             if row["quantity"] in SIZES and row["batch_size"] in (None, asked.batch_sizes[0])
-        }
-        if self.build_seconds is not None:
-            found[HOURS] = "hours", self.build_seconds / 3600
-        self.say(f"{_title(label, ratio)}: size and speed measured")
-        return [
-            self._row("measured", label, ratio, task, metric, value, plan) | {"shown": True}
-            for task, (metric, value) in found.items()
         ]
+        if self.build_seconds is not None:
+            rows.append(subject.row("measured", HOURS, "hours", self.build_seconds / 3600))
+        self.say(f"{subject}: size and speed measured")
+        return rows
 
-    # Rows -----------------------------------------------------------------------------------------
-    def _told(self, ratio: float) -> Table:
-        """What the paper and the release say at a ratio, 0 for the dense model."""
+    # Published numbers ----------------------------------------------------------------------------
+    def _published(self, ratio: float) -> Table:
+        """Return the numbers of the paper and the release at a ratio, 0 for the dense model."""
         wanted = {"CoCurve", "Dense", *(candidate.label for candidate in self.candidates)}
         rows: Table = []
         for known in pick(self.paper.rows, ratio=ratio):
@@ -285,49 +340,16 @@ class Reproduction:
             strength = known["interaction_strength"]
             label += "" if strength is None else f", lambda {strength:g}"
             rows += [
-                self._row("paper", label, ratio, task, PAPER_METRICS.get(task, ""), value)
-                | {"shown": True, "table": known["table"]}
+                Subject(label, ratio).row("paper", task, PAPER_METRICS.get(task, ""), value)
+                | {"table": known["table"]}
                 for task, value in known["values"].items()
             ]
         if self.options.release is not None and ratio:
             rows += [
-                self._row("release", RELEASED, ratio, task, PAPER_METRICS[task], value)
-                | {"shown": True}
+                Subject(RELEASED, ratio).row("release", task, PAPER_METRICS[task], value)
                 for task, value in reference_metrics(self.options.release, ratio).items()
             ]
         return rows
-
-    def _row(
-        self,
-        source: str,
-        label: str,
-        ratio: float,
-        task: str,
-        metric: str,
-        value: float | None,
-        plan: Selection | None = None,
-    ) -> Row:
-        return {
-            "source": source,
-            "plan": label,
-            "requested_ratio": ratio,
-            "realized_ratio": None if plan is None else plan.realized_ratio,
-            "guards": "" if plan is None else str(plan.guards),
-            "task": task,
-            "metric": metric,
-            "value": value,
-            "value_error": None,
-            "shown": False,
-            "table": "",
-            "failed": "",
-        }
-
-    def _failure(self, label: str, ratio: float, error: Exception, task: str = "") -> Row:
-        why = (
-            str(error) if isinstance(error, InfeasibleError) else f"{type(error).__name__}: {error}"
-        )
-        log.warning("%s %s: %s", _title(label, ratio), task, why)
-        return self._row("measured", label, ratio, task, "", None) | {"failed": why}
 
 
 def _is_code(name: str, made: TaskFile | None) -> bool:
@@ -340,12 +362,8 @@ def _average_of(name: str, made: TaskFile | None) -> str | None:
 
 
 def _shown_metric(name: str, rows: Table) -> str:
-    """The metric of the paper's tables, else the one averaged, else the first."""
+    """Return the metric of the paper's tables, else the one averaged, else the first."""
     metrics: list[str] = [row["metric"] for row in rows]
     averaged = [row["metric"] for row in rows if row["averaged"]]
     known = [metric for metric in metrics if metric == PAPER_METRICS.get(name)]
     return (known or averaged or metrics)[0]
-
-
-def _title(label: str, ratio: float) -> str:
-    return label if label == DENSE else f"{label} at {ratio:.0%}"

@@ -24,48 +24,44 @@ def write_tables(table: Table, folder: Path, heading: str) -> Path:
     Returns:
         The page.
     """
+    page = folder / "results.md"
     write_atomically(folder / "results.csv", as_csv(table).encode())
-    write_atomically(folder / "results.md", results_page(table, heading).encode())
-    return folder / "results.md"
+    write_atomically(page, _results_page(table, heading).encode())
+    return page
 
 
-def results_page(table: Table, heading: str) -> str:
+def _results_page(table: Table, heading: str) -> str:
     """Lay out the shown numbers as Markdown: per ratio, tasks down and plans across."""
-    lines = [heading]
+    lines, other = [heading], (*SIZES, HOURS)
     shown = pick(table, shown=True)
     dense = pick(shown, plan=DENSE)
-    ratios = sorted({row["requested_ratio"] for row in table if row["plan"] != DENSE})
-    for ratio in ratios:
+    for ratio in sorted({row["requested_ratio"] for row in table if row["plan"] != DENSE}):
         here = [*dense, *pick(shown, requested_ratio=ratio)] if ratio else dense
         lines += ["", f"## {ratio:.0%} removed", ""]
-        lines += _grid([row for row in here if row["task"] not in (*SIZES, HOURS)])
-        lines += ["", *_grid([row for row in here if row["task"] in (*SIZES, HOURS)])]
-        for row in pick(table, requested_ratio=ratio):
-            if row["failed"]:
-                lines.append(f"- {row['plan']} {row['task']} failed: {row['failed']}")
-    failed = [row for row in pick(table, plan=DENSE) if row["failed"]]
-    lines += [f"- dense {row['task']} failed: {row['failed']}" for row in failed]
-    return "\n".join(lines) + "\n"
+        lines += _grid([row for row in here if row["task"] not in other])
+        lines += ["", *_grid([row for row in here if row["task"] in other])]
+        lines += _failures(pick(table, requested_ratio=ratio))
+    return "\n".join([*lines, *_failures(pick(table, plan=DENSE))]) + "\n"
+
+
+def _failures(rows: Table) -> list[str]:
+    return [f"- {r['plan']} {r['task']} failed: {r['failed']}" for r in rows if r["failed"]]
 
 
 def _grid(rows: Table) -> list[str]:
     if not rows:
         return []
     columns = list(dict.fromkeys((row["source"], row["plan"]) for row in rows))
-    tasks = dict.fromkeys(row["task"] for row in rows)
     heads = [plan if source == "measured" else f"{source}: {plan}" for source, plan in columns]
     lines = []
-    for task in tasks:
-        cells = [task]
-        for source, plan in columns:
-            found = pick(rows, task=task, source=source, plan=plan)
-            cells.append(_cell(found[0]) if found else "")
-        lines.append(cells)
+    for task in dict.fromkeys(row["task"] for row in rows):
+        found = [pick(rows, task=task, source=source, plan=plan) for source, plan in columns]
+        lines.append([task, *(_cell(cells[0]) if cells else "" for cells in found)])
     return as_markdown(["task", *heads], lines).splitlines()
 
 
 def _cell(row: Row) -> str:
-    """A value, with four digits where it has no error: the paper states as many."""
+    """Format a value, with four digits if it has no error: the paper states as many."""
     if row["value_error"] is None:
         return f"{row['value']:.4g}"
     return plus_minus(row["value"], row["value_error"])

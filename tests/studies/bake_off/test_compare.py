@@ -20,14 +20,15 @@ from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
 from cocurve_lab.methods.random_units import Random
-from cocurve_lab.models.identity import fingerprint_model
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
+from cocurve_studies.bake_off import bench
 from cocurve_studies.bake_off.bench import Bench
 from cocurve_studies.bake_off.compare import compare
 from cocurve_studies.bake_off.comparison import Comparison
 from cocurve_studies.bake_off.settings import CompareOptions, Judges
+from cocurve_studies.shared import marks
 from helpers.comparisons import cell
 from helpers.tiny_models import GROUPS, tiny_model, tiny_text
 
@@ -131,10 +132,7 @@ def test_the_model_is_read_once_for_all_cells(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[PreTrainedModel] = []
-    monkeypatch.setattr(
-        "cocurve_studies.bake_off.bench.fingerprint_model",
-        lambda model: seen.append(model) or fingerprint_model(model),
-    )
+    monkeypatch.setattr(bench, "marks", lambda model: seen.append(model) or marks(model))
     setting.run([CoCurve(top_r=16), Magnitude()], tmp_path)
     assert seen == [setting.model]
 
