@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_stopping_early_loses_no_plan_that_is_close(
     options = replace(QUIET, first_rows=first_rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(racing, "measure_plans", fake)
-        curve = racing.race(None, plans, TEXT, options)  # type: ignore[arg-type]
+        curve = racing.race_plans(None, plans, TEXT, options)  # type: ignore[arg-type]
     assert len(fake.asked) == len(set(fake.asked)) == sum(c.rows for c in curve)
     assert any(not candidate.stopped_early for candidate in curve)
     for candidate, row in zip(curve, kl, strict=True):
@@ -363,12 +364,9 @@ def test_the_fitting_lambda_closes_the_gap(seed: int, strength: float, measured:
     """R_lambda(s) = 1/2 sum of H_uu + lambda E, summed here pair by pair, meets R(s) at 1 + b/E."""
     curvature = random_curvature(UNITS, seed)
     plan = solve_greedy(curvature, 0.3, strength)
-    candidate = racing.standing(
-        racing.Contender(plan, ((strength, strength),), (Guards(),)),
-        np.full((2, 2), measured),
-        np.zeros((2, 2)),
-    )
-    fit, matrix = candidate.fit, curvature.matrix
+    numbers = (measured, 0.0, measured, 2, "kl", 0.0, 0.0, False)
+    fit = racing.Candidate(plan, ((strength, strength),), (Guards(),), *numbers).fit  # type: ignore[arg-type]
+    matrix = curvature.matrix
     node = sum(matrix[u, u] / 2 for u in plan.pruned)
     edges = sum(matrix[u, v] for u in plan.pruned for v in plan.pruned if u < v)
     assert fit.edge_mass == pytest.approx(edges, rel=1e-9, abs=1e-12)
@@ -597,15 +595,18 @@ def test_guards_that_do_not_bind_share_a_plan(monkeypatch: pytest.MonkeyPatch) -
     assert len(fake.asked) == 32
 
 
-def test_looser_guards_never_come_later() -> None:
+def test_looser_guards_never_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caps 0.01 and 0.02 leave nothing, 0.9 and 0.905 the same: the later keys decide there."""
     caps = (None, "2x", 0.01, 0.02, 0.4, 0.9, 0.905)
-    grid = [choosing._guards(cap, (first, 0)) for cap in caps for first in (0, 1, 2)]
-    keys = [choosing._looseness(CURVATURE, 0.3, guards) for guards in grid]
-    for a, key in zip(grid, keys, strict=True):
-        for b, other in zip(grid, keys, strict=True):
-            if a.cap_at(0.3) >= b.cap_at(0.3) and a.protect_first <= b.protect_first:
-                assert key > other or a is b
+    planted(monkeypatch, lambda plan: np.ones(32))
+    choice = choose_from(caps, [(first, 0) for first in (0, 1, 2)])
+    sets = [candidate.guards for candidate in choice.curve]
+    firsts, none = [guards[0] for guards in sets], [entry.guards for entry in choice.infeasible]
+    assert len(sets) > 2
+    assert len(none) > 2
+    for guards in (*sets, firsts, none):
+        for a, b in combinations(guards, 2):
+            assert a.cap_at(0.3) > b.cap_at(0.3) or a.protect_first < b.protect_first
 
 
 # Bad input ----------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def planted(
     monkeypatch: pytest.MonkeyPatch, kl: Callable[[cl.Selection, str], np.ndarray]
 ) -> Planted:
     fake = Planted(kl)
-    monkeypatch.setattr(search, "_meter", fake)
+    monkeypatch.setattr(search, "Meter", fake)
     return fake
 
 

@@ -1,8 +1,8 @@
-"""`best_plan`: from a model, a budget and some minutes to the best smaller model they buy.
+"""`best_plan`: from a model, a budget and some minutes to the best smaller model, in one call.
 
-The whole flow in one call. H is built on as many rows as its share of the time allows. The plans
-of H and of the shifts are measured, the best of them starts a search by measured KL, and the plan
-found is refitted. What the report says is measured on rows that no step before has seen.
+H is built on as many rows as its share of the time allows. The plans of H and of the shifts are
+measured, the best of them starts a search by measured KL, and the plan found is refitted. All
+numbers of the report are measured on rows that no step before has seen.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class BestPlan:
             where no refit was asked for.
         minutes: that were given.
         seconds: that each step took, by name.
-        gained: by how much the second half of the search lowered the KL on its rows, nats.
         answers: replies of the dense model and of the result to the questions; None where there are
             none.
     """
@@ -81,8 +80,16 @@ class BestPlan:
     refitted: Side | None
     minutes: float
     seconds: dict[str, float]
-    gained: float
     answers: tuple[AnswerTable, AnswerTable] | None = None
+
+    @property
+    def gained(self) -> float:
+        """By how much the second half of the search lowered the KL on its rows, nats per token."""
+        history, half = self.search.history, self.search.evaluations / 2
+        if not history:
+            return 0.0  # the budget was too small to judge a plan
+        before = [kl for at, kl in history if at <= half] or [history[0][1]]
+        return before[-1] - history[-1][1]
 
     @property
     def side(self) -> Side:
@@ -166,11 +173,10 @@ def best_plan(
 ) -> BestPlan:
     """Find the best smaller model of a size that some minutes of work buy.
 
-    40 % of the time goes to H, if it does not run out of rows before; 45 % to the search; the rest
-    to the refit and the report. A step that has begun is ended, so the whole may take a little
-    longer, and much longer where one row of H takes longer than its share. Rows of H, of the
-    search, of the judging and of the test are different rows, except that the search also uses
-    rows of H.
+    H takes 40 % of the time, or less if it runs out of rows; the search takes 45 %, the refit and
+    the report the rest. A step that has begun is ended, so the whole may take a little longer, and
+    much longer where one row of H takes longer than its share. The search uses rows of H; the rows
+    of the judging and of the test are used for nothing else.
 
     Args:
         model: the dense model; it is left as it was.
@@ -192,8 +198,6 @@ def best_plan(
         A BestPlan; `.model` can be saved with `save_pruned`.
 
     Raises:
-        InputError: minutes are not above 0, weights are spread over devices or streamed, there is
-            too little text, the hub cannot be reached, or a question cannot be judged.
         InfeasibleError: no plan reaches the target under the guards.
         KeyboardInterrupt: Ctrl-C; with a checkpoint nothing that was measured is lost.
     """
@@ -226,18 +230,24 @@ def best_plan(
     done = curvature.provenance["sequences_done"]
     rows = calibration.rows(0, max(2, min(_SEARCH_ROWS, done)))
     with clock.step("plans"):
-        plans = _candidates(model, curvature, target, guards)
-        made_by = _best_of(model, plans, rows, folder, progress)
-        evaluations = clock.evaluations_until(_SEARCH, _seconds(model, plans, rows))
+        path, named = plans_file(folder, model, rows), _candidates(model, curvature, target, guards)
+        plans = list(named.values())
+        table = measure_plans(model, plans, rows, checkpoint=path, progress=progress)
+        best = int(table.mean.argmin())
+        begun, few = clock.gone, rows.rows(0, 2)
+        measure_plans(model, plans, few, progress=False)  # no file: it may know them
+        seconds = (clock.gone - begun) / (len(plans) * len(few))
+        # the row evaluations that fit; at least 1
+        evaluations = max(1, int((_SEARCH * clock.total - clock.gone) / seconds))
     with clock.step("search"):
         found = search_plan(
             model,
-            plans[made_by],
+            plans[best],
             rows,
             held_out=judge,
             evaluations=evaluations,
             surrogate=curvature,
-            checkpoint=plans_file(folder, model, rows),
+            checkpoint=path,
             progress=progress,
         )
     plan = found.selection
@@ -260,12 +270,11 @@ def best_plan(
         repaired=take,
         curvature=curvature,
         search=found,
-        start=made_by,
+        start=list(named)[best],
         pruned=pruned,
         refitted=refitted,
         minutes=minutes,
         seconds=clock.seconds,
-        gained=_second_half(found),
         answers=answers,
     )
 
@@ -274,7 +283,7 @@ def best_plan(
 
 
 class _Clock:
-    """The time there is, what has gone, and how long a row evaluation takes."""
+    """The time there is, the time since the start, and the seconds of each step by name."""
 
     def __init__(self, seconds: float) -> None:
         self.total, self.begun = seconds, time.monotonic()
@@ -284,20 +293,12 @@ class _Clock:
     def gone(self) -> float:
         return time.monotonic() - self.begun
 
-    def over(self, share: float) -> bool:
-        """Whether this share of the time has gone."""
-        return self.gone >= share * self.total
-
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Note how long the block takes."""
-        begun = time.monotonic()
+        """Record how long the block takes."""
+        begun = self.gone
         yield
-        self.seconds[name] = time.monotonic() - begun
-
-    def evaluations_until(self, share: float, seconds: float) -> int:
-        """How many evaluations of so many seconds fit until this share has gone; at least 1."""
-        return max(1, int((share * self.total - self.gone) / seconds))
+        self.seconds[name] = self.gone - begun
 
 
 def _build(
@@ -313,7 +314,7 @@ def _build(
 
     def stop(build: Build) -> None:
         nonlocal stopped
-        if clock.over(_BUILD) and build.done < build.total:
+        if clock.gone >= _BUILD * clock.total and build.done < build.total:
             stopped = True
             raise KeyboardInterrupt("The time for H is spent.")  # as Ctrl-C: what is done is kept
 
@@ -352,26 +353,6 @@ def _candidates(
     return plans
 
 
-def _best_of(
-    model: PreTrainedModel,
-    plans: dict[str, Selection],
-    rows: CalibrationSet,
-    folder: Path | None,
-    progress: Progress,
-) -> str:
-    """The name of the plan of lowest measured KL on the rows of the search."""
-    path = plans_file(folder, model, rows)
-    table = measure_plans(model, list(plans.values()), rows, checkpoint=path, progress=progress)
-    return list(plans)[int(table.mean.argmin())]
-
-
-def _seconds(model: PreTrainedModel, plans: dict[str, Selection], rows: CalibrationSet) -> float:
-    """How long the measurement of one plan on one row takes, seconds."""
-    few, begun = rows.rows(0, 2), time.monotonic()
-    measure_plans(model, list(plans.values()), few, progress=False)  # no file: it may know them
-    return (time.monotonic() - begun) / (len(plans) * len(few))
-
-
 def _answers(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -381,12 +362,3 @@ def _answers(
     """The replies of a model as it is."""
     whole = Selection.from_pruned(enumerate_units(model), ())
     return answer_accuracy(model, tokenizer, [whole], questions, progress=progress is True)
-
-
-def _second_half(search: PlanSearch) -> float:
-    """By how much the second half of the evaluations lowered the KL on the rows of the search."""
-    if not search.history:
-        return 0.0  # the budget was too small to judge a plan
-    half = search.evaluations / 2
-    before = [kl for at, kl in search.history if at <= half] or [search.history[0][1]]
-    return before[-1] - search.history[-1][1]

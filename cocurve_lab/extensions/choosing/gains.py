@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -157,8 +157,8 @@ def choose_gains(
     choice = GainsChoice(settings, table, predicted)
     if report_on is None:
         return choice
-    report = measure_stage(model, [plain, choice.best], report_on, options, "report")
-    return GainsChoice(settings, table, predicted, report)
+    plans = [plain, choice.best]
+    return replace(choice, report=measure_stage(model, plans, report_on, options, "report"))
 
 
 def _beats(table: PlanTable, plan: int, other: int) -> bool:

@@ -6,7 +6,7 @@ This file needs numpy only: it proposes plans, and search.py measures them.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,8 +25,8 @@ _NOISE = 0.1
 class Neighbors:
     """Draws plans that differ from a given one by a few units.
 
-    A drawn plan reaches the target of `start` and holds no superfluous unit: without any one of its
-    units that may be kept, it would miss the target. It keeps the guards and forced units of
+    A drawn plan reaches the target of `start` and contains no superfluous unit: without any one of
+    its units that may be kept, it would miss the target. It keeps the guards and forced units of
     `start`, and its counts per layer if `start` is uniform.
 
     A draw takes some units out, then adds others until the target is reached. A random draw takes
@@ -56,21 +56,24 @@ class Neighbors:
         random_share: float = 0.5,
     ) -> None:
         units, target = start.units, start.target
-        if surrogate is not None:
-            surrogate.units.require_same(units, mine="the surrogate", theirs="the plan")
         self.start, self.most, self.random_share = start, most, random_share
-        budget = ratio_budget(units, start.requested_ratio) if target is None else None
-        if target is not None:
-            budget = target.budget(units)
-        assert budget is not None
+        budget = (
+            ratio_budget(units, start.requested_ratio) if target is None else target.budget(units)
+        )
         forced = start.pruned[: start.forced]
         self.rules = Rules(units, start.guards, budget, forced, tuple(exclude), portions=True)
-        self.costs, self.layers = budget.costs, units.layers
-        self.forced = frozenset(forced)
-        self._edges = None if surrogate is None else self._weighted(surrogate, strength)
+        self.costs, self.layers, self.forced = budget.costs, units.layers, frozenset(forced)
+        self.half: np.ndarray | None = None  # 1/2 H_uu [M] and lambda H [M, M], for guided draws
+        self.edges: np.ndarray | None = None
+        if surrogate is not None:
+            surrogate.units.require_same(units, mine="the surrogate", theirs="the plan")
+            if strength is None:
+                strength = start.interaction_strength
+            self.half = surrogate.saliency / 2
+            self.edges = surrogate.matrix * require_strength(1.0 if strength is None else strength)
         widths = [unit.stop - unit.start for unit in units]
-        # units that may stand in for each other in a plan that fixes the counts of its blocks
-        self._slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
+        # units that may replace each other in a plan that fixes the counts of its blocks
+        self.slots = list(zip(units.layers.tolist(), units.kinds.tolist(), widths, strict=True))
         self._require_feasible()
 
     def draw(
@@ -83,135 +86,36 @@ class Neighbors:
             rng: the draws.
             least: the fewest units to take out; with 0 a plan of another target may only be fitted.
         """
-        guided = self._edges is not None and rng.random() >= self.random_share
-        chosen, gone = set(pruned) | self.forced, set[int]()
+        guided = self.edges is not None and rng.random() >= self.random_share
+        draw = _Draw(self, set(pruned) | self.forced, rng, guided)
         if self.start.uniform or self.rules.portions is not None:
-            return self._swap_slots(chosen, rng, guided)
-        for _ in range(int(rng.integers(least, self.most + 1))):
-            unit = self._leaving(chosen, chosen - self.forced, rng, guided)
-            if unit is None:
-                break
-            chosen.remove(unit)
-            gone.add(unit)
-        return self._fit(chosen, gone, rng, guided)
+            return draw.swap(int(rng.integers(1, self.most + 1)))
+        return draw.exchange(int(rng.integers(least, self.most + 1)))
 
     def selection(self, pruned: Collection[int], curvature: Curvature | None = None) -> Selection:
         """Make the plan of these units, with the target and guards of `start`."""
-        forced = self.start.pruned[: self.start.forced]
+        start = self.start
         plan = Selection.from_pruned(
-            self.start.units,
-            (*forced, *sorted(set(pruned) - self.forced)),
+            start.units,
+            (*start.pruned[: start.forced], *sorted(set(pruned) - self.forced)),
             curvature,
-            guards=self.start.guards,
-            forced=self.start.forced,
-            target=self.start.target,
-            uniform=self.start.uniform,
+            guards=start.guards,
+            forced=start.forced,
+            target=start.target,
+            uniform=start.uniform,
         )
-        target = self.start.target
-        if target is None or target.in_parameters:
-            return replace(plan, requested_ratio=self.start.requested_ratio)
-        return plan  # its target implies no share of parameters, so the realized one stands
+        if start.target is None or start.target.in_parameters:
+            return replace(plan, requested_ratio=start.requested_ratio)
+        return plan  # its target implies no share of parameters, so the realized one stays
 
-    # Draws ---------------------------------------------------------------------------------------
-
-    def _fit(
-        self, chosen: set[int], gone: set[int], rng: np.random.Generator, guided: bool
-    ) -> Units | None:
-        """Make a set keep the rules and just reach the target; `gone` may not come back."""
-        costs, budget = self.costs, self.rules.budget
-        chosen = {u for u in chosen if self.rules.admissible[u]} | self.forced
-        for layer in np.flatnonzero(self._room(chosen) < 0):  # a plan of a looser cap
-            while self._room(chosen)[layer] < 0:
-                inside = {u for u in chosen - self.forced if self.layers[u] == layer}
-                unit = self._leaving(chosen, inside, rng, guided)
-                assert unit is not None  # forced units alone fit, or Rules would have raised
-                chosen.remove(unit)
-        added = set[int]()
-
-        def proposed() -> int | None:
-            fits = self.rules.admissible & (costs <= self._room(chosen)[self.layers])
-            free = set(np.flatnonzero(fits).tolist()) - chosen - gone
-            return self._entering(chosen, free, rng, guided)
-
-        def take(unit: int) -> None:
-            chosen.add(unit)
-            added.add(unit)
-
-        if not fill(iter(proposed, None), take, lambda: budget.reached(chosen)):
-            return None
-        # what was just added goes last: without it the draw would change nothing
-        for group in (chosen - self.forced - added, added):
-            while True:
-                spare = self._superfluous(chosen) & group
-                unit = self._leaving(chosen, spare, rng, guided)
-                if unit is None:
-                    break
-                chosen.remove(unit)
-        return frozenset(chosen)
-
-    def _superfluous(self, chosen: set[int]) -> set[int]:
-        """The units without any one of which the target is still reached."""
-        budget = self.rules.budget
-        over = sum(self.costs[list(chosen)].tolist()) - budget.needed
-        small = [u for u in chosen if self.costs[u] <= over * (1 + 1e-9) + 1e-9 * budget.needed]
-        return {u for u in small if budget.reached(chosen - {u})}  # the rule itself decides
-
-    def _swap_slots(self, chosen: set[int], rng: np.random.Generator, guided: bool) -> Units | None:
-        """Swap units for others of the same layer, kind and width, which keeps all counts."""
-        before = frozenset(chosen)
-        for _ in range(int(rng.integers(1, self.most + 1))):
-            out = self._leaving(chosen, (chosen - self.forced) & before, rng, guided)
-            if out is None:
-                break
-            alike = {u for u, slot in enumerate(self._slots) if slot == self._slots[out]}
-            free = {u for u in alike - before - chosen if self.rules.admissible[u]}
-            unit = self._entering(chosen - {out}, free, rng, guided)
-            if unit is not None:
-                chosen = chosen - {out} | {unit}
-        return frozenset(chosen)
-
-    def _leaving(
-        self, chosen: set[int], among: Collection[int], rng: np.random.Generator, guided: bool
-    ) -> int | None:
-        return self._pick(chosen, among, rng, -1.0 if guided else 0.0)
-
-    def _entering(
-        self, chosen: set[int], among: Collection[int], rng: np.random.Generator, guided: bool
-    ) -> int | None:
-        return self._pick(chosen, among, rng, 1.0 if guided else 0.0)
-
-    def _pick(
-        self, chosen: set[int], among: Collection[int], rng: np.random.Generator, sign: float
-    ) -> int | None:
-        """Draw one unit: at random (sign 0), or near the lowest sign x marginal per cost."""
-        if not among:
-            return None
-        units = np.array(sorted(among))
-        if not sign:
-            return int(rng.choice(units))
-        assert self._edges is not None
-        inside = np.array(sorted(chosen), dtype=np.int64)
-        # the sum over S holds the own entry of a unit inside; it belongs to no edge
-        edges = self._edges[np.ix_(units, inside)].sum(axis=1)
-        own = self._edges[units, units]
-        edges -= np.where(np.isin(units, inside), own, 0)
-        scores = sign * (self._half[units] + edges) / self.costs[units]
-        place = int(rng.exponential(max(1.0, _NOISE * len(units))))
-        return int(units[np.argsort(scores, kind="stable")[min(place, len(units) - 1)]])
-
-    def _weighted(self, surrogate: Curvature, strength: float | None) -> np.ndarray:
-        if strength is None:
-            strength = self.start.interaction_strength
-        self._half = surrogate.saliency / 2
-        return surrogate.matrix * require_strength(1.0 if strength is None else strength)
-
-    def _room(self, chosen: Collection[int]) -> np.ndarray:
+    def room(self, chosen: Collection[int]) -> np.ndarray:
+        """Return the cost that each layer may still lose [layers]."""
         return np.array(self.rules.room_after(sorted(chosen)))
 
     def _require_feasible(self) -> None:
         start, rules = self.start, self.rules
         strangers = [u for u in start.pruned if not rules.admissible[u] and u not in self.forced]
-        full = np.flatnonzero(self._room(start.pruned) < 0)
+        full = np.flatnonzero(self.room(start.pruned) < 0)
         if start.gains:
             why = f"has {len(start.gains)} gains, which belong to its own pruned set"
             step = "Search from with_gains({}), and solve the gains of the result."
@@ -228,3 +132,89 @@ class Neighbors:
         else:
             return
         raise InputError(f"{start!r} cannot be searched from: it {why}. {step}")
+
+
+@dataclass
+class _Draw:
+    """One draw: the units chosen so far, and whether H guides what leaves and enters."""
+
+    around: Neighbors
+    chosen: set[int]
+    rng: np.random.Generator
+    guided: bool
+
+    def exchange(self, count: int) -> Units | None:
+        """Take out `count` units, then keep the rules and just reach the target."""
+        rules, forced, layers = self.around.rules, self.around.forced, self.around.layers
+        before = set(self.chosen)
+        for _ in range(count):
+            self._remove_one(self.chosen - forced)
+        gone = before - self.chosen  # they may not come back
+        self.chosen = {u for u in self.chosen if rules.admissible[u]} | forced
+        for layer in np.flatnonzero(self._room < 0):  # a plan of a looser cap
+            while self._room[layer] < 0:  # forced units alone fit, or Rules would have raised
+                self._remove_one({u for u in self.chosen - forced if layers[u] == layer})
+        kept = set(self.chosen)
+
+        def proposed() -> int | None:
+            fits = rules.admissible & (self.around.costs <= self._room[layers])
+            return self._pick(set(np.flatnonzero(fits).tolist()) - self.chosen - gone, 1.0)
+
+        if not fill(
+            iter(proposed, None), self.chosen.add, lambda: rules.budget.reached(self.chosen)
+        ):
+            return None
+        # what was just added leaves last: without it the draw would change nothing
+        for group in (kept - forced, self.chosen - kept):
+            while self._remove_one(self._superfluous() & group) is not None:
+                pass
+        return frozenset(self.chosen)
+
+    def swap(self, count: int) -> Units:
+        """Swap units for others of the same layer, kind and width, which keeps all counts."""
+        before, slots = frozenset(self.chosen), self.around.slots
+        for _ in range(count):
+            out = self._remove_one((self.chosen - self.around.forced) & before)
+            if out is None:
+                break
+            alike = {u for u, slot in enumerate(slots) if slot == slots[out]} - before
+            free = {u for u in alike - self.chosen if self.around.rules.admissible[u]}
+            unit = self._pick(free, 1.0)
+            self.chosen.add(out if unit is None else unit)
+        return frozenset(self.chosen)
+
+    @property
+    def _room(self) -> np.ndarray:
+        return self.around.room(self.chosen)
+
+    def _superfluous(self) -> set[int]:
+        """The units without any one of which the target is still reached."""
+        budget, costs = self.around.rules.budget, self.around.costs
+        over = sum(costs[list(self.chosen)].tolist()) - budget.needed
+        bound = over * (1 + 1e-9) + 1e-9 * budget.needed
+        small = [u for u in self.chosen if costs[u] <= bound]
+        return {u for u in small if budget.reached(self.chosen - {u})}  # the rule itself decides
+
+    def _remove_one(self, among: Collection[int]) -> int | None:
+        unit = self._pick(among, -1.0)
+        if unit is not None:
+            self.chosen.remove(unit)
+        return unit
+
+    def _pick(self, among: Collection[int], sign: float) -> int | None:
+        """Draw one unit: at random, or guided, near the lowest sign x marginal per cost."""
+        if not among:
+            return None
+        units = np.array(sorted(among))
+        if not self.guided:
+            return int(self.rng.choice(units))
+        edges, half = self.around.edges, self.around.half
+        assert edges is not None
+        assert half is not None
+        inside = np.array(sorted(self.chosen), dtype=np.int64)
+        # the sum over S includes the own entry of a unit inside; it belongs to no edge
+        sums = edges[np.ix_(units, inside)].sum(axis=1)
+        sums -= np.where(np.isin(units, inside), edges[units, units], 0)
+        scores = sign * (half[units] + sums) / self.around.costs[units]
+        place = int(self.rng.exponential(max(1.0, _NOISE * len(units))))
+        return int(units[np.argsort(scores, kind="stable")[min(place, len(units) - 1)]])

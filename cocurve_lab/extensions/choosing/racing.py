@@ -1,17 +1,12 @@
-"""A race of plans on held-out text, in stages: clear losers stop early, all others run to the end.
-
-Plans are compared in pairs over the same rows. Most of the spread over rows is common to both plans
-and cancels in the difference, so a few rows are enough to drop a clear loser. The leader of a stage
-always runs on, so at least one plan is measured on every row.
-"""
+"""Plans raced on held-out text: the options, the candidates with their numbers, and the report."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,17 +14,15 @@ from ...base.arguments import as_float
 from ...base.errors import InfeasibleError, InputError
 from ...calibration import CalibrationSet
 from ...curvature.matrix import Curvature
-from ...measuring.risk import PlanTable, measure_plans, standard_error
+from ...measuring.risk import PlanTable, measure_plans
 from ...solver.guards import Guards
 from ...solver.selection import Selection
+from .race import doubling_stages, mean_and_error, race, require_pairs, survivors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Interval = tuple[float, float]
-# settings, and the plan or error that they give
-Found = tuple[Interval, Guards, Selection | InfeasibleError]
-
 Judge = Literal["kl", "nll"]
 TIE = 1.0  # paired standard errors within which a plan is "not worse" than the winner
 
@@ -53,9 +46,6 @@ class ChoiceOptions:
             "nll", the loss on the text (the logarithm of perplexity); both in nats per token.
         checkpoint: beginning of the names of the files to resume from, one per stage.
         progress, plans_per_batch: as for `measure_plans`.
-
-    Raises:
-        InputError: a value out of range.
     """
 
     max_candidates: int = 32
@@ -79,8 +69,8 @@ class Fit:
     """The lambda at which R_lambda equals the measured risk of a plan (App. "Trust-Region View").
 
     From R_lambda(s) - R(s) = (lambda - 1) E - b, the gap is zero at 1 + b/E. Eq. (lambdastar)
-    prints 1 - b/E, which is a sign error. This lambda tells how far the surrogate is off; it does
-    not tell which plan is best.
+    prints 1 - b/E, which is a sign error. This lambda shows how far the surrogate is off, not which
+    plan is best. Without edge mass all three properties are NaN.
 
     Attributes:
         measured_risk: R(s), the held-out KL, nats per token.
@@ -97,12 +87,12 @@ class Fit:
 
     @property
     def interaction_strength(self) -> float:
-        """1 + b/E, where R_lambda(s) = R(s); NaN without edge mass."""
+        """1 + b/E, where R_lambda(s) = R(s)."""
         return 1 + self.remainder / self.edge_mass if self.edge_mass else math.nan
 
     @property
     def printed(self) -> float:
-        """1 - b/E as eq. (lambdastar) prints it, for comparison; NaN without edge mass."""
+        """1 - b/E as eq. (lambdastar) prints it, for comparison."""
         return 1 - self.remainder / self.edge_mass if self.edge_mass else math.nan
 
     @property
@@ -112,28 +102,64 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
-    """One distinct pruned set and its result in the race.
+class Contender:
+    """A distinct pruned set and all settings that make it.
 
     Attributes:
         selection: the plan, as solved under the loosest guards that make it.
         intervals: all lambdas that make it: [start, stop) of path segments, (x, x) for points.
         guards: all guards that make it, loosest first.
-        kl: held-out KL over the rows measured, nats per token.
-        standard_error: standard error of `kl` over rows, nats per token.
-        nll: loss on the next tokens of the same rows, nats per token.
-        rows: number of rows measured.
-        judge: "kl" or "nll", the value that the next two compare.
-        difference: judged value minus that of the winner over the same rows, nats per token; 0 for
-            the winner. In a report it is minus that of the best plan.
-        difference_error: paired standard error of `difference`, nats per token.
-        stopped_early: whether it was dropped as a clear loser. Its numbers are then of fewer rows
-            than the winner's.
     """
 
     selection: Selection
     intervals: tuple[Interval, ...]
     guards: tuple[Guards, ...]
+
+    def merged(self, other: Contender) -> Contender:
+        """Add the settings of another contender with the same pruned set."""
+        *before, (start, stop) = self.intervals
+        for new in other.intervals:
+            if start <= new[0] <= stop:  # they touch
+                stop = max(stop, new[1])
+            else:
+                before, (start, stop) = [*before, (start, stop)], new
+        guards = tuple(dict.fromkeys((*self.guards, *other.guards)))
+        return Contender(self.selection, (*before, (start, stop)), guards)
+
+
+@dataclass(frozen=True, eq=False)
+class Infeasible:
+    """Settings that give no plan: their interval of lambda, their guards, and the error."""
+
+    interval: Interval
+    guards: Guards
+    error: InfeasibleError
+
+    @property
+    def reason(self) -> str:
+        """Why there is no plan."""
+        return str(self.error)
+
+
+Outcome = Contender | Infeasible
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Candidate(Contender):
+    """A contender and its result in the race.
+
+    Attributes:
+        kl, standard_error: held-out KL over the rows measured, and its error, nats per token.
+        nll: loss on the next tokens of the same rows, nats per token.
+        rows: number of rows measured.
+        judge: "kl" or "nll", the value that the next two compare.
+        difference, difference_error: judged value minus that of the winner over the same rows, and
+            its paired standard error, nats per token; 0 for the winner. In a report it is minus
+            that of the best plan.
+        stopped_early: whether it was dropped as a clear loser. Its numbers are then of fewer rows
+            than the winner's.
+    """
+
     kl: float
     standard_error: float
     nll: float
@@ -155,10 +181,7 @@ class Candidate:
 
     @property
     def tied(self) -> bool:
-        """Whether it is not worse than the winner: difference <= TIE x its paired error.
-
-        A plan that was stopped early is not tied.
-        """
+        """Whether it ran to the end and is not worse: difference <= TIE x its paired error."""
         return not self.stopped_early and self.difference <= TIE * self.difference_error
 
     @property
@@ -168,6 +191,29 @@ class Candidate:
         assert edge is not None  # solve_greedy fills both
         assert predicted is not None
         return Fit(self.kl, self.standard_error, edge, self.kl - predicted)
+
+    def row(self) -> dict[str, Any]:
+        """Return one flat dict, with the plan's lambda and the first interval that gives it."""
+        fit, selection = self.fit, self.selection
+        start, stop = self.intervals[0]
+        numbers = ("perplexity", "rows", "judge", "difference", "difference_error")
+        return {
+            "interaction_strength": selection.interaction_strength,
+            "start": start,
+            "stop": stop,
+            "intervals": len(self.intervals),
+            "guards": str(self.guards[0]),
+            "realized_ratio": selection.realized_ratio,
+            "predicted_risk": selection.predicted_risk,
+            "kl": self.kl,
+            "kl_error": self.standard_error,
+            **{name: getattr(self, name) for name in (*numbers, "stopped_early", "tied")},
+            "edge_mass": fit.edge_mass,
+            "remainder": fit.remainder,
+            "fitting_strength": fit.interaction_strength,
+            "fitting_strength_printed": fit.printed,
+            "fitting_strength_error": fit.strength_error,
+        }
 
     def __repr__(self) -> str:
         spans = ", ".join(f"{a:.4g}" if a == b else f"{a:.4g}..{b:.4g}" for a, b in self.intervals)
@@ -180,105 +226,73 @@ class Candidate:
         )
 
 
-# The race ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A distinct plan and all settings that make it: lambdas and guards."""
-
-    selection: Selection
-    intervals: tuple[Interval, ...]
-    guards: tuple[Guards, ...]
+# Measurement --------------------------------------------------------------------------------------
 
 
 def require_text(
     curvature: Curvature, held_out: CalibrationSet, report_on: CalibrationSet | None
 ) -> None:
     """Raise unless there are two rows to choose on and no row serves two purposes."""
-    if len(held_out) < 2:
-        raise InputError(
-            f"held_out has {len(held_out)} row, but a paired standard error needs two. Give more."
-        )
+    require_pairs(held_out, "held_out")
     held_out.require_disjoint(curvature)
     if report_on is not None:
         report_on.require_disjoint(curvature)
         report_on.require_disjoint(held_out)
 
 
-def race(
-    model: PreTrainedModel, plans: list[Contender], held_out: CalibrationSet, options: ChoiceOptions
+def race_plans(
+    model: PreTrainedModel,
+    plans: Sequence[Contender],
+    held_out: CalibrationSet,
+    options: ChoiceOptions,
 ) -> tuple[Candidate, ...]:
-    """Measure plans over growing subsets of the rows, dropping clear losers after each stage.
+    """Race plans over growing parts of the rows; return them in the same order, with their numbers.
 
-    Returns:
-        The candidates in the order of `plans`, with differences to the winner.
+    The leader of a stage always goes on, so at least one plan is measured on every row.
     """
     values = np.full((len(plans), len(held_out), 2), np.nan)  # KL and nll
-    column = 0 if options.judge == "kl" else 1
-    judged = values[..., column]
-    alive = list(range(len(plans)))
-    start, stop = 0, min(options.first_rows, len(held_out))
-    while start < len(held_out):
-        part, running = held_out.rows(start, stop), [plans[number] for number in alive]
-        values[alive, start:stop] = _measure(model, running, part, options, f"rows{start}-{stop}")
-        if stop < len(held_out):
-            # judged on all rows so far. A plan that is dropped by chance cannot come back, and each
-            # stage is such a chance: hence the wide margin of `stop_beyond`
-            places = survivors(judged[alive, :stop], options.stop_beyond)
-            alive = [alive[place] for place in places]
-        start, stop = stop, min(2 * stop, len(held_out))
+    judged = values[..., 0 if options.judge == "kl" else 1]
+
+    def measure(numbers: list[int], stage: slice) -> None:
+        running, part = [plans[number].selection for number in numbers], f"rows{stage.start}-"
+        text = held_out.rows(stage.start, stage.stop)
+        table = measure_stage(model, running, text, options, f"{part}{stage.stop}")
+        values[numbers, stage] = _kl_and_nll(table)
+
+    def ahead(numbers: list[int], stage: slice) -> list[int]:
+        # judged on all rows so far. A plan that is dropped by chance cannot come back, and each
+        # stage is such a chance: hence the wide margin of `stop_beyond`
+        places = survivors(judged[numbers, : stage.stop], options.stop_beyond)
+        return [numbers[place] for place in places]
+
+    stages = doubling_stages(len(held_out), options.first_rows)
+    whole = race(range(len(plans)), stages, measure, ahead)
     # only plans measured on all rows can win: means over other rows do not compare
-    winner = values[alive[int(judged[alive].mean(axis=1).argmin())]]
-    return tuple(
-        standing(plan, rows, winner, options.judge)
-        for plan, rows in zip(plans, values, strict=True)
-    )
+    winner = values[whole[int(judged[whole].mean(axis=1).argmin())]]
+    return _compared(plans, values, winner, options.judge)
 
 
-def survivors(judged: np.ndarray, stop_beyond: float) -> list[int]:
-    """Return the places of the plans that are not clearly behind the one of lowest mean.
+def report_plans(
+    model: PreTrainedModel,
+    best: Contender,
+    references: Mapping[str, Outcome],
+    report_on: CalibrationSet | None,
+    options: ChoiceOptions,
+) -> dict[str, Candidate]:
+    """Measure the best plan and the feasible references on rows that were used for nothing else.
 
-    Args:
-        judged: [plans, rows] values to compare, nats per token.
-        stop_beyond: paired standard errors beyond which a plan is clearly behind.
+    Returns:
+        "best" and the references by name, with differences to the best plan; empty without
+        `report_on`.
     """
-    leader = judged[judged.mean(axis=1).argmin()]
-    gaps = [_mean_and_error(row - leader) for row in judged]
-    # `not >`, so that the leader (0 against 0) stays, and a gap whose error is unknown (NaN) too
-    return [place for place, (gap, error) in enumerate(gaps) if not gap > stop_beyond * error]
-
-
-def standing(
-    plan: Contender, values: np.ndarray, reference: np.ndarray, judge: Judge = "kl"
-) -> Candidate:
-    """Compare the values of a plan with those of a reference that was measured in full.
-
-    Args:
-        plan: the plan.
-        values: its KL and nll [rows, 2], nats per token; NaN in the rows after it was stopped.
-        reference: the same of the reference, without NaN.
-        judge: the value to compare.
-    """
-    rows = int((~np.isnan(values[:, 0])).sum())
-    kl, nll = values[:rows].T
-    gap = (values - reference)[:rows, 0 if judge == "kl" else 1]
-    return Candidate(
-        plan.selection,
-        plan.intervals,
-        plan.guards,
-        *_mean_and_error(kl),
-        float(nll.mean()),
-        rows,
-        judge,
-        *_mean_and_error(gap),
-        stopped_early=rows < len(values),
-    )
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    """Mean over rows and its standard error; NaN with a single row."""
-    return float(values.mean()), float(standard_error(values[None])[0])
+    if report_on is None:
+        return {}
+    plans = {"best": best}
+    plans |= {name: plan for name, plan in references.items() if isinstance(plan, Contender)}
+    selections = [plan.selection for plan in plans.values()]
+    values = _kl_and_nll(measure_stage(model, selections, report_on, options, "report"))
+    found = _compared(plans.values(), values, values[0], options.judge)
+    return dict(zip(plans, found, strict=True))
 
 
 def measure_stage(
@@ -299,47 +313,38 @@ def measure_stage(
     )
 
 
-def _measure(
-    model: PreTrainedModel,
-    plans: Sequence[Contender],
-    text: CalibrationSet,
-    options: ChoiceOptions,
-    part: str,
-) -> np.ndarray:
-    """KL and nll [plans, rows, 2] of one stage, nats per token."""
-    table = measure_stage(model, [plan.selection for plan in plans], text, options, part)
+def _kl_and_nll(table: PlanTable) -> np.ndarray:
+    """KL and nll [plans, rows, 2], nats per token."""
     assert table.nll is not None  # measure_plans fills it
     return np.stack([table.kl, table.nll], axis=-1)
 
 
-def report_plans(
-    model: PreTrainedModel,
-    curve: tuple[Candidate, ...],
-    references: Iterable[tuple[str, Found]],
-    report_on: CalibrationSet | None,
-    options: ChoiceOptions,
-) -> dict[str, Candidate]:
-    """Measure the best plan and the references on `report_on`; empty if that is None.
+def _compared(
+    plans: Iterable[Contender], values: np.ndarray, reference: np.ndarray, judge: Judge
+) -> tuple[Candidate, ...]:
+    """Compare plans with a reference [rows, 2] that was measured on all rows.
 
-    Args:
-        model: the dense model.
-        curve: the candidates, in order of preference.
-        references: (name, outcome) pairs; those without a plan are skipped.
-        report_on: rows that were used for nothing else.
-        options: how to measure.
-
-    Returns:
-        "best" and the references by name, with differences to the best plan.
+    `values` is KL and nll [plans, rows, 2], NaN in the rows after a plan was stopped.
     """
-    if report_on is None:
-        return {}
-    best = next(candidate for candidate in curve if candidate.tied)
-    plans = {"best": Contender(best.selection, best.intervals, best.guards)}
-    for name, (interval, guards, outcome) in references:
-        if isinstance(outcome, Selection):
-            plans[name] = Contender(outcome, (interval,), (guards,))
-    values = _measure(model, list(plans.values()), report_on, options, "report")
-    return {
-        name: standing(plan, rows, values[0], options.judge)
-        for (name, plan), rows in zip(plans.items(), values, strict=True)
-    }
+    found = []
+    for plan, measured in zip(plans, values, strict=True):
+        rows = int((~np.isnan(measured[:, 0])).sum())
+        kl, error = mean_and_error(measured[:rows, 0])
+        gaps = (measured - reference)[:rows, 0 if judge == "kl" else 1]
+        difference, difference_error = mean_and_error(gaps)
+        found.append(
+            Candidate(
+                selection=plan.selection,
+                intervals=plan.intervals,
+                guards=plan.guards,
+                kl=kl,
+                standard_error=error,
+                nll=float(measured[:rows, 1].mean()),
+                rows=rows,
+                judge=judge,
+                difference=difference,
+                difference_error=difference_error,
+                stopped_early=rows < len(measured),
+            )
+        )
+    return tuple(found)

@@ -1,10 +1,9 @@
-"""Search of a plan by measured KL: swaps proposed, raced over rows, and judged on held-out text.
+"""Search for a plan by measured KL: swaps proposed, raced over rows, judged on held-out text.
 
 No surrogate ranks plans perfectly, so this search measures them. It starts from a plan and keeps
-the best one so far. Each round draws a few plans near it (swaps.py), measures them on a few rows,
-drops those that are behind, and measures the rest on more rows. A plan with a lower mean over all
-rows replaces the best. Many plans compared on few rows fit those rows, so the start and the last
-few are at the end compared on rows that the search did not use.
+the best one so far. Each round draws a few plans near it (neighbors.py) and races them (race.py). A
+plan with a lower mean over all rows replaces the best. Choosing among many plans on few rows
+overfits them; the start and the finalists are therefore measured again on unused rows.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ...solver.guards import UnitsLike
 from ...solver.selection import Selection
 from ..repairing.repaired import Repair, RepairedMeter
 from .neighbors import Neighbors, Units
-from .racing import survivors
+from .race import doubling_stages, race, require_pairs, survivors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,10 +72,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         limits = {"seed": 0, "swaps": 1, "children": 1, "first_rows": 2, "finalists": 1}
         for name, least in limits.items():
-            number = as_int(getattr(self, name), name)
-            if number < least:
-                raise InputError(f"{name} is {number}. Give at least {least}.")
-            object.__setattr__(self, name, number)
+            object.__setattr__(self, name, as_int(getattr(self, name), name, least))
         if self.finalists > 3:
             raise InputError(f"finalists is {self.finalists}. Give 1, 2 or 3: more fit held_out.")
         for name, most in (("random_share", 1.0), ("stop_beyond", np.inf)):
@@ -168,13 +164,10 @@ class PlanSearch(Folded):
         }
 
     def __repr__(self) -> str:
-        row = self.row()
-        rows = self.held_out.kl.shape[1]
-        found = (
-            f"{self.distance} units differ from the start"
-            if self.improved
-            else "the start, because no plan found is better on held-out rows"
-        )
+        row, rows = self.row(), self.held_out.kl.shape[1]
+        found = "the start, because no plan found is better on held-out rows"
+        if self.improved:
+            found = f"{self.distance} units differ from the start"
         return (
             f"PlanSearch: KL {self.kl:.5f} ± {self.standard_error:.5f} nats per token"
             f"{' after repair' * self.repaired} on {rows} held-out rows ({found})\n"
@@ -236,10 +229,10 @@ def search_plan(
 ) -> PlanSearch:
     """Search for a plan of lower measured KL near a plan; not in the paper.
 
-    Plans keep the target, guards, forced units and uniformity of `selection`, and hold no
-    superfluous unit. At the end the start and the best few are measured on `held_out`. The result
-    is the start itself unless one of them is better there. During the search the dense model's
-    final hidden states at the scored positions of `rows` stay in memory.
+    Every candidate keeps the target, guards, forced units and uniformity of `selection`; removing
+    any unit from it would miss the target. At the end the start and the best few are measured on
+    `held_out`. The result is the start itself unless one of them is better there. During the search
+    the dense model's final hidden states at the scored positions of `rows` stay in memory.
 
     Args:
         model: the dense model.
@@ -266,26 +259,9 @@ def search_plan(
     Returns:
         A PlanSearch: `.selection`, `.kl`, `.standard_error`, `.evaluations`. Ctrl-C raises
         KeyboardInterrupt; with a checkpoint nothing is lost.
-
-    Raises:
-        InputError: a budget below 1, fewer than two rows, a start that has gains, misses its
-            target or breaks its guards, or a repair that returns no model.
-        MismatchError: rows are shared, the plan or surrogate is of other units, or the file is of
-            another model, text or repair.
-        NumericalError: NaN or infinite logits.
     """
-    return search_front(
-        model,
-        [selection],
-        rows,
-        held_out=held_out,
-        evaluations=evaluations,
-        repair=repair,
-        surrogate=surrogate,
-        checkpoint=checkpoint,
-        progress=progress,
-        options=options,
-    ).results[0]
+    judged = (rows, held_out, evaluations, repair, surrogate, checkpoint, progress, options)
+    return _Search(model, [selection], *judged).run().results[0]
 
 
 def search_front(
@@ -314,141 +290,123 @@ def search_front(
 
     Returns:
         A SearchFront: `.results` has a PlanSearch per start.
-
-    Raises: as `search_plan`; InputError too if there is no start.
     """
-    budget = as_int(evaluations, "evaluations")
-    if budget < 1:
-        raise InputError("evaluations is 0. Give at least 1: the plans to measure times the rows.")
-    starts = as_list(starts, "starts")
-    for start in starts:
-        require_type(start, Selection, "a plan")
-    if not starts:
-        raise InputError("there is no plan to start from. Give at least one Selection.")
-    for text, name in ((rows, "rows"), (held_out, "held_out")):
-        require_type(text, CalibrationSet, name)
-        if len(text) < 2:
-            raise InputError(
-                f"{name} has {len(text)} row, but a paired standard error needs two. Give more."
-            )
-    held_out.require_disjoint(rows)
-    if surrogate is not None:
-        require_type(surrogate, Curvature, "surrogate")
-        held_out.require_disjoint(surrogate)
-    lines = [_Line(start, _neighbors(start, surrogate, options)) for start in starts]
-    bar = open_bar(progress, total=budget, desc="search", unit="evaluation")
-    with bar:
-        meter = _meter(model, rows, repair, checkpoint, keep_teacher=True)
-        race = _Race(meter, lines, budget, options, bar, surrogate)
-        race.run()
-    final = None if checkpoint is None else f"{os.fspath(checkpoint)}.held_out"
-    judge = _meter(model, held_out, repair, final)
-    return SearchFront(tuple(_result(line, race, judge, progress) for line in lines))
-
-
-def _neighbors(start: Selection, surrogate: Curvature | None, options: SearchOptions) -> Neighbors:
-    return Neighbors(
-        start,
-        options.exclude,
-        surrogate,
-        most=options.swaps,
-        random_share=options.random_share,
-    )
-
-
-def _meter(
-    model: PreTrainedModel,
-    text: CalibrationSet,
-    repair: Repair | None,
-    checkpoint: str | os.PathLike[str] | None,
-    *,
-    keep_teacher: bool = False,
-) -> Meter:
-    if repair is None:
-        return Meter(model, text, checkpoint=checkpoint, keep_teacher=keep_teacher)
-    return RepairedMeter(model, text, repair, checkpoint=checkpoint)
-
-
-def _result(line: _Line, race: _Race, judge: Meter, progress: Progress) -> PlanSearch:
-    """Compare the start and the finalists of a search on held-out rows."""
-    mean = {mark: race.mean(plan) for mark, plan in line.whole.items()}
-    base = mean.get(line.start.fingerprint, -np.inf)  # not measured: the budget was too small
-    better = sorted((mark for mark in mean if mean[mark] < base), key=mean.__getitem__)
-    finalists = [line.whole[mark] for mark in better[: race.options.finalists]]
-    plans = (line.start, *finalists)
-    values = judge.measure(plans, progress=progress)
-    return PlanSearch(
-        race.table(plans),
-        PlanTable(plans, values[..., 0], judge.text.source, values[..., 1]),
-        line.spent,
-        race.one_at_a_time,
-        tuple(line.history),
-    )
-
-
-# The race -----------------------------------------------------------------------------------------
+    judged = (rows, held_out, evaluations, repair, surrogate, checkpoint, progress, options)
+    return _Search(model, starts, *judged).run()
 
 
 @dataclass
 class _Line:
-    """The search at one size.
-
-    Attributes:
-        start: its start.
-        neighbors: draws plans near a plan, and makes them.
-        best: the plan of lowest mean so far.
-        drawn: fingerprints of the plans drawn so far.
-        whole: the plans measured on all rows, by fingerprint.
-        spent: row evaluations.
-        history: as in `PlanSearch`.
-        done: nothing is left to draw, or to draw it with.
-    """
+    """The search at one size."""
 
     start: Selection
     neighbors: Neighbors
-    best: Selection = field(init=False)
-    drawn: set[str] = field(default_factory=set)
-    whole: dict[str, Selection] = field(default_factory=dict)
-    spent: int = 0
-    history: list[tuple[int, float]] = field(default_factory=list)
-    done: bool = False
+    drawn: set[str] = field(default_factory=set)  # fingerprints of the plans drawn so far
+    whole: dict[str, Selection] = field(default_factory=dict)  # measured on all rows
+    spent: int = 0  # row evaluations
+    history: list[tuple[int, float]] = field(default_factory=list)  # as in `PlanSearch`
+    done: bool = False  # nothing is left to draw, or to draw it with
 
     def __post_init__(self) -> None:
-        self.best = self.start
+        self.best = self.start  # the plan of lowest mean so far
         self.drawn.add(self.start.fingerprint)
 
 
-class _Race:
-    """Draws and measures plans for some lines until the budget is spent.
+@dataclass
+class _Search:
+    """The state of `search_front`, whose arguments come first.
 
-    Attributes:
-        spent: row evaluations of all lines. A value that a file already held counts too, so that a
-            resumed search ends where an uninterrupted one does.
-        known: rows [N] bool on which each plan has been counted, by fingerprint.
+    A value that a file already held is counted in `spent` too, so that a resumed search ends where
+    an uninterrupted one does.
     """
 
-    def __init__(
-        self,
-        meter: Meter,
-        lines: list[_Line],
-        budget: int,
-        options: SearchOptions,
-        bar: Any,
-        surrogate: Curvature | None,
-    ) -> None:
-        self.meter, self.lines, self.budget, self.options = meter, lines, budget, options
-        self.bar, self.surrogate = bar, surrogate
-        self.rng = np.random.default_rng(options.seed)
-        self.rows, self.spent = len(meter.text), 0
-        self.known: dict[str, np.ndarray] = {}
-        self.one_at_a_time = isinstance(meter, RepairedMeter)
+    model: PreTrainedModel
+    starts: Sequence[Selection]
+    text: CalibrationSet
+    held_out: CalibrationSet
+    budget: int
+    repair: Repair | None
+    surrogate: Curvature | None
+    checkpoint: str | os.PathLike[str] | None
+    progress: Progress
+    options: SearchOptions
+    spent: int = 0  # row evaluations of all lines
+    counted: dict[str, np.ndarray] = field(default_factory=dict)  # rows [N] bool by plan
 
-    def run(self) -> None:
-        """Measure the starts, then let the lines take turns."""
-        if self.budget < self.rows * (len(self.lines) + 1):
+    def __post_init__(self) -> None:
+        self.budget = as_int(self.budget, "evaluations", 1)
+        self.starts = as_list(self.starts, "starts")
+        for start in self.starts:
+            require_type(start, Selection, "a plan")
+        if not self.starts:
+            raise InputError("there is no plan to start from. Give at least one Selection.")
+        for text, name in ((self.text, "rows"), (self.held_out, "held_out")):
+            require_type(text, CalibrationSet, name)
+            require_pairs(text, name)
+        self.held_out.require_disjoint(self.text)
+        if self.surrogate is not None:
+            require_type(self.surrogate, Curvature, "surrogate")
+            self.held_out.require_disjoint(self.surrogate)
+        self.rows = len(self.text)
+        self.rng = np.random.default_rng(self.options.seed)
+        self.lines = [_Line(start, self._near(start)) for start in self.starts]
+
+    def run(self) -> SearchFront:
+        """Search, then compare the starts and the finalists on the held-out rows."""
+        bar = open_bar(self.progress, total=self.budget, desc="search", unit="evaluation")
+        with bar:
+            self.bar, self.meter = bar, self._meter(self.text, self.checkpoint, keep_teacher=True)
+            self._spend()
+        path = None if self.checkpoint is None else f"{os.fspath(self.checkpoint)}.held_out"
+        judge = self._meter(self.held_out, path)
+        return SearchFront(tuple(self._result(line, judge) for line in self.lines))
+
+    def _near(self, start: Selection) -> Neighbors:
+        options = self.options
+        return Neighbors(
+            start,
+            options.exclude,
+            self.surrogate,
+            most=options.swaps,
+            random_share=options.random_share,
+        )
+
+    def _meter(
+        self,
+        text: CalibrationSet,
+        path: str | os.PathLike[str] | None,
+        *,
+        keep_teacher: bool = False,
+    ) -> Meter:
+        if self.repair is None:
+            return Meter(self.model, text, checkpoint=path, keep_teacher=keep_teacher)
+        return RepairedMeter(self.model, text, self.repair, checkpoint=path)
+
+    def _result(self, line: _Line, judge: Meter) -> PlanSearch:
+        """Compare the start and the finalists of a line on held-out rows."""
+        mean = {mark: self._mean(plan) for mark, plan in line.whole.items()}
+        base = mean.get(line.start.fingerprint, -np.inf)  # not measured: the budget was too small
+        better = sorted((mark for mark in mean if mean[mark] < base), key=mean.__getitem__)
+        plans = (line.start, *(line.whole[mark] for mark in better[: self.options.finalists]))
+        empty = np.full((self.rows, 2), np.nan)
+        known = [self.meter.memory.values.get(plan.fingerprint, empty) for plan in plans]
+        searched, held_out = (
+            PlanTable(plans, values[..., 0], text.source, values[..., 1])
+            for values, text in (
+                (np.array(known), self.text),
+                (judge.measure(plans, progress=self.progress), self.held_out),
+            )
+        )
+        repaired = self.repair is not None
+        return PlanSearch(searched, held_out, line.spent, repaired, tuple(line.history))
+
+    def _spend(self) -> None:
+        """Measure the starts, then let the lines take turns until the budget is spent."""
+        least = self.rows * (len(self.lines) + 1)
+        if self.budget < least:
             log.warning(
                 "%d evaluations judge no plan: %d starts and one more on %d rows take %d",
-                *(self.budget, len(self.lines), self.rows, self.rows * (len(self.lines) + 1)),
+                *(self.budget, len(self.lines), self.rows, least),
             )
             return
         for line in self.lines:
@@ -459,53 +417,44 @@ class _Race:
                 if not line.done:
                     self._round(line)
 
-    def mean(self, plan: Selection) -> float:
-        """Mean KL over all rows, nats per token; of a plan measured on all of them."""
-        return float(self.meter.memory.values[plan.fingerprint][:, 0].mean())
-
-    def table(self, plans: tuple[Selection, ...]) -> PlanTable:
-        """KL of plans on the rows of the search; NaN where it was not measured."""
-        empty = np.full((self.rows, 2), np.nan)
-        values = np.array([self.meter.memory.values.get(p.fingerprint, empty) for p in plans])
-        return PlanTable(plans, values[..., 0], self.meter.text.source, values[..., 1])
-
     def _round(self, line: _Line) -> None:
         """Draw some plans near the best, race them over the rows, and keep the winner."""
-        first = min(self.options.first_rows, self.rows)
+        stages = doubling_stages(self.rows, self.options.first_rows)
+        first = stages[0].stop
         # one of them must be able to reach the last row
         wanted = (self.budget - self.spent - (self.rows - first)) // first
-        alive = self._draw(line, min(wanted, 1 if self.one_at_a_time else self.options.children))
-        if not alive:
+        most = 1 if self.repair is not None else self.options.children
+        children = self._draw(line, min(wanted, most))
+        if not children:
             line.done = True
             return
         order = self.rng.permutation(self.rows)  # other rows first in each round
-        start, stop = 0, first
-        while alive:
-            alive = alive[: (self.budget - self.spent) // (stop - start)]
-            self._measure(line, alive, order[start:stop])
-            if stop == self.rows:
-                break
-            alive = self._ahead(line.best, alive, order[:stop])
-            start, stop = stop, min(2 * stop, self.rows)
-        for plan in alive:
-            self._enter(line, plan)
 
-    def _ahead(self, best: Selection, plans: list[Selection], rows: np.ndarray) -> list[Selection]:
-        """The plans that run on: not clearly behind, the better half at most; best first."""
-        values = self._values([best, *plans], rows)
-        places = [place for place in survivors(values, self.options.stop_beyond) if place]
-        places.sort(key=lambda place: values[place].mean())
-        return [plans[place - 1] for place in places[: max(1, len(plans) // 2)]]
+        def ahead(plans: list[Selection], stage: slice) -> list[Selection]:
+            """Those not clearly behind, best first: the better half at most, within the budget."""
+            values = self._values([line.best, *plans], order[: stage.stop])
+            places = [place for place in survivors(values, self.options.stop_beyond) if place]
+            places.sort(key=lambda place: values[place].mean())
+            next_rows = min(stage.stop, self.rows - stage.stop)
+            count = min(max(1, len(plans) // 2), (self.budget - self.spent) // next_rows)
+            return [plans[place - 1] for place in places[:count]]
+
+        def measure(plans: list[Selection], stage: slice) -> None:
+            self._measure(line, plans, order[stage])
+
+        for plan in race(children, stages, measure, ahead):
+            self._enter(line, plan)
 
     def _enter(self, line: _Line, plan: Selection) -> None:
         """Take in a plan measured on all rows; it is the best if its mean is the lowest."""
         line.whole[plan.fingerprint] = plan
-        mean = self.mean(plan)
-        if plan is line.start or mean < self.mean(line.best):
+        mean = self._mean(plan)
+        if plan is line.start or mean < self._mean(line.best):
             line.best = plan
             line.history.append((self.spent, mean))
-            best = ", ".join(f"{self.mean(line.best):.4g}" for line in self.lines if line.history)
-            starts = ", ".join(f"{line.history[0][1]:.4g}" for line in self.lines if line.history)
+            begun = [line for line in self.lines if line.history]
+            best = ", ".join(f"{line.history[-1][1]:.4g}" for line in begun)
+            starts = ", ".join(f"{line.history[0][1]:.4g}" for line in begun)
             self.bar.set_description(f"search: KL {best} (start {starts})")
 
     def _draw(self, line: _Line, count: int) -> list[Selection]:
@@ -524,30 +473,30 @@ class _Race:
         return found
 
     def _draw_one(self, line: _Line) -> Units | None:
-        others = self._beside(line)
-        if others and not line.start.uniform and self.rng.random() < _NEIGHBOR_SHARE:
-            other = others[int(self.rng.integers(len(others)))]
-            return line.neighbors.draw(other.best.pruned, self.rng, least=0)
-        return line.neighbors.draw(line.best.pruned, self.rng)
-
-    def _beside(self, line: _Line) -> list[_Line]:
-        """The lines of the next smaller and the next larger size."""
         ranked = sorted(self.lines, key=lambda other: other.start.pruned_cost)
         place = next(n for n, other in enumerate(ranked) if other is line)
-        return ranked[max(0, place - 1) : place] + ranked[place + 1 : place + 2]
-
-    def _values(self, plans: list[Selection], rows: np.ndarray) -> np.ndarray:
-        """KL [plans, rows] of values measured before."""
-        return np.array([self.meter.memory.values[p.fingerprint][rows, 0] for p in plans])
+        beside = ranked[max(0, place - 1) : place] + ranked[place + 1 : place + 2]
+        if beside and not line.start.uniform and self.rng.random() < _NEIGHBOR_SHARE:
+            other = beside[int(self.rng.integers(len(beside)))]
+            return line.neighbors.draw(other.best.pruned, self.rng, least=0)
+        return line.neighbors.draw(line.best.pruned, self.rng)
 
     def _measure(self, line: _Line, plans: list[Selection], rows: np.ndarray) -> None:
         """Measure plans on rows and count what was not counted yet."""
         count = 0
         for plan in plans:
-            known = self.known.setdefault(plan.fingerprint, np.zeros(self.rows, dtype=bool))
-            count += int((~known[rows]).sum())
-            known[rows] = True
+            done = self.counted.setdefault(plan.fingerprint, np.zeros(self.rows, dtype=bool))
+            count += int((~done[rows]).sum())
+            done[rows] = True
         self.meter.measure(plans, rows.tolist())
         self.spent += count
         line.spent += count
         self.bar.update(count)
+
+    def _values(self, plans: list[Selection], rows: np.ndarray | slice) -> np.ndarray:
+        """KL [plans, rows] of values measured before."""
+        return np.array([self.meter.memory.values[p.fingerprint][rows, 0] for p in plans])
+
+    def _mean(self, plan: Selection) -> float:
+        """Mean KL over all rows, nats per token; of a plan measured on all of them."""
+        return float(self._values([plan], slice(None)).mean())

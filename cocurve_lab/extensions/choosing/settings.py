@@ -1,7 +1,7 @@
 """Choice of lambda and of the guards by KL or loss on held-out text.
 
 The paper leaves both open. Each chooser lists distinct plans, measures them in a race that stops
-clear losers early (racing.py), and compares them by paired standard errors over the same rows. The
+clear losers early (race.py), and compares them by paired standard errors over the same rows. The
 lowest of many means is biased low, so the chosen plan can be reported on further rows.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import InfeasibleError, InputError
@@ -27,9 +28,10 @@ from .racing import (
     ChoiceOptions,
     Contender,
     Fit,
-    Found,
+    Infeasible,
     Interval,
-    race,
+    Outcome,
+    race_plans,
     report_plans,
     require_text,
 )
@@ -43,15 +45,6 @@ LayerCap = float | str | None
 LAYER_CAPS: tuple[LayerCap, ...] = (None, "1.5x", 0.3, 0.5)
 PROTECTIONS = ((0, 0), (1, 1), (2, 2))
 RELEASE_GUARDS = Guards(layer_cap_factor=1.5, protect_first=2, protect_last=2)
-
-
-@dataclass(frozen=True)
-class Infeasible:
-    """Settings that give no plan: their interval of lambda, their guards, and the reason."""
-
-    interval: Interval
-    guards: Guards
-    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +77,7 @@ class _Choice:
     @property
     def chosen(self) -> Candidate:
         """The candidate that the rule chooses, with its numbers."""
-        return next(candidate for candidate in self.curve if candidate.tied)
+        return _chosen(self.curve)
 
     @property
     def best(self) -> Selection:
@@ -98,7 +91,7 @@ class _Choice:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict per candidate, ready for a DataFrame."""
-        return [_row(candidate) for candidate in self.curve]
+        return [candidate.row() for candidate in self.curve]
 
     def __repr__(self) -> str:
         whole = len(self.curve) * self.winner.rows
@@ -143,10 +136,12 @@ class InteractionChoice(_Choice):
 
     def summary(self) -> dict[str, Any]:
         """Return one row of a table by ratio: both lambdas, their origin, and the gate's lambda."""
-        row = _row(self.chosen)
-        row["requested_ratio"] = self.best.requested_ratio
-        gate = {"gate": self.gate.recommended, "gate_decided": self.gate.decided}
-        return row | gate | {"redundancy": self.gate.redundancy}
+        return self.chosen.row() | {
+            "requested_ratio": self.best.requested_ratio,
+            "gate": self.gate.recommended,
+            "gate_decided": self.gate.decided,
+            "redundancy": self.gate.redundancy,
+        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -188,26 +183,23 @@ def choose_interaction_strength(
         standard error).
 
     Raises:
-        InputError: no or bad candidates, a ratio out of range, or fewer than two held-out rows.
         InfeasibleError: no candidate reaches the ratio under the guards.
-        MismatchError: rows are shared between calibration, `held_out` and `report_on` (as far as
-            the curvature knows its rows), or the curvature is of other units.
+        MismatchError: rows are shared between calibration (as far as the curvature knows its rows),
+            `held_out` and `report_on`.
     """
     require_text(curvature, held_out, report_on)
-    ends = [_solve(curvature, ratio, strength, guards) for strength in (0.0, 1.0)]
+    ends = {f"lambda {end}": _solve(curvature, ratio, float(end), guards) for end in (0, 1)}
     if isinstance(candidates, str):
         if candidates != "path":
             raise InputError(f'candidates is {candidates!r}. Give "path" or a list of lambdas.')
-        found = _path(curvature, ratio, guards, ends)
-        limit = options.max_candidates
+        plans, infeasible = _distinct(_path(curvature, ratio, guards, *ends.values()))
+        kept = _spread(plans, options.max_candidates)
     else:
-        found = [_solve(curvature, ratio, value, guards) for value in _strengths(candidates)]
-        limit = len(found)
-    plans, infeasible = _distinct(found)
-    kept = _spread(plans, limit)
-    curve = race(model, kept, held_out, options)
-    references = zip(("lambda 0", "lambda 1"), ends, strict=True)
-    report = report_plans(model, curve, references, report_on, options)
+        strengths = _strengths(candidates)
+        plans, infeasible = _distinct(_solve(curvature, ratio, s, guards) for s in strengths)
+        kept = plans
+    curve = race_plans(model, kept, held_out, options)
+    report = report_plans(model, _chosen(curve), ends, report_on, options)
     gate = redundancy_gate(curvature, ratio)
     return InteractionChoice(curve, infeasible, report, len(plans) - len(kept), gate)
 
@@ -246,76 +238,81 @@ def choose_guards(
     """
     require_text(curvature, held_out, report_on)
     strength = float(interaction_strength)
-    grid = [_guards(cap, pair) for cap in layer_caps for pair in protections]
+    grid = [_guards(*each) for each in product(layer_caps, protections)]
     if not grid:
         raise InputError("the grid of guards is empty. Give at least one cap and one protection.")
-    grid.sort(key=lambda guards: _looseness(curvature, ratio, guards), reverse=True)
+    grid.sort(
+        key=lambda guards: (
+            reachable_ratio(curvature.units, guards, ratio),
+            guards.cap_at(ratio),
+            -(guards.protect_first + guards.protect_last),
+        ),
+        reverse=True,
+    )
     plans, infeasible = _distinct(_solve(curvature, ratio, strength, g) for g in grid)
-    curve = race(model, plans, held_out, options)
-    named = (("no guards", Guards()), ("release's guards", RELEASE_GUARDS))
-    references = ((name, _solve(curvature, ratio, strength, g)) for name, g in named)
-    report = report_plans(model, curve, references, report_on, options)
+    curve = race_plans(model, plans, held_out, options)
+    named = {"no guards": FREE, "release's guards": RELEASE_GUARDS}
+    references = {name: _solve(curvature, ratio, strength, g) for name, g in named.items()}
+    report = report_plans(model, _chosen(curve), references, report_on, options)
     return GuardsChoice(curve, infeasible, report, left_out=0)
 
 
 # Candidates ---------------------------------------------------------------------------------------
 
 
-def _solve(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Found:
-    """The plan of one lambda and guards, or the error that there is none."""
-    outcome: Selection | InfeasibleError
+def _chosen(curve: Sequence[Candidate]) -> Candidate:
+    """The first, and so the preferred, of those that tie with the winner."""
+    return next(candidate for candidate in curve if candidate.tied)
+
+
+def _solve(
+    curvature: Curvature,
+    ratio: float,
+    strength: float,
+    guards: Guards,
+    interval: Interval | None = None,
+) -> Outcome:
+    """The plan of one lambda, for an interval of lambda, or the error that there is none."""
+    interval = interval or (strength, strength)
     try:
-        outcome = solve_greedy(curvature, ratio, strength, guards)
+        plan = solve_greedy(curvature, ratio, strength, guards)
     except InfeasibleError as error:
-        outcome = error
-    return (strength, strength), guards, outcome
+        return Infeasible(interval, guards, error)
+    return Contender(plan, (interval,), (guards,))
 
 
-def _path(curvature: Curvature, ratio: float, guards: Guards, ends: Sequence[Found]) -> list[Found]:
+def _path(
+    curvature: Curvature, ratio: float, guards: Guards, zero: Outcome, one: Outcome
+) -> list[Outcome]:
     """All plans of the path with their intervals of lambda."""
-    # the plans solved at exactly 0 and 1 stand for the first and the last segment, so that choosing
+    # the plans solved at exactly 0 and 1 represent the first and the last segment, so that choosing
     # the diagonal selector gives lambda = 0 and not the middle of its segment
-    zero, one = ([end] if isinstance(end[2], Selection) else [] for end in ends)
-    found: list[Found] = []
+    found: list[Outcome] = []
     for segment in lambda_path(curvature, ratio, guards):
         span, plan = (segment.start, segment.stop), segment.selection
         if plan is None:
-            found.append((span, *_solve(curvature, ratio, sum(span) / 2, guards)[1:]))
-        elif span[1] == 1 and _same_set(plan, ends[1][2]):
-            found.append((span, *ends[1][1:]))
-        else:
-            found.append((span, guards, plan))
-    return [*zero, *found, *one]
+            found.append(_solve(curvature, ratio, sum(span) / 2, guards, span))
+            continue
+        if segment.stop == 1 and isinstance(one, Contender):
+            plan = one.selection if one.selection.fingerprint == plan.fingerprint else plan
+        found.append(Contender(plan, (span,), (guards,)))
+    first, last = ([end] if isinstance(end, Contender) else [] for end in (zero, one))
+    return [*first, *found, *last]
 
 
-def _same_set(plan: Selection, other: Selection | InfeasibleError) -> bool:
-    return isinstance(other, Selection) and other.fingerprint == plan.fingerprint
-
-
-def _distinct(found: Iterable[Found]) -> tuple[list[Contender], tuple[Infeasible, ...]]:
+def _distinct(found: Iterable[Outcome]) -> tuple[list[Contender], tuple[Infeasible, ...]]:
     """Each pruned set once, in the order found, and the settings without a plan."""
     plans: dict[str, Contender] = {}
-    errors: list[tuple[Infeasible, InfeasibleError]] = []
-    for interval, guards, outcome in found:
-        if isinstance(outcome, InfeasibleError):
-            errors.append((Infeasible(interval, guards, str(outcome)), outcome))
+    infeasible = []
+    for entry in found:
+        if isinstance(entry, Infeasible):
+            infeasible.append(entry)
             continue
-        plan = plans.get(outcome.fingerprint, Contender(outcome, (), ()))
-        plans[outcome.fingerprint] = replace(
-            plan,
-            intervals=_joined(plan.intervals, interval),
-            guards=plan.guards if guards in plan.guards else (*plan.guards, guards),
-        )
+        mark = entry.selection.fingerprint
+        plans[mark] = plans[mark].merged(entry) if mark in plans else entry
     if not plans:
-        raise errors[0][1]
-    return list(plans.values()), tuple(entry for entry, _ in errors)
-
-
-def _joined(intervals: tuple[Interval, ...], new: Interval) -> tuple[Interval, ...]:
-    """Append an interval, or extend the last one if they touch."""
-    if intervals and intervals[-1][0] <= new[0] <= intervals[-1][1]:
-        return (*intervals[:-1], (intervals[-1][0], max(intervals[-1][1], new[1])))
-    return (*intervals, new)
+        raise infeasible[0].error
+    return list(plans.values()), tuple(infeasible)
 
 
 def _spread(plans: list[Contender], limit: int) -> list[Contender]:
@@ -340,9 +337,7 @@ def _strengths(candidates: Sequence[float]) -> list[float]:
         raise InputError(f"candidates is {candidates!r}. Give a list of numbers.") from None
     if not strengths:
         raise InputError('candidates is empty. Give at least one lambda, or "path".')
-    for strength in strengths:
-        require_strength(strength)
-    return strengths
+    return [require_strength(strength) for strength in strengths]
 
 
 def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
@@ -359,37 +354,3 @@ def _guards(cap: LayerCap, protection: tuple[int, int]) -> Guards:
             'shares in (0, 1], None, or multiples of the ratio such as "1.5x", and protections as '
             "pairs."
         ) from None
-
-
-def _looseness(curvature: Curvature, ratio: float, guards: Guards) -> tuple[float, float, int]:
-    reachable = reachable_ratio(curvature.units, guards, ratio)
-    return reachable, guards.cap_at(ratio), -(guards.protect_first + guards.protect_last)
-
-
-# Tables -------------------------------------------------------------------------------------------
-
-
-def _row(candidate: Candidate) -> dict[str, Any]:
-    """A candidate as a flat dict, with its lambda and the first interval that gives it."""
-    fit, selection = candidate.fit, candidate.selection
-    numbers = ("perplexity", "rows")
-    compared = ("judge", "difference", "difference_error")
-    return {
-        "interaction_strength": selection.interaction_strength,
-        "start": candidate.intervals[0][0],
-        "stop": candidate.intervals[0][1],
-        "intervals": len(candidate.intervals),
-        "guards": str(candidate.guards[0]),
-        "realized_ratio": selection.realized_ratio,
-        "predicted_risk": selection.predicted_risk,
-        "kl": candidate.kl,
-        "kl_error": candidate.standard_error,
-        **{name: getattr(candidate, name) for name in (*numbers, *compared)},
-        "stopped_early": candidate.stopped_early,
-        "tied": candidate.tied,
-        "edge_mass": fit.edge_mass,
-        "remainder": fit.remainder,
-        "fitting_strength": fit.interaction_strength,
-        "fitting_strength_printed": fit.printed,
-        "fitting_strength_error": fit.strength_error,
-    }
