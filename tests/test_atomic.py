@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,18 +124,15 @@ def test_an_interrupt_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 # Killed -------------------------------------------------------------------------------------------
 
-KINDS = ("pkl", "npz", "checkpoint", "gguf", "folder", "two renames")
 
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.machine() not in killing.MACHINES, reason="no table of system calls")
-@pytest.mark.skipif(sys.platform != "linux", reason="needs ptrace")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_at_any_system_call_loses_nothing(kind: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kills(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The kills of all kinds, from one process: importing torch takes longer than most of them."""
     tests, root = Path(__file__).parent, Path(__file__).parents[1]
     path = os.pathsep.join(map(str, (tests, root, root / "widgets")))
+    folder = tmp_path_factory.mktemp("kills")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "helpers.killing", kind, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-m", "helpers.killing", str(folder)],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -143,9 +141,19 @@ def test_a_kill_at_any_system_call_loses_nothing(kind: str, tmp_path: Path) -> N
     if "ptrace" in done.stderr and "Operation not permitted" in done.stderr:
         pytest.skip("this container allows no ptrace")
     assert done.returncode == 0, done.stderr[-2000:]
-    points = json.loads(done.stdout)
+    kills: dict[str, Any] = json.loads(done.stdout)
+    return kills
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() not in killing.MACHINES, reason="no table of system calls")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ptrace")
+@pytest.mark.parametrize("kind", killing.KINDS)
+def test_a_kill_at_any_system_call_loses_nothing(kind: str, kills: dict[str, Any]) -> None:
+    points = kills[kind]
     calls = [point[0] for point in points]
-    assert {"flock", "fsync"} < set(calls)
+    assert "fsync" in calls
+    assert "flock" in calls or kind == "two renames"  # its kills start when the folder is filled
     assert {point[1] for point in points} >= {"old", "new"}
     for call, at_once, cleaned, again, strangers in points:
         # two renames have one moment between them, which the next save or load mends

@@ -1,8 +1,8 @@
-"""A process killed at each of its system calls that change files, one run after the other.
+"""Kill a process at each of its system calls that change files.
 
-`python -m helpers.killing KIND FOLDER` saves something over an older one in FOLDER, in as many
-processes as there are such calls, and kills each at the next call, by ptrace. It prints, as JSON,
-what lay under the name after each kill, and what was beside it after the next whole save.
+`python -m helpers.killing FOLDER` saves results of each kind over older ones. It forks a process
+for each such call and kills it there, by ptrace. It prints, as JSON by kind, what lay under the
+name after each kill, and what lay beside it after the next save.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -99,15 +100,6 @@ def killed_at(step: Callable[[], Any], point: int) -> str | None:
         seen += 1
 
 
-def whole(step: Callable[[], Any]) -> None:
-    """Run a step to its end, in a process of its own."""
-    child = os.fork()
-    if child == 0:
-        step()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def contents(path: Path) -> Any:
     """The bytes of a file, or of each file in a folder by name; None if there is neither."""
     if path.is_dir():
@@ -119,39 +111,47 @@ def contents(path: Path) -> Any:
     return path.read_bytes() if path.exists() else None
 
 
-def every_kill(place: Path, old: Callable[[], Any], new: Callable[[], Any], known: set[str]) -> Any:
-    """Kill `new` at each point over what `old` saved; see the module.
+def every_kill(
+    place: Path, old: Callable[[], Any], new: Callable[[], Any], known: set[str], first: int = 0
+) -> Any:
+    """Kill `new` at each point from the first one on, over what `old` saved.
+
+    `old` and `new` run here first: what they import late and compile is there before the forks.
 
     Returns a list of [call, what lay under the name, the same after cleaning, after the next save,
     names that are not known].
     """
     from cocurve_lab.base.atomic import clean
 
-    whole(old)
-    first = contents(place)
-    whole(new)
-    second = contents(place)
-    assert first != second
-    states = {str(first): "old", str(second): "new", str(None): "nothing"}
+    here, before = place.parent, place.parent.with_name(f"{place.parent.name} before")
+    states = {str(None): "nothing"}
+    for name, save in (("new", new), ("old", old)):
+        save()
+        states[str(contents(place))] = name
+    assert len(states) == 3
+    shutil.copytree(here, before)
     found: list[list[Any]] = []
     while True:
-        whole(old)
-        name = killed_at(new, len(found))
+        shutil.rmtree(here)
+        shutil.copytree(before, here)
+        name = killed_at(new, first + len(found))
         if name is None:
             return found
         after = []
-        for step in (lambda: None, lambda: clean(place.parent), new):
-            whole(step)
+        for step in (lambda: None, lambda: clean(here), new):
+            step()
             after.append(states.get(str(contents(place)), "damaged"))
-        strangers = sorted(path.name for path in place.parent.iterdir() if path.name not in known)
+        strangers = sorted(path.name for path in here.iterdir() if path.name not in known)
         found.append([name, *after, strangers])
 
 
 # What is saved ------------------------------------------------------------------------------------
 
+KINDS = ("pkl", "npz", "checkpoint", "gguf", "folder", "two renames")
+
 
 def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[], Any], set[str]]:
-    """The place, the two saves, and the names that may lie there."""
+    """Return the place, the two saves, and the names that may lie there."""
     from cocurve_lab.base import atomic
     from helpers.problems import make_units, random_curvature
 
@@ -175,7 +175,7 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
     from helpers.tiny_models import tiny_model, word_tokenizer
 
     transformers.logging.disable_progress_bar()
-    model, tokenizer = tiny_model(), word_tokenizer()
+    model, tokenizer = tiny_model(layers=1), word_tokenizer()
     units = cl.enumerate_units(model, 4)
     one, two = (
         cl.prune(model, cl.Selection.from_pruned(units, chosen)) for chosen in ([1], [1, 2])
@@ -187,7 +187,7 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
             cl.export_gguf(pruned, None, place, dtype="f32", overwrite=True)
 
         return place, lambda: export(one), lambda: export(two), {place.name}
-    if kind == "two renames":
+    if kind == "two renames":  # the last kind, so it stays so
         atomic._exchange = lambda one, other: False
     place = folder / "small"
 
@@ -198,4 +198,8 @@ def saves(kind: str, folder: Path) -> tuple[Path, Callable[[], Any], Callable[[]
 
 
 if __name__ == "__main__":
-    json.dump(every_kill(*saves(sys.argv[1], Path(sys.argv[2]))), sys.stdout)
+    kills = {kind: every_kill(*saves(kind, Path(sys.argv[1]) / kind)) for kind in KINDS[:-1]}
+    # a folder is filled alike whether it is exchanged or renamed
+    filled = [point[0] for point in kills["folder"]].index("renameat2")
+    kills[KINDS[-1]] = every_kill(*saves(KINDS[-1], Path(sys.argv[1]) / KINDS[-1]), filled)
+    json.dump(kills, sys.stdout)
