@@ -39,7 +39,6 @@ _HOMES = {
     "load_or_estimate": "estimator.estimate",
     "BuildOptions": "curvature.settings",
     "StopWhenConverged": "extensions.analysis.stability",
-    "ray_executor": "extensions.big_models.cluster",
     "Curvature": "curvature.matrix",
     "jackknife": "curvature.uncertainty",
     "edge_graph": "curvature.graph",
@@ -72,6 +71,7 @@ _HOMES = {
     "compare_text": "measuring.lockstep",
     "answer_accuracy": "measuring.answers",
     "split_risk": "measuring.gap",
+    "measure_interactions": "extensions.interactions.measured",
     # A smaller model
     "prune": "pruner.cutting",
     "repair": "extensions.repairing.repair",

@@ -13,7 +13,6 @@ from .estimator.estimate import estimate_curvature as estimate_curvature
 from .estimator.estimate import load_or_estimate as load_or_estimate
 from .curvature.settings import BuildOptions as BuildOptions
 from .extensions.analysis.stability import StopWhenConverged as StopWhenConverged
-from .extensions.big_models.cluster import ray_executor as ray_executor
 from .curvature.matrix import Curvature as Curvature
 from .curvature.uncertainty import jackknife as jackknife
 from .curvature.graph import edge_graph as edge_graph
@@ -44,6 +43,7 @@ from .measuring.generation import example_prompts as example_prompts
 from .measuring.lockstep import compare_text as compare_text
 from .measuring.answers import answer_accuracy as answer_accuracy
 from .measuring.gap import split_risk as split_risk
+from .extensions.interactions.measured import measure_interactions as measure_interactions
 from .pruner.cutting import prune as prune
 from .extensions.repairing.repair import repair as repair
 from .extensions.repairing.recovery import recover as recover

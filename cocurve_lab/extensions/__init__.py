@@ -4,6 +4,7 @@ surrogates/   other matrices beside H: pair KL, additive KL, staged and refit-aw
 big_models/   weights that stay on disk, pruning to a folder, Ray, forecasts of a build
 choosing/     lambda, guards and gains chosen by measured KL; search; `best_plan`
 repairing/    least-squares refit of what remains, and training after it
+interactions/ edges measured between blocks, layers or given parts, and plans of whole parts
 analysis/     stability of plans, bounds, local refinement, infinitesimal and preview H
 gguf/         one file for llama.cpp
 """

@@ -27,6 +27,7 @@ from ..estimator.fisher import kl_divergence
 from ..estimator.replay import widen
 from ..models.architectures import Architecture, describe
 from ..models.identity import model_device
+from ..models.layer_calls import capture_calls, first_output
 from ..models.layers import source_of
 from ..models.masking import Scales, column_scales, resolve, scaled, stack_rows
 from ..models.runtime import in_double, measuring, require_measurable, sums_on
@@ -288,6 +289,8 @@ class Meter:
         checkpoint, plans_per_batch: as for `measure_plans`.
         keep_teacher: keep the dense model's final hidden states of every row seen [P, d], for calls
             that come back to a row.
+        replay: run plans from the first layer that a batch of them touches. Plans should then come
+            sorted by it. Results may differ in the last bits from those of whole passes.
 
     Attributes:
         memory: KL and nll of each plan by row, nats per token; on disk if there is a checkpoint.
@@ -304,6 +307,7 @@ class Meter:
         checkpoint: str | os.PathLike[str] | None = None,
         plans_per_batch: int | None = None,
         keep_teacher: bool = False,
+        replay: bool = False,
     ) -> None:
         self.model, self.text = model, text
         architecture = describe(model)
@@ -315,7 +319,8 @@ class Meter:
             lambda: model_settings(model) | {"text_fingerprint": text.fingerprint},
         )
         batch = plans_per_batch or max(1, _BATCH_TOKENS // text.seq_len)
-        self.engine = _Engine(architecture, text, batch, {} if keep_teacher else None)
+        kept: dict[int, Tensor] | None = {} if keep_teacher else None
+        self.engine = _Engine(architecture, text, batch, kept, replay=replay)
 
     def measure(
         self,
@@ -382,6 +387,7 @@ class _Engine:
         batch: masked copies per forward pass; halved for good when memory runs out.
         kept: final hidden states [1, P, d] of the teacher by sequence; None keeps none.
         most: of plans that advance together where weights come from elsewhere; halved likewise.
+        replay: whether plans start at the first layer that their batch touches, instead of at 0.
     """
 
     architecture: Architecture
@@ -389,6 +395,7 @@ class _Engine:
     batch: int
     kept: dict[int, Tensor] | None = None
     most: float = inf
+    replay: bool = False
 
     def __post_init__(self) -> None:
         source = source_of(self.architecture.model)
@@ -455,7 +462,12 @@ class _Engine:
         """Final hidden states [1, P, d] of the dense model at the scored positions of a row."""
         if self.kept is not None and number in self.kept:
             return self.kept[number]
-        found = _scored_hidden(self.architecture, *self._row(number), {})
+        ids, positions = self._row(number)
+        if self.replay and self.layerwise is None:
+            final, self.calls = capture_calls(self.architecture, ids)
+            found = final[:, positions]
+        else:
+            found = _scored_hidden(self.architecture, ids, positions, {})
         if self.kept is not None:
             self.kept[number] = found
         return found
@@ -494,11 +506,25 @@ class _Engine:
             teacher, *masked = self.layerwise.run(ids, positions, batches)
         else:
             masks = stack_rows(self.architecture, rows)
-            repeated = ids.expand(len(rows), -1)
-            masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
+            if self.replay:
+                masked = [self._from_first_touched(positions, masks, len(rows))]
+            else:
+                repeated = ids.expand(len(rows), -1)
+                masked = [_scored_hidden(self.architecture, repeated, positions, masks)]
         pair, labels = (self.architecture, self.architecture), ids[0, positions + 1]
         found = [_mean_kl_and_nll(pair, (teacher, hidden), labels) for hidden in masked]
         return teacher, [values for batch in found for values in batch]
+
+    def _from_first_touched(self, positions: Tensor, masks: Scales, rows: int) -> Tensor:
+        """Final hidden states [B, P, d]; what precedes the first masked layer is the teacher's."""
+        first = min(layer for layer, _ in masks)
+        hidden = self.calls[first].hidden.expand(rows, -1, -1)
+        with scaled(self.architecture, masks):
+            for layer, call in zip(
+                self.architecture.layers[first:], self.calls[first:], strict=True
+            ):
+                hidden = first_output(layer(hidden, *call.args, **call.kwargs))
+        return self.architecture.final(hidden)[:, positions]
 
 
 def _scored_hidden(
