@@ -12,9 +12,8 @@ as their portions allow.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
+from helpers.benchmarks import arguments, flag, head, in_turn, row, spread
 from helpers.problems import random_curvature
 from helpers.tiny_models import tiny_model
 
@@ -38,17 +38,21 @@ SPEEDS = ("prefill", "decode")
 
 
 def main() -> None:
-    options = parser().parse_args()
-    if options.quick:
-        options.hidden, options.ffn, options.rounds, options.prompt, options.new = (
-            256,
-            768,
-            2,
-            32,
-            4,
-        )
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    options = arguments(
+        __doc__,
+        {"hidden": 256, "ffn": 768, "rounds": 2, "prompt": 32, "new": 4},
+        ratios=[0.25, 0.375],
+        layers=8,
+        hidden=flag(1024, "a multiple of 256"),
+        ffn=flag(3072, "a multiple of 384"),
+        device="cpu",
+        dtype=flag("float32", choices=("float32", "bfloat16", "float16")),
+        batch=1,
+        prompt=512,
+        new=32,
+        rounds=flag(5, "of all plans in turn"),
+        threads=flag(type=int),
+    )
     model = tiny_model(
         "llama",
         layers=options.layers,
@@ -63,15 +67,20 @@ def main() -> None:
     ).to(options.device)
     units = cl.enumerate_units(model, ffn_groups=options.ffn // 12)
     curvature = random_curvature(units)
-    print("| asked | plan | removed | prefill / dense | decode / dense |\n|---|---|---|---|---|")
+    settings = EfficiencyOptions((options.batch,), options.prompt, options.new, repeats=3)
+    head("asked", "plan", "removed", *(f"{speed} / dense" for speed in SPEEDS))
     for ratio in options.ratios:
         layers = cl.solve_greedy(curvature, ratio, guards=cl.Guards(depth="layer"))
         plans = {name: nearest(curvature, layers.realized_ratio, name) for name in GUARDS}
-        found = timed(model, {name: cl.prune(model, plan) for name, plan in plans.items()}, options)
-        for name, plan in plans.items():
-            cells = [f"{ratio:.1%}", f"`{name}`", f"{plan.realized_ratio:.1%}"]
-            print("| " + " | ".join([*cells, *(shown(found[name][s]) for s in SPEEDS)]) + " |")
-    print(f"\n{found['protocol']}")
+        ways = {
+            name: partial(measure_efficiency, model, cl.prune(model, plan), settings)
+            for name, plan in plans.items()
+        }
+        for name, found in in_turn(ways, options.rounds).items():
+            ratios = ([one.ratio(speed, options.batch) for one in found] for speed in SPEEDS)
+            cells = (f"{ratio:.1%}", f"`{name}`", f"{plans[name].realized_ratio:.1%}")
+            row(*cells, *map(spread, ratios))
+    print(f"\n{options.rounds} rounds, median (range). {found[-1].protocol}")
 
 
 def nearest(curvature: cl.Curvature, ratio: float, name: str) -> cl.Selection:
@@ -82,46 +91,6 @@ def nearest(curvature: cl.Curvature, ratio: float, name: str) -> cl.Selection:
         for less in range(11)
     ]
     return min(found, key=lambda plan: abs(plan.realized_ratio - ratio))
-
-
-def timed(model, pruned, options):  # type: ignore[no-untyped-def]
-    """Tokens per second over those of the dense model, by plan and speed: one value per round.
-
-    In each round the plans take turns, and the next round goes the other way.
-    """
-    settings = EfficiencyOptions((options.batch,), options.prompt, options.new, repeats=3)
-    found = {name: {speed: [] for speed in SPEEDS} for name in pruned}
-    names = list(pruned)
-    for _ in range(options.rounds):
-        for name in names:
-            measured = measure_efficiency(model, pruned[name], settings)
-            for speed in SPEEDS:
-                found[name][speed].append(measured.ratio(speed, options.batch))
-        names.reverse()
-    return found | {"protocol": f"{options.rounds} rounds, median (range). {measured.protocol}"}
-
-
-def shown(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.375])
-    made.add_argument("--layers", type=int, default=8)
-    made.add_argument("--hidden", type=int, default=1024, help="a multiple of 256")
-    made.add_argument("--ffn", type=int, default=3072, help="a multiple of 384")
-    made.add_argument("--device", default="cpu")
-    made.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    made.add_argument("--batch", type=int, default=1)
-    made.add_argument("--prompt", type=int, default=512)
-    made.add_argument("--new", type=int, default=32)
-    made.add_argument("--rounds", type=int, default=5, help="of all plans in turn")
-    made.add_argument("--threads", type=int)
-    made.add_argument("--quick", action="store_true")
-    return made
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ error is over rows and draws of H. `git status` of the folder stays clean: kept 
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cocurve_studies.draws import MOST
+from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run, text_of
 
@@ -31,7 +30,12 @@ QUICK: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    options = parser().parse_args()
+    options = arguments(
+        __doc__,
+        {},
+        folder=flag(str(NOTEBOOKS[0].parent), "where the tables are kept"),
+        draws=flag(MOST, "draws of H, at least 2"),
+    )
     folder = Path(options.folder)
     folder.mkdir(parents=True, exist_ok=True)
     for notebook in NOTEBOOKS:
@@ -39,23 +43,11 @@ def main() -> None:
         if number not in SHOWN:
             continue
         values = {"REDRAWS": options.draws} | (SMALL | QUICK[number] if options.quick else {})
-        start = time.monotonic()
-        text = text_of(run(notebook, folder, values)).replace("\n  ", " ")
-        print(f"\n{notebook.stem}: {time.monotonic() - start:.0f} s with {options.draws} draws\n")
-        for line in text.splitlines():
+        took, done = seconds(lambda: run(notebook, folder, values))  # noqa: B023  (called here)
+        print(f"\n{notebook.stem}: {took:.0f} s with {options.draws} draws\n")
+        for line in text_of(done).replace("\n  ", " ").splitlines():
             if "draws of H" in line and "Paper (" in line:
                 print(f"- {line.removeprefix('- ')}")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    beside = str(NOTEBOOKS[0].parent)
-    made.add_argument("--folder", default=beside, help="where the tables are kept")
-    made.add_argument("--draws", type=int, default=MOST, help="draws of H, at least 2")
-    made.add_argument("--quick", action="store_true", help="a few short rows")
-    return made
 
 
 if __name__ == "__main__":

@@ -8,106 +8,114 @@ Everything is measured in one run on one machine. Ratios travel between machines
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-import time
+from argparse import SUPPRESS
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import cocurve_lab as cl
 from cocurve_lab.models.runtime import measuring
-
-PARTS = ["speed", "vocabulary", "quality", "precision", "memory", "solver"]
+from helpers.benchmarks import arguments, flag, in_turn, seconds, spread
 
 
 def main() -> None:
-    options = parser().parse_args()
-    if options.quick:
-        options.repeats = options.draws = 2
-        options.judge_rows, options.speed_rows, options.memory_rows = 8, 2, 2
-        options.precision_rows = 1
+    options = arguments(
+        __doc__,
+        dict.fromkeys(("repeats", "draws", "speed_rows", "memory_rows"), 2)
+        | {"judge_rows": 8, "precision_rows": 1},
+        model="demo",
+        top_r=256,
+        threads=torch.get_num_threads(),
+        repeats=5,
+        speed_rows=8,
+        speed_tokens=[64, 128, 256],
+        naive_units=12,
+        judge_rows=64,
+        pool_rows=160,
+        draws=5,
+        ratios=[0.2, 0.4],
+        precision_rows=12,
+        memory_rows=16,
+        parts=flag(list(PARTS), choices=list(PARTS)),
+        child_rows=flag(0, SUPPRESS),
+    )
     if options.child_rows:
         print(json.dumps(peak_memory(options.child_rows)))
         return
-    torch.set_num_threads(options.threads)
     model, tokenizer = cl.load_model(options.model)
     units = cl.enumerate_units(model)
     print(
         f"{options.model}: {units}; {torch.get_num_threads()} threads, torch {torch.__version__}\n"
     )
-    if "speed" in options.parts:
-        for tokens in options.speed_tokens:
-            compare_speed(model, tokenizer, units, options, tokens)
-    if "vocabulary" in options.parts:
-        compare_vocabulary(model, tokenizer, units, options)
-    if "quality" in options.parts:
-        compare_settings(model, tokenizer, units, options)
-    if "precision" in options.parts:
-        compare_precision(tokenizer, units, options)
-    if "memory" in options.parts:
-        compare_memory(options)
-    if "solver" in options.parts:
-        time_solver(options)
+    for part in options.parts:
+        PARTS[part](model, tokenizer, units, options)
+
+
+def all_scored(options, tokenizer, rows: int) -> cl.CalibrationSet:
+    """Rows of the model's text, every position scored."""
+    every = {"positions_per_sequence": "all"}
+    return cl.default_calibration(options.model, tokenizer, rows, 1, **every)[0]
 
 
 # Speed -------------------------------------------------------------------------------------------
 
 
-def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
+def compare_speed(model, tokenizer, units, options) -> None:
     """Naive passes one sequence at a time, naive passes over a batch of sequences, the estimator.
 
     The naive ways are timed on a subset of the units, spread evenly, and extrapolated to all.
     """
-    rows = options.speed_rows
-    whole, _ = cl.default_calibration(
-        options.model, tokenizer, rows, 1, positions_per_sequence="all"
-    )
-    calibration = cl.CalibrationSet(whole.input_ids[:, :tokens])
+    rows, whole = options.speed_rows, all_scored(options, tokenizer, options.speed_rows)
     subset = list(range(0, len(units), max(1, len(units) // options.naive_units)))
-    print(
-        f"Speed: {rows} rows x {calibration.seq_len} tokens, all positions, r = {options.top_r}. "
-        f"Naive: {len(subset)} of {len(units)} units timed, extrapolated to all."
-    )
+    for tokens in options.speed_tokens:
+        calibration = cl.CalibrationSet(whole.input_ids[:, :tokens])
+        print(
+            f"Speed: {rows} rows x {calibration.seq_len} tokens, all positions, r = "
+            f"{options.top_r}. Naive: {len(subset)} of {len(units)} units timed, extrapolated to "
+            "all."
+        )
+        speed_of(model, units, subset, calibration, options)
 
+
+def speed_of(model, units, subset, calibration, options) -> None:
     def built(text: cl.CalibrationSet) -> np.ndarray:
         return cl.estimate_curvature(model, units, text, options.top_r, progress=False).matrix
 
-    ways: dict[str, Callable[[], tuple[np.ndarray, float]]] = {
-        "naive, one sequence": lambda: naive(model, units, subset, calibration, options.top_r, 1),
-        "naive, batched": lambda: naive(model, units, subset, calibration, options.top_r, rows),
-        "estimator": lambda: (built(calibration), 0.0),
+    def extrapolated(batch: int) -> tuple[float, np.ndarray]:
+        taken, (matrix, teacher) = seconds(
+            lambda: naive(model, units, subset, calibration, options.top_r, batch)
+        )
+        # the teacher runs once, however many units there are
+        return teacher + (taken - teacher) * len(units) / len(subset), matrix
+
+    ways: dict[str, Callable[[], tuple[float, np.ndarray]]] = {
+        "naive, one sequence": lambda: extrapolated(1),
+        "naive, batched": lambda: extrapolated(options.speed_rows),
+        "estimator": lambda: seconds(lambda: built(calibration)),
     }
-    for way in ways.values():  # warm up every code path
-        way()
-    seconds = {name: [] for name in ways}
-    matrices = {}
-    for _ in range(options.repeats):  # interleaved, so that a slow minute hits all three
-        for name, way in ways.items():
-            begun = time.perf_counter()
-            matrices[name], teacher = way()
-            taken = time.perf_counter() - begun
-            if name.startswith("naive"):  # the teacher runs once, however many units there are
-                taken = teacher + (taken - teacher) * len(units) / len(subset)
-            seconds[name].append(taken)
-    exact = matrices["estimator"][np.ix_(subset, subset)]
+    found = in_turn(ways, options.repeats, warm=True)
+    times = {name: np.array([taken for taken, _ in rounds]) for name, rounds in found.items()}
+    exact = found["estimator"][-1][1][np.ix_(subset, subset)]
     print(f"{'':<22}{'seconds (min, median, max)':>30}{'estimator is faster by':>34}{'error':>12}")
-    for name, times in seconds.items():
-        spread = f"{min(times):.1f}, {np.median(times):.1f}, {max(times):.1f}"
-        if name == "estimator":
-            print(f"{name:<22}{spread:>30}")
-            continue
-        ratio = np.array(times) / np.array(seconds["estimator"])
-        error = np.linalg.norm(matrices[name] - exact) / np.linalg.norm(exact)
-        faster = f"{np.median(ratio):.1f}x ({ratio.min():.1f} to {ratio.max():.1f})"
-        print(f"{name:<22}{spread:>30}{faster:>34}{error:>12.1e}")
+    for name, taken in times.items():
+        line = f"{taken.min():.1f}, {np.median(taken):.1f}, {taken.max():.1f}"
+        line = f"{name:<22}{line:>30}"
+        if name != "estimator":
+            error = np.linalg.norm(found[name][-1][1] - exact) / np.linalg.norm(exact)
+            line += f"{spread(taken / times['estimator'], 'x', 1):>34}{error:>12.1e}"
+        print(line)
     one = cl.CalibrationSet(calibration.input_ids[:1])
     few, more = (
-        operations(lambda part=part: naive(model, units, part, one, options.top_r, 1))
+        operations(partial(naive, model, units, part, one, options.top_r, 1))
         for part in (subset[:1], subset)
     )
     per_unit = (more - few) / (len(subset) - 1)
@@ -117,25 +125,21 @@ def compare_speed(model, tokenizer, units, options, tokens: int) -> None:
 
 def compare_vocabulary(model, tokenizer, units, options) -> None:
     """What a build costs more where single-unit risks are over the full vocabulary."""
-    text, _ = cl.default_calibration(
-        options.model, tokenizer, options.speed_rows, 1, positions_per_sequence="all"
-    )
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    risks = {}
-    for _ in range(options.repeats + 1):  # the first one warms up
-        for full, times in seconds.items():
-            knobs = {"progress": False, "options": cl.BuildOptions(full_vocabulary=full)}
-            begun = time.perf_counter()
-            built = cl.estimate_curvature(model, units, text, options.top_r, **knobs)
-            times.append(time.perf_counter() - begun)
-            risks[full] = built.single_unit_risk
-    ratio = np.array(seconds[True][1:]) / np.array(seconds[False][1:])
-    apart = risks[False] / risks[True]
+    text = all_scored(options, tokenizer, options.speed_rows)
+
+    def built(full: bool) -> tuple[float, cl.Curvature]:
+        knobs = {"progress": False, "options": cl.BuildOptions(full_vocabulary=full)}
+        return seconds(lambda: cl.estimate_curvature(model, units, text, options.top_r, **knobs))
+
+    ways = {name: partial(built, name == "full") for name in ("support", "full")}
+    found = in_turn(ways, options.repeats, warm=True)
+    ratio = np.divide(*([taken for taken, _ in found[name]] for name in ("full", "support")))
+    top, full = (found[name][-1][1].single_unit_risk for name in ways)
     print(
         f"Single-unit risks over the full vocabulary, {len(text)} rows: a build takes "
         f"{np.median(ratio):.2f} times as long ({ratio.min():.2f} to {ratio.max():.2f}); on the "
-        f"top-{options.top_r} support the sum is {risks[False].sum() / risks[True].sum():.3f} of "
-        f"that, single ones {apart.min():.3f} to {apart.max():.3f}\n"
+        f"top-{options.top_r} support the sum is {top.sum() / full.sum():.3f} of that, single ones "
+        f"{(top / full).min():.3f} to {(top / full).max():.3f}\n"
     )
 
 
@@ -153,12 +157,8 @@ def naive(model, units, subset, calibration, top_r: int, batch: int) -> tuple[np
     with measuring(model, torch.get_num_threads()):
         for start in range(0, len(calibration), batch):
             ids = calibration.input_ids[start : start + batch]
-            begun = time.perf_counter()
-            teacher = model(input_ids=ids).logits[:, :-1]
-            support = teacher.topk(top_r, dim=-1).indices
-            z0 = teacher.gather(-1, support)
-            p0 = torch.softmax(z0, dim=-1)
-            teacher_seconds += time.perf_counter() - begun
+            taken, (support, z0, p0) = seconds(lambda: teacher(model, ids, top_r))  # noqa: B023
+            teacher_seconds += taken
             features = []
             for index in subset:
                 with cl.ablate(model, [units[index]]):
@@ -169,6 +169,14 @@ def naive(model, units, subset, calibration, top_r: int, batch: int) -> tuple[np
             gram += (stacked @ stacked.T).double()
     matrix = (gram / (len(calibration) * (calibration.seq_len - 1))).numpy()
     return matrix, teacher_seconds
+
+
+def teacher(model, ids: torch.Tensor, top_r: int) -> tuple[torch.Tensor, ...]:
+    """The support of the teacher, and its logits and probabilities there."""
+    logits = model(input_ids=ids).logits[:, :-1]
+    support = logits.topk(top_r, dim=-1).indices
+    z0 = logits.gather(-1, support)
+    return support, z0, torch.softmax(z0, dim=-1)
 
 
 # Quality -----------------------------------------------------------------------------------------
@@ -186,10 +194,14 @@ def compare_settings(model, tokenizer, units, options) -> None:
         options.model, tokenizer, options.pool_rows, judge_rows, positions_per_sequence="all"
     )
     pool = pool_set.input_ids
-    judge = cl.estimate_curvature(model, units, judge_text, options.top_r, progress=False)
-    plans = {}
-    for ratio in options.ratios:
-        plans[ratio] = judge.risk(cl.solve_greedy(judge, ratio, 1.0).pruned)
+
+    def built(text: cl.CalibrationSet) -> cl.Curvature:
+        return cl.estimate_curvature(model, units, text, options.top_r, progress=False)
+
+    judge = built(judge_text)
+    plans = {
+        ratio: judge.risk(cl.solve_greedy(judge, ratio, 1.0).pruned) for ratio in options.ratios
+    }
     print(
         f"Selection quality at lambda 1: surrogate risk on {judge_rows} held-out rows relative to "
         f"the plan solved on them; mean +- standard error over {draws} draws"
@@ -197,17 +209,16 @@ def compare_settings(model, tokenizer, units, options) -> None:
     header = "".join(f"{f'{ratio:.0%} removed':>18}" for ratio in options.ratios)
     print(f"{'rows':>6}{'tokens':>8}{'scored':>8}{'seconds':>9}{header}")
     for rows, length, scored in SETTINGS:
-        results, seconds = {ratio: [] for ratio in options.ratios}, []
+        results, times = {ratio: [] for ratio in options.ratios}, []
         for seed in range(draws):
             text = draw(pool, rows, min(length, context), scored, seed)
-            begun = time.perf_counter()
-            curvature = cl.estimate_curvature(model, units, text, options.top_r, progress=False)
-            seconds.append(time.perf_counter() - begun)
+            taken, curvature = seconds(lambda: built(text))  # noqa: B023  (called here)
+            times.append(taken)
             for ratio in options.ratios:
                 chosen = cl.solve_greedy(curvature, ratio, 1.0).pruned
                 results[ratio].append(judge.risk(chosen) / plans[ratio])
         cells = "".join(f"{mean_error(results[ratio]):>18}" for ratio in options.ratios)
-        print(f"{rows:>6}{min(length, context):>8}{scored!s:>8}{np.median(seconds):>9.1f}{cells}")
+        print(f"{rows:>6}{min(length, context):>8}{scored!s:>8}{np.median(times):>9.1f}{cells}")
     print()
 
 
@@ -243,15 +254,13 @@ def mean_error(values: list[float]) -> str:
 # Precision ---------------------------------------------------------------------------------------
 
 
-def compare_precision(tokenizer, units, options) -> None:
+def compare_precision(_model, tokenizer, units, options) -> None:
     """H from float32, bfloat16 and float16 weights and layers against float64 on the same weights.
 
     The embedded model ships in float16, so its weights are exact in all but bfloat16; that row is
     compared with float64 on the bfloat16 weights, so that only arithmetic differs.
     """
-    text, _ = cl.default_calibration(
-        options.model, tokenizer, options.precision_rows, 1, positions_per_sequence="all"
-    )
+    text = all_scored(options, tokenizer, options.precision_rows)
     print(
         f"Arithmetic: H over {len(text)} rows, all positions, against float64 on the same weights"
     )
@@ -275,7 +284,7 @@ def compare_precision(tokenizer, units, options) -> None:
 # Memory ------------------------------------------------------------------------------------------
 
 
-def compare_memory(options) -> None:
+def compare_memory(_model, _tokenizer, _units, options) -> None:
     """Peak resident memory of whole processes at N and 4 N sequences."""
     print("Peak memory of a whole process (model and libraries included)")
     for rows in (options.memory_rows, 4 * options.memory_rows):
@@ -298,16 +307,17 @@ def peak_memory(rows: int) -> int:
 # Solver ------------------------------------------------------------------------------------------
 
 
-def time_solver(options) -> None:
+def time_solver(_model, _tokenizer, _units, options) -> None:
     """One solve at the sizes of an 8B and a 70B; bench_solver.py has more ratios and the path."""
-    from bench_solver import LAYERS, problem, seconds, show  # sets thread counts, so imported last
+    from bench_solver import LAYERS, problem, show  # sets thread counts, so imported last
+    from bench_solver import seconds as times_of
 
     print("Solver, lambda 1, on a random Gram matrix")
     for size in LAYERS:
         curvature = problem(size, 0)
         assert curvature.fingerprint  # computed once per matrix, and kept
         for ratio in (0.2, 0.6):
-            times = seconds(
+            times = times_of(
                 lambda: cl.solve_greedy(curvature, ratio, 1.0),  # noqa: B023  (called here)
                 3 * options.repeats,
             )
@@ -315,26 +325,14 @@ def time_solver(options) -> None:
     print()
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--top-r", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--speed-rows", type=int, default=8)
-    parser.add_argument("--speed-tokens", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--naive-units", type=int, default=12)
-    parser.add_argument("--judge-rows", type=int, default=64)
-    parser.add_argument("--pool-rows", type=int, default=160)
-    parser.add_argument("--draws", type=int, default=5)
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
-    parser.add_argument("--precision-rows", type=int, default=12)
-    parser.add_argument("--memory-rows", type=int, default=16)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--child-rows", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="small numbers, to check the script")
-    return parser
-
+PARTS = {
+    "speed": compare_speed,
+    "vocabulary": compare_vocabulary,
+    "quality": compare_settings,
+    "precision": compare_precision,
+    "memory": compare_memory,
+    "solver": time_solver,
+}
 
 if __name__ == "__main__":
     main()

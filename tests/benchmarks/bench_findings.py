@@ -11,10 +11,8 @@ quiet machine. findings.json holds the findings of each notebook, when and on wh
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import time
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -27,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cocurve_lab.base.tables import typeset
 from cocurve_studies.findings import MIME, Finding
 from cocurve_studies.sections import link_to
+from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import SMALL
 from helpers.notebooks import NOTEBOOKS, run
 
@@ -46,7 +45,14 @@ in [findings.json](findings.json).
 
 
 def main() -> None:
-    options = parser().parse_args()
+    options = arguments(
+        __doc__,
+        {},
+        folder=flag(str(NOTEBOOKS[0].parent), "where the notebooks run and keep tables"),
+        out=flag(str(HERE), "where findings.json and FINDINGS.md go"),
+        only=flag(list(SHOWN), "run these alone", choices=SHOWN),
+        page_only=flag(False, "run nothing"),
+    )
     kept = Path(options.out) / "findings.json"
     found = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if not options.page_only:
@@ -62,21 +68,16 @@ def main() -> None:
 
 def measured(notebook: Path, folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Run a notebook; return its last findings, the day and the parameters."""
-    start = time.monotonic()
-    done = run(notebook, folder, values, timeout=24 * 3600)
-    tables = [o["data"][MIME] for o in outputs(done) if MIME in o.get("data", {})]
+    took, done = seconds(lambda: run(notebook, folder, values, timeout=24 * 3600))
+    outputs = (output for cell in done.cells for output in cell.get("outputs", []))
+    tables = [output["data"][MIME] for output in outputs if MIME in output.get("data", {})]
     (cell,) = (c for c in done.cells if "parameters" in c.metadata.get("tags", []))
-    print(f"{notebook.stem}: {time.monotonic() - start:.0f} s, {len(tables[-1])} findings")
+    print(f"{notebook.stem}: {took:.0f} s, {len(tables[-1])} findings")
     return {
         "run": date.today().isoformat(),
         "parameters": cell.source.splitlines(),
         "findings": tables[-1],  # the notebooks that test much end with all of it
     }
-
-
-def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
-    """The outputs of all cells."""
-    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
 def page(found: dict[str, Any]) -> str:
@@ -127,19 +128,6 @@ def table(heads: list[str]) -> list[str]:
 def row_of(*cells: str) -> str:
     """One line of a Markdown table; a bar inside a cell is no border."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    beside = str(NOTEBOOKS[0].parent)
-    made.add_argument("--folder", default=beside, help="where the notebooks run and keep tables")
-    made.add_argument("--out", default=str(HERE), help="where findings.json and FINDINGS.md go")
-    made.add_argument("--only", nargs="+", default=SHOWN, choices=SHOWN, help="run these alone")
-    made.add_argument("--page-only", action="store_true", help="run nothing")
-    made.add_argument("--quick", action="store_true", help="a few short rows, to check the script")
-    return made
 
 
 if __name__ == "__main__":

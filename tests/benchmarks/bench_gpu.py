@@ -13,7 +13,6 @@ What fails is said in its row, and the next one goes on. Progress goes to the er
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -37,6 +37,10 @@ from cocurve_lab.extensions.big_models.forecast import row_operations
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.layers import source_of
 from cocurve_lab.models.runtime import measuring, require_known_head
+from cocurve_lab.models.units import Unit
+from helpers.benchmarks import arguments, flag, head
+from helpers.benchmarks import row as table_row
+from helpers.benchmarks import seconds as timed
 
 BUILDS = (
     "shape",
@@ -87,7 +91,20 @@ SHAPES = {
 
 
 def main() -> None:
-    options = parser().parse_args()
+    options = arguments(
+        __doc__,
+        shapes=flag(["llama-3.2-3b", "llama-3.1-8b"], choices=list(SHAPES)),
+        device=None,
+        dtype="bfloat16",
+        tokens=flag(2048, "tokens per row"),
+        rows=flag(3, "most rows timed per setting"),
+        seconds=flag(60.0, "per setting; no row begins after them"),
+        minutes=flag(8.0, "of the script; no measurement begins after them"),
+        naive_units=flag(8, "about how many are timed"),
+        ratio=flag(0.2, "removed before the check"),
+        top_r=256,
+        units_per_batch=flag(type=int),
+    )
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU (script check only)"
@@ -97,16 +114,14 @@ def main() -> None:
         f"{name}, torch {torch.__version__}, {options.dtype}, rows of at most {options.tokens} "
         f"tokens, r = {options.top_r}. Measured matrix-product rate: {rate / 1e12:.1f} TFLOP/s.\n"
     )
-    table_row(*BUILDS)
-    table_row(*("---" for _ in BUILDS))
+    head(*BUILDS)
     found = []
     for shape in options.shapes:
         found.append(of_shape(shape, device, rate, options))
         free_memory()
     for columns, rows in zip((AFTERWARDS, STREAMED), zip(*found, strict=True), strict=True):
         print()
-        table_row(*columns)
-        table_row(*("---" for _ in columns))
+        head(*columns)
         for cells in rows:
             table_row(*cells)
     tell("done")
@@ -189,8 +204,8 @@ def measured_build(
         curvature = cl.estimate_curvature(
             model, units, text, options.top_r, progress=False, options=knobs
         )
-    seconds = curvature.provenance["sequence_seconds"]
-    one, batch = median(seconds), curvature.provenance["runtime"]["units_per_batch"]
+    taken = curvature.provenance["sequence_seconds"]
+    one, batch = median(taken), curvature.provenance["runtime"]["units_per_batch"]
     memory = "-"
     if device.type == "cuda":
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -199,7 +214,7 @@ def measured_build(
     operations = row_operations(describe(model), units, text, options.top_r)
     achieved = operations / one / rate
     cells = [
-        f"{one:.2f} ({min(seconds):.2f} to {max(seconds):.2f}; {len(seconds)} rows)",
+        f"{one:.2f} ({min(taken):.2f} to {max(taken):.2f}; {len(taken)} rows)",
         "-" if announced is None else f"{announced:.2f}",
         f"{achieved:.0%}",
         f"{naive / one:.2f}x",
@@ -227,41 +242,39 @@ def naive_seconds(model, units, text: cl.CalibrationSet, options) -> float:
         z_0 = teacher.gather(-1, support).float()
         p_0 = torch.softmax(z_0, dim=-1)
         del teacher
-        for unit in [units[0], *units[::step]]:  # the first one warms up
-            synchronize(model.device)
-            begun = time.perf_counter()
+
+        def column(unit: Unit) -> torch.Tensor:
             with cl.ablate(model, [unit]):
                 shift = z_0 - logits().gather(-1, support).float()
-            p_0.sqrt() * (shift - (p_0 * shift).sum(-1, keepdim=True))
-            synchronize(model.device)
-            times.append(time.perf_counter() - begun)
+            return p_0.sqrt() * (shift - (p_0 * shift).sum(-1, keepdim=True))
+
+        for unit in [units[0], *units[::step]]:  # the first one warms up
+            times.append(seconds(lambda: column(unit), model.device)[0])  # noqa: B023
     return (len(units) + 1) * median(times[1:])
 
 
 def solve(done: dict, options) -> list[str]:
     """Solve and keep the plan; the removed share and the time."""
-    times = []
-    for _ in range(6):  # the first one computes the fingerprint of H, which is kept
-        begun = time.perf_counter()
-        done["plan"] = cl.solve_greedy(done["curvature"], options.ratio, 1.0)
-        times.append(time.perf_counter() - begun)
-    return [f"{done['plan'].realized_ratio:.1%}", f"{1000 * median(times[1:]):.1f} ms"]
+    inputs = (done["curvature"], options.ratio, 1.0)
+    # the first one computes the fingerprint of H, which is kept
+    _, *solved = [seconds(lambda: cl.solve_greedy(*inputs)) for _ in range(6)]
+    done["plan"] = solved[0][1]
+    took = median(taken for taken, _ in solved)
+    return [f"{done['plan'].realized_ratio:.1%}", f"{1000 * took:.1f} ms"]
 
 
 def prune(done: dict, options) -> list[str]:
     """Prune a copy and keep it; the time, which includes reading all weights twice."""
-    begun = time.perf_counter()
-    done["pruned"] = cl.prune(done["model"], done["plan"])
-    synchronize(done["model"].device)
-    return [f"{time.perf_counter() - begun:.1f} s"]
+    model = done["model"]
+    took, done["pruned"] = seconds(lambda: cl.prune(model, done["plan"]), model.device)
+    return [f"{took:.1f} s"]
 
 
 def check(done: dict, options) -> list[str]:
     """Check the pruned model on two rows; the time and what was found."""
-    begun = time.perf_counter()
-    result = cl.check_equivalence(done["model"], done["pruned"], done["plan"], done["text"])
-    seconds = time.perf_counter() - begun
-    return [f"{seconds:.1f} s", f"largest difference {result.max_abs_difference:.1e}"]
+    both = [done[name] for name in ("model", "pruned", "plan", "text")]
+    took, result = seconds(lambda: cl.check_equivalence(*both))
+    return [f"{took:.1f} s", f"largest difference {result.max_abs_difference:.1e}"]
 
 
 def streamed(done: dict, options) -> list[str]:
@@ -317,13 +330,7 @@ def matrix_rate(device: torch.device, dtype: str, size: int = 8192) -> float:
     size = size if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
     b = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-    times = []
-    for _ in range(25):
-        synchronize(device)
-        begun = time.perf_counter()
-        a @ b
-        synchronize(device)
-        times.append(time.perf_counter() - begun)
+    times = [seconds(lambda: a @ b, device)[0] for _ in range(25)]
     return 2 * size**3 / median(times[5:])
 
 
@@ -350,10 +357,6 @@ def random_text(model, length: int, scored, options) -> cl.CalibrationSet:
     return cl.CalibrationSet(ids, torch.stack(draws).sort(dim=1).values)
 
 
-def table_row(*cells: object) -> None:
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
-
-
 def tell(what: str) -> None:
     print(f"[{time.monotonic() - BEGUN:.0f} s] {what}", file=sys.stderr, flush=True)
 
@@ -364,35 +367,21 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def seconds(call: Callable[[], Any], device: torch.device | None = None) -> tuple[float, Any]:
+    """How long a call takes, with all that it started on a GPU, and what it returns."""
+    wait = torch.cuda.synchronize if device and device.type == "cuda" else lambda: None
+    wait()
+
+    def whole() -> Any:
+        found = call()
+        wait()
+        return found
+
+    return timed(whole)
 
 
 def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shapes", nargs="+", default=["llama-3.2-3b", "llama-3.1-8b"], choices=list(SHAPES)
-    )
-    parser.add_argument("--device", default=None)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=2048, help="tokens per row")
-    parser.add_argument("--rows", type=int, default=3, help="most rows timed per setting")
-    parser.add_argument(
-        "--seconds", type=float, default=60, help="per setting; no row begins after them"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=8, help="of the script; no measurement begins after them"
-    )
-    parser.add_argument("--naive-units", type=int, default=8, help="about how many are timed")
-    parser.add_argument("--ratio", type=float, default=0.2, help="removed before the check")
-    parser.add_argument("--top-r", type=int, default=256)
-    parser.add_argument("--units-per-batch", type=int, default=None)
-    return parser
 
 
 if __name__ == "__main__":

@@ -10,16 +10,15 @@ A killed run resumes from its folder; a finished one prints at once.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import plus_minus
+from cocurve_lab.base.tables import pick, plus_minus
 from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.cocurve import CoCurve
 from cocurve_lab.methods.registry import get_method
@@ -37,6 +36,7 @@ from cocurve_studies.bake_off.contenders import (
     treated,
 )
 from cocurve_studies.bake_off.settings import CompareOptions, Judges
+from helpers.benchmarks import arguments, flag, head, row
 from helpers.demo_rows import demo_rows
 
 SHOWN = ("kl", "perplexity", "accuracy all")
@@ -50,11 +50,27 @@ PARTS = ("all", "alike", "refitted", "trained", "searched")
 
 
 def main() -> None:
-    options = parser().parse_args()
-    if options.quick:
-        options.ratios, options.seeds, options.evaluations = [0.2], 1, 12
-        options.rows, options.held_out, options.test, options.questions = 4, 4, 4, 4
-    torch.set_num_threads(options.threads)
+    options = arguments(
+        __doc__,
+        {"ratios": [0.2], "seeds": 1, "evaluations": 12}
+        | dict.fromkeys(("rows", "held_out", "test", "questions"), 4),
+        folder=flag("bake_off", "folder that keeps evidence and cells"),
+        model=flag("demo", "or a folder or name, with --text"),
+        text=flag(help="text file for another model"),
+        parts=flag(list(PARTS), choices=PARTS),
+        only=flag(help="labels of the rows to measure", nargs="+"),
+        ratios=[0.1, 0.2, 0.3, 0.4, 0.5],
+        search_ratios=[0.2, 0.4],
+        seeds=flag(3, "calibration sets"),
+        rows=flag(64, "calibration rows of 256 tokens"),
+        held_out=flag(16, "rows to search guards on"),
+        test=flag(32, "rows to report on"),
+        questions=flag(40, "prompts per family"),
+        evaluations=flag(1500, "of each measured search"),
+        repaired=flag(2, "plans of a row that are refitted on all its rows"),
+        threads=2,
+        backwards=flag(False, "last row first: for a second run"),
+    )
     model, tokenizer = cl.load_model(options.model, device="cpu", dtype="float32")
     questions = cl.demo_questions(options.questions) if options.model == "demo" else []
     calibrations, held_out, test = texts(options, tokenizer)
@@ -128,29 +144,25 @@ def report(part: str, result: Comparison, ratios: list[float]) -> None:
     print(f"## {part}\n\ndense: perplexity {dense['perplexity']:.3f}", end="")
     print(f", accuracy {dense['accuracy all']:.3f}\n" if "accuracy all" in dense else "\n")
     for search in {"all": ("none", "searched"), "searched": ("none",)}.get(part, ("searched",)):
-        summaries = {ratio: result.summary(ratio, search) for ratio in ratios}
         for metric in [name for name in SHOWN if name in result.metrics]:
             print(f"{metric}, guards {search}")
-            head(ratios)
-            for place, row in enumerate(summaries[ratios[0]]):
-                cells = [shown(summaries[ratio][place], metric) for ratio in ratios]
-                print(f"| {row['method']} | " + " | ".join(cells) + " |")
-            print()
+            across(result, ratios, search, partial(shown, metric))
     print("passes of a row, seconds (evidence, search and repair)")
-    head(ratios)
-    for place, row in enumerate(result.summary(ratios[0], "searched")):
-        found = [result.summary(ratio, "searched")[place] for ratio in ratios]
-        cells = ["-" if r["seconds"] is None else price(r) for r in found]
-        print(f"| {row['method']} | " + " | ".join(cells) + " |")
+    across(result, ratios, "searched", price)
+
+
+def across(
+    result: Comparison, ratios: list[float], search: str, cell: Callable[[dict], str]
+) -> None:
+    """A line per method, a column per ratio."""
+    summaries = [result.summary(ratio, search) for ratio in ratios]
+    head("method", *(f"{ratio:.0%}" for ratio in ratios))
+    for rows in zip(*summaries, strict=True):
+        row(rows[0]["method"], *map(cell, rows))
     print()
 
 
-def head(ratios: list[float]) -> None:
-    print("| method | " + " | ".join(f"{ratio:.0%}" for ratio in ratios) + " |")
-    print("|---" * (len(ratios) + 1) + "|")
-
-
-def shown(row: dict, metric: str) -> str:
+def shown(metric: str, row: dict) -> str:
     if row[metric] is None:
         return "-"
     spread = row[f"{metric}_spread"]
@@ -159,7 +171,7 @@ def shown(row: dict, metric: str) -> str:
 
 
 def price(row: dict) -> str:
-    return f"{row['evaluations']:,.0f}, {row['seconds']:.0f} s"
+    return "-" if row["seconds"] is None else f"{row['evaluations']:,.0f}, {row['seconds']:.0f} s"
 
 
 def leads(part: str, result: Comparison) -> None:
@@ -167,51 +179,24 @@ def leads(part: str, result: Comparison) -> None:
     if part not in REPAIRED:
         return
     repair = REPAIRED[part]
-    measured = {row["method"] for row in result.rows}
+    measured = {each["method"] for each in result.rows}
     if treated(OURS_CHOSEN, repair) not in measured:
         return  # not among --only
     rivals = [treated(get_method(name).title, repair) for name in (*BASELINES, *DEPTH)]
     rivals = [rival for rival in rivals if rival in measured]
     rows = result.leads(treated(OURS_CHOSEN, repair), rivals)
     print(f"{part}: KL behind {treated(OURS_CHOSEN, repair)}, guards searched")
-    ratios = list(dict.fromkeys(row["requested_ratio"] for row in rows))
-    head(ratios)
+    ratios = list(dict.fromkeys(each["requested_ratio"] for each in rows))
+    head("method", *(f"{ratio:.0%}" for ratio in ratios))
     for rival in rivals:
-        cells = {row["requested_ratio"]: row for row in rows if row["method"] == rival}
-        texts = [gap(cells[ratio]) if ratio in cells else "-" for ratio in ratios]
-        print(f"| {rival} | " + " | ".join(texts) + " |")
+        cells = {each["requested_ratio"]: each for each in pick(rows, method=rival)}
+        row(rival, *(gap(cells[ratio]) if ratio in cells else "-" for ratio in ratios))
     print()
 
 
 def gap(row: dict) -> str:
     clear = row["behind"] > 2 * row["behind_error"]
     return plus_minus(row["behind"], row["behind_error"]) + ("" if clear else " (not clear)")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--folder", default="bake_off", help="folder that keeps evidence and cells")
-    made.add_argument("--model", default="demo", help="or a folder or name, with --text")
-    made.add_argument("--text", help="text file for another model")
-    made.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    made.add_argument("--only", nargs="+", help="labels of the rows to measure")
-    made.add_argument("--ratios", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
-    made.add_argument("--search-ratios", type=float, nargs="+", default=[0.2, 0.4])
-    made.add_argument("--seeds", type=int, default=3, help="calibration sets")
-    made.add_argument("--rows", type=int, default=64, help="calibration rows of 256 tokens")
-    made.add_argument("--held-out", type=int, default=16, help="rows to search guards on")
-    made.add_argument("--test", type=int, default=32, help="rows to report on")
-    made.add_argument("--questions", type=int, default=40, help="prompts per family")
-    made.add_argument("--evaluations", type=int, default=1500, help="of each measured search")
-    made.add_argument(
-        "--repaired", type=int, default=2, help="plans of a row that are refitted on all its rows"
-    )
-    made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--backwards", action="store_true", help="last row first: for a second run")
-    made.add_argument("--quick", action="store_true")
-    return made
 
 
 if __name__ == "__main__":

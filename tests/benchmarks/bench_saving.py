@@ -6,7 +6,6 @@ python tests/benchmarks/bench_saving.py --quick     # for checking the script
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -18,12 +17,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cocurve_lab as cl
 from cocurve_lab.pruner.card import CardFacts
 from helpers.bare_process import run_bare, save_expected
+from helpers.benchmarks import arguments, flag
 from helpers.demo_rows import demo_rows
 
 
 def main() -> None:
-    options = parser().parse_args()
-    torch.set_num_threads(options.threads)
+    options = arguments(
+        __doc__,
+        {"rows": 2},
+        model="demo",
+        ratio=0.25,
+        rows=16,
+        threads=2,
+        card=flag(False, "print the card of the free plan"),
+    )
     model, tokenizer = cl.load_model(options.model, device="cpu", dtype="float32")
     held_out = demo_rows("test", options.rows, tokenizer)
     rows = demo_rows("calibration", options.rows, tokenizer)
@@ -58,19 +65,6 @@ def report(plan: cl.Selection, folder: Path) -> None:
     print(f"  the same after save_pretrained and from_pretrained: {saw['again']:.2g}")
     print(f"  greedy tokens equal, with and without cache: {saw['generated']}")
     print(f"  text: {text!r}\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--model", default="demo")
-    made.add_argument("--ratio", type=float, default=0.25)
-    made.add_argument("--rows", type=int, default=16)
-    made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--card", action="store_true", help="print the card of the free plan")
-    made.add_argument("--quick", action="store_const", const=2, dest="rows")
-    return made
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ in one run, on one budget.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,23 +23,38 @@ import cocurve_lab as cl
 from cocurve_lab.extensions.choosing.search import PlanSearch, SearchOptions, search_front
 from cocurve_lab.extensions.repairing.repair import RepairOptions
 from cocurve_lab.measuring.agreement import random_set
-from helpers.demo_rows import demo_rows
+from helpers.benchmarks import arguments, demo, error_bar, flag, head, row, seconds
 
-HEAD = (
-    "| removed | start | swaps | KL of the start | KL found | difference | on the search rows | "
-    "units that differ | evaluations | minutes |\n|" + "---|" * 10
+COLUMNS = (
+    *("removed", "start", "swaps", "KL of the start", "KL found", "difference"),
+    *("on the search rows", "units that differ", "evaluations", "minutes"),
 )
 
 
 def main() -> None:
-    options = parser().parse_args()
-    torch.set_num_threads(options.threads)
-    model, tokenizer = cl.load_model("demo", device="cpu", dtype="float32")
-    text = demo_rows("calibration", 2 * options.rows, tokenizer)
-    seen, rows = text.split(held_out=options.rows)  # H, and the search
-    held_out = demo_rows("held_out", options.held_out, tokenizer)
+    options = arguments(
+        __doc__,
+        {"rows": 2, "held_out": 2, "evaluations": 12, "ratios": [0.1], "refit_rows": 2},
+        ratios=[0.2, 0.4],
+        starts=flag(["H", "random"], choices=["H", "random"]),
+        swaps=flag(["random"], "guided: half of them proposed by H", choices=["random", "guided"]),
+        repair=flag(False, "refit every plan"),
+        refit_rows=32,
+        front=flag(False, "all ratios in one run, on one budget"),
+        evaluations=4000,
+        rows=flag(16, "of H, and of the search"),
+        held_out=32,
+        seed=0,
+        threads=2,
+    )
+    both = 2 * options.rows
+    model, more, held_out = demo(
+        calibration=both + options.refit_rows * options.repair, held_out=options.held_out
+    )
+    seen, rows = more.rows(0, both).split(held_out=options.rows)  # H, and the search
     curvature = cl.estimate_curvature(model, None, seen, progress=False)
-    print(f"search on {rows}\njudged on {held_out}\n\n{HEAD}")
+    print(f"search on {rows}\njudged on {held_out}\n")
+    head(*COLUMNS)
     settings = {
         "held_out": held_out,
         "evaluations": options.evaluations,
@@ -51,8 +63,7 @@ def main() -> None:
     }
     counted = None
     if options.repair:
-        more = demo_rows("calibration", 2 * options.rows + options.refit_rows, tokenizer)
-        fresh = more.rows(2 * options.rows, len(more))  # a refit fits its own rows too well
+        fresh = more.rows(both, len(more))  # a refit fits its own rows too well
         fresh.require_disjoint(rows)
         counted = Refit(fresh)
     for swaps in options.swaps:
@@ -60,11 +71,9 @@ def main() -> None:
         for name in options.starts:
             starts = [start(name, curvature, ratio, options.seed) for ratio in options.ratios]
             for few in [starts] if options.front else [[one] for one in starts]:
-                begun = time.monotonic()
-                front = search_front(model, few, rows, **settings)
-                minutes = (time.monotonic() - begun) / 60
+                took, front = seconds(lambda: search_front(model, few, rows, **settings))  # noqa: B023
                 for found in front.results:
-                    report(name, swaps, found, minutes)
+                    report(name, swaps, found, took / 60)
     if counted is not None:
         print(f"\n{counted.plans} refits on {counted.text}")
 
@@ -88,53 +97,19 @@ class Refit:
 
 
 def report(name: str, swaps: str, found: PlanSearch, minutes: float) -> None:
-    row = found.row()
-    cells = [
-        f"{row['realized_ratio']:.1%}",
+    shown = found.row()
+    row(
+        f"{shown['realized_ratio']:.1%}",
         name,
         swaps,
-        f"{row['start_kl']:.4f} ± {found.held_out.standard_error[0]:.4f}",
-        f"{row['kl']:.4f} ± {row['kl_error']:.4f}",
-        f"{row['difference']:+.4f} ± {row['difference_error']:.4f}",
-        f"{row['search_start_kl']:.4f} to {row['search_kl']:.4f}",
-        str(row["distance"]),
-        f"{row['evaluations']:,}",
+        error_bar(shown["start_kl"], found.held_out.standard_error[0]),
+        error_bar(shown["kl"], shown["kl_error"]),
+        error_bar(shown["difference"], shown["difference_error"], sign="+"),
+        f"{shown['search_start_kl']:.4f} to {shown['search_kl']:.4f}",
+        shown["distance"],
+        f"{shown['evaluations']:,}",
         f"{minutes:.1f}",
-    ]
-    print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4])
-    made.add_argument("--starts", nargs="+", choices=["H", "random"], default=["H", "random"])
-    made.add_argument(
-        "--swaps",
-        nargs="+",
-        choices=["random", "guided"],
-        default=["random"],
-        help="guided: half of them proposed by H",
-    )
-    made.add_argument("--repair", action="store_true", help="refit every plan")
-    made.add_argument("--refit-rows", type=int, default=32)
-    made.add_argument("--front", action="store_true", help="all ratios in one run, on one budget")
-    made.add_argument("--evaluations", type=int, default=4000)
-    made.add_argument("--rows", type=int, default=16, help="of H, and of the search")
-    made.add_argument("--held-out", type=int, default=32)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--threads", type=int, default=2)
-    made.add_argument("--quick", action=Quick, nargs=0, help="few rows and evaluations")
-    return made
-
-
-class Quick(argparse.Action):
-    """Sets the numbers of a run that only checks the script."""
-
-    def __call__(self, parser, options, *_):  # type: ignore[no-untyped-def]
-        options.rows, options.held_out, options.evaluations, options.ratios = 2, 2, 12, [0.1]
-        options.refit_rows = 2
 
 
 if __name__ == "__main__":

@@ -12,32 +12,37 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import argparse
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.models.units import Unit, UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.path import lambda_path
 from cocurve_lab.solver.solve import solve_greedy
+from helpers.benchmarks import arguments, flag
+from helpers.benchmarks import seconds as timed
+from helpers.problems import make_units
 
 LAYERS = {768: 32, 1920: 80}  # of 8 query groups and 16 FFN groups, the costs of Llama-3.1-8B
 ATTENTION_COST, FFN_COST = 5_242_880, 11_010_048
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[768, 1920], choices=list(LAYERS))
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.2, 0.4, 0.6])
-    parser.add_argument("--repeats", type=int, default=15, help="of one solve")
-    parser.add_argument("--path-repeats", type=int, default=3, help="of one path; 0 skips it")
-    parser.add_argument("--maximum", type=float, default=1.0, help="largest lambda of the path")
-    parser.add_argument("--layer-cap", type=float, default=None)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        sizes=flag(list(LAYERS), choices=list(LAYERS)),
+        ratios=[0.2, 0.4, 0.6],
+        repeats=flag(15, "of one solve"),
+        path_repeats=flag(3, "of one path; 0 skips it"),
+        maximum=flag(1.0, "largest lambda of the path"),
+        layer_cap=flag(type=float),
+        seed=0,
+    )
     guards = Guards(layer_cap=options.layer_cap)
     for size in options.sizes:
         curvature = problem(size, options.seed)
@@ -59,29 +64,16 @@ def main() -> None:
 
 
 def problem(size: int, seed: int) -> Curvature:
-    units = [
-        Unit(kind, layer, index, index * width, (index + 1) * width, cost)
-        for layer in range(LAYERS[size])
-        for kind, count, width, cost in (
-            ("attention", 8, 512, ATTENTION_COST),
-            ("ffn", 16, 896, FFN_COST),
-        )
-        for index in range(count)
-    ]
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(size, 2000))
     features += 0.3 * rng.normal(size=(size, 1)) * rng.normal(size=2000)
     features *= 0.01 * np.exp(rng.normal(size=(size, 1)))
-    return Curvature(features @ features.T / 2000, UnitSet(tuple(units), 16))
+    units = make_units(LAYERS[size], 8, 16, ATTENTION_COST, FFN_COST)
+    return Curvature(features @ features.T / 2000, units)
 
 
 def seconds(call: Callable[[], object], repeats: int) -> np.ndarray:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return np.array(times)
+    return np.array([timed(call)[0] for _ in range(repeats)])
 
 
 def show(times: np.ndarray) -> str:

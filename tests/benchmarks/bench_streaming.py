@@ -21,7 +21,6 @@ layers were streamed is 1938841^.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -29,9 +28,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+from argparse import SUPPRESS, Namespace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
+from helpers.benchmarks import arguments, flag, head, in_turn, row, seconds, spread
 from helpers.tiny_models import word_tokenizer
 
 WAYS = {
@@ -52,12 +52,21 @@ SIZES = {  # layers, hidden size, FFN width
     "23M": (8, 512, 1408),
     "176M": (16, 1024, 2816),
 }
-COLUMNS = ("model", "weights", "way", "time", "weights read per row", "peak memory")
 ROWS, TOKENS, GROUPS, TOP_R = 2, 32, 2, 64
 
 
 def main() -> None:
-    options = parser().parse_args()
+    hidden = {"nargs": 2, "help": SUPPRESS}
+    options = arguments(
+        __doc__,
+        {"sizes": ["tiny"]},
+        sizes=flag(["23M", "176M"], choices=SIZES),
+        repeats=3,
+        against=flag(help="another checkout", metavar="OTHER", type=Path),
+        tokens=flag([64, 128, 256], "with --against"),
+        built=flag(**hidden),
+        child=flag(**hidden),
+    )
     if options.child is not None:
         print(json.dumps(child(*options.child)))
         return
@@ -67,24 +76,25 @@ def main() -> None:
     if options.against is not None:
         compare(options)
         return
-    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
+    head("model", "weights", "way", "time", "weights read per row", "peak memory")
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
             weights = save(size, folder)
-            rounds = [{way: measured(way, folder) for way in WAYS} for _ in range(options.repeats)]
+            found = in_turn({way: partial(measured, way, folder) for way in WAYS}, options.repeats)
         for way, words in WAYS.items():
-            ratios = sorted(found[way]["s"] / found["resident"]["s"] for found in rounds)
-            spread = f"{median(ratios):.2f}x ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            read = {found[way]["read"] for found in rounds}
+            read = {one["read"] for one in found[way]}
             assert len(read) == 1, read  # it does not depend on the round
-            gigabytes = f"{read.pop() / ROWS / 1e9:.3f} GB" if way != "resident" else "none"
-            peak = max(found[way]["peak"] for found in rounds)
-            cells = (
+            row(
                 *(size, f"{weights / 1e6:.0f} MB", words),
-                *("1" if way == "resident" else spread, gigabytes),
-                f"{peak / 1e6:.0f} MB",
+                "1" if way == "resident" else spread(ratios(found[way], found["resident"]), "x"),
+                "none" if way == "resident" else f"{read.pop() / ROWS / 1e9:.3f} GB",
+                f"{max(one['peak'] for one in found[way]) / 1e6:.0f} MB",
             )
-            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def ratios(these: list[dict[str, Any]], those: list[dict[str, Any]]) -> list[float]:
+    """Seconds over seconds, round by round."""
+    return [one["s"] / other["s"] for one, other in zip(these, those, strict=True)]
 
 
 def save(size: str, folder: str, tokens: int = TOKENS) -> int:
@@ -106,11 +116,16 @@ def save(size: str, folder: str, tokens: int = TOKENS) -> int:
     return sum(weight.nbytes for weight in model.parameters())
 
 
-def measured(way: str, folder: str) -> dict[str, float]:
+def measured(way: str, folder: str) -> dict[str, Any]:
     """What a process of its own measures: seconds of the build, bytes read, bytes of memory."""
-    command = [sys.executable, __file__, "--child", way, folder]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return said_by("--child", way, folder)
+
+
+def said_by(*flags: str, **more: Any) -> dict[str, Any]:
+    """The last line, in JSON, of this command in another process."""
+    command = [sys.executable, __file__, *flags]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **more)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -136,45 +151,37 @@ def child(way: str, folder: str) -> dict[str, float]:
     assert stream is None or len(stream.layers) == layers
     require_known_head(model, ids[:1, :8])
     read = 0 if stream is None else stream.bytes_read
+    inputs = (model, units, cl.CalibrationSet(ids), TOP_R)
     with Peak() as peak:
-        begun = time.perf_counter()
-        cl.estimate_curvature(model, units, cl.CalibrationSet(ids), TOP_R, progress=False)
-        seconds = time.perf_counter() - begun
+        took, _ = seconds(lambda: cl.estimate_curvature(*inputs, progress=False))
     read = 0 if stream is None else stream.bytes_read - read
-    return {"s": seconds, "read": read, "peak": peak.most - before}
+    return {"s": took, "read": read, "peak": peak.most - before}
 
 
 # Against another checkout -------------------------------------------------------------------------
 
 
-def compare(options: argparse.Namespace) -> None:
+def compare(options: Namespace) -> None:
     """Print the time of this checkout over that of another, for each size and row length."""
-    print("| model | tokens per row | new / old |\n|---|---|---|")
-    here = Path(__file__).resolve().parents[2]
-    places = {"new": here, "old": options.against.resolve()}
+    head("model", "tokens per row", "new / old")
+    places = {"new": Path(__file__).resolve().parents[2], "old": options.against.resolve()}
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as folder:
             save(size, folder, max(options.tokens))
             for tokens in options.tokens:
-                ratios = []
-                for round_ in range(options.repeats):
-                    order = list(places) if round_ % 2 else list(places)[::-1]
-                    found = {way: built_by(places[way], folder, tokens) for way in order}
-                    assert found["new"]["H"] == found["old"]["H"], "the bits of H differ"
-                    ratios.append(found["new"]["s"] / found["old"]["s"])
-                ratios.sort()
-                spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-                print(f"| {size} | {tokens} | {spread} |", flush=True)
+                ways = {n: partial(built_by, place, folder, tokens) for n, place in places.items()}
+                found = in_turn(ways, options.repeats)
+                for new, old in zip(*found.values(), strict=True):
+                    assert new["H"] == old["H"], "the bits of H differ"
+                row(size, tokens, spread(ratios(found["new"], found["old"])))
 
 
 def built_by(checkout: Path, folder: str, tokens: int) -> dict[str, Any]:
     """What a process with the library of a checkout measures: seconds, and a mark of H."""
     if not (checkout / "cocurve_lab" / "__init__.py").is_file():
         raise SystemExit(f"{checkout} is no checkout of the lab: it has no cocurve_lab")
-    command = [sys.executable, __file__, "--built", folder, str(tokens)]
     place = os.environ | {"PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=place)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = said_by("--built", folder, str(tokens), env=place)
     assert Path(found["library"]).is_relative_to(checkout), found["library"]
     return found
 
@@ -185,17 +192,13 @@ def built(folder: str, tokens: str) -> dict[str, Any]:
     model, _ = cl.load_model(folder, device="cpu")
     units = cl.enumerate_units(model, GROUPS)
     ids = torch.randint(0, 97, (ROWS, int(tokens)), generator=torch.Generator().manual_seed(0))
-    options = cl.BuildOptions(units_per_batch=8)  # the batch decides the last bits
-    seconds, marks = [], set()
-    for _ in range(4):  # the first one warms up
-        begun = time.perf_counter()
-        found = cl.estimate_curvature(
-            model, units, cl.CalibrationSet(ids), TOP_R, progress=False, options=options
-        )
-        seconds.append(time.perf_counter() - begun)
-        marks.add(hashlib.sha256(found.matrix.tobytes()).hexdigest())
+    inputs = (model, units, cl.CalibrationSet(ids), TOP_R)
+    knobs = {"progress": False, "options": cl.BuildOptions(units_per_batch=8)}  # decides last bits
+    builds = [seconds(lambda: cl.estimate_curvature(*inputs, **knobs)) for _ in range(4)]
+    marks = {hashlib.sha256(found.matrix.tobytes()).hexdigest() for _, found in builds}
     assert len(marks) == 1, "one process gave several H"
-    return {"s": min(seconds[1:]), "H": marks.pop(), "library": cl.__file__}
+    fastest = min(took for took, _ in builds[1:])  # the first one warms up
+    return {"s": fastest, "H": marks.pop(), "library": cl.__file__}
 
 
 class Peak:
@@ -220,22 +223,6 @@ def anonymous() -> int:
     """Anonymous memory of this process in bytes, as Linux counts it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--sizes", nargs="+", default=["23M", "176M"], choices=SIZES)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--against", metavar="OTHER", type=Path, help="another checkout")
-    made.add_argument(
-        "--tokens", nargs="+", type=int, default=[64, 128, 256], help="with --against"
-    )
-    made.add_argument("--quick", action="store_const", const=["tiny"], dest="sizes")
-    made.add_argument("--built", nargs=2, metavar=("FOLDER", "TOKENS"), help=argparse.SUPPRESS)
-    made.add_argument("--child", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
-    return made
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ plan on the screen.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ import cocurve_lab as cl
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.models.loading import demo_folder
 from cocurve_widgets import LambdaExplorer, Session
+from helpers.benchmarks import arguments, flag, seconds
 from helpers.lab import Lab, Visit, running_lab
 from helpers.problems import make_units, random_curvature
 from helpers.tiny_models import tiny_model, tiny_text, word_tokenizer
@@ -91,7 +91,8 @@ RATIO = 0.2  # of the plan that it plays
 
 
 def main() -> None:
-    options = parser().parse_args()
+    parts = ["kernel", "explorers", "map", "damage"]
+    options = arguments(__doc__, repeats=40, parts=flag(parts, choices=parts))
     repeats = options.repeats
     print(f"{repeats} events each; median (min to max)\n")
     if "kernel" in options.parts:
@@ -127,9 +128,8 @@ def kernel_side(size: int, repeats: int) -> None:
     for name, high in (("interaction_strength", 1.0), ("ratio", 0.6)):
         times = []
         for value in rng.uniform(0, high, repeats + 1):
-            begun = time.perf_counter()
-            setattr(explorer, name, float(value))
-            times.append(1000 * (time.perf_counter() - begun))
+            took, _ = seconds(lambda: setattr(explorer, name, float(value)))  # noqa: B023
+            times.append(1000 * took)
         print(f"LambdaExplorer, M = {size:>4}: kernel side of one {name} event {show(times[1:])}")
     explorer.session.worker.join(120)
     explorer.close()
@@ -364,14 +364,6 @@ def run_cells(visit: Visit, first: int, last: int) -> None:
 
 def show(times: list[float]) -> str:
     return f"{np.median(times):.1f} ms ({min(times):.1f} to {max(times):.1f})"
-
-
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=40)
-    parts = ("kernel", "explorers", "map", "damage")
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    return parser
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transformers.utils.logging import disable_progress_bar
 
+from helpers.benchmarks import arguments, flag
 from helpers.contract import measure_contract
 from helpers.tiny_models import EVERY_FAMILY
 
@@ -18,11 +18,9 @@ HEAD = ("family", "heads", "inventory", "cost", "masked = pruned", "H = naive", 
 ROW = "| {:19} | {:5} | {:>9} | {:>5} | {:>15} | {:>9} | {:>5} | {:>8} |"
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Print the table; every number is a difference, so 0 is what it should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--family", nargs="*", help="only these (default: all)")
-    chosen = parser.parse_args(arguments).family
+    chosen = arguments(__doc__, family=flag(help="only these (default: all)", nargs="*")).family
     warnings.simplefilter("ignore")
     disable_progress_bar()
     print(ROW.format(*HEAD))

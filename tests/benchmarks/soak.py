@@ -18,7 +18,6 @@ the end. Open files may not grow, and memory by no more than MOST_GROWTH.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import shlex
 import subprocess
@@ -43,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cocurve_lab as cl
 from cocurve_lab.estimator.files import files_in
+from helpers.benchmarks import arguments, flag, seconds
 from helpers.demo_rows import demo_rows
 
 BUILD = (
@@ -59,9 +59,8 @@ class Bench:
     def __init__(self, place: Path, seed: int) -> None:
         self.place, self.draw = place, np.random.default_rng(seed)
         self.counts: Counter[str] = Counter()
-        start, folder = time.monotonic(), self.folder()
-        wait_for(self.start(folder))
-        self.seconds = time.monotonic() - start
+        folder = self.folder()
+        self.seconds, _ = seconds(lambda: wait_for(self.start(folder)))
         self.files, self.whole = content(folder)
         self.model, self.tokenizer = cl.load_model("demo", device="cpu")
         self.units = cl.enumerate_units(self.model)
@@ -222,12 +221,11 @@ def resources() -> tuple[int, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    options = arguments(
+        __doc__,
+        minutes=flag(10.0, "least time (%(default)s)"),
+        seed=flag(0, "of the random times and values (0)"),
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="least time (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random times and values (0)")
-    options = parser.parse_args()
     torch.set_num_threads(1)  # bits depend on the number of threads
     end = time.monotonic() + 60 * options.minutes
     tried, held = Counter[str](), Counter[str]()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import warnings
@@ -20,18 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import cocurve_lab as cl
 from cocurve_lab.extensions.gguf.gguf import export_gguf
 from helpers.bare_process import run_bare
+from helpers.benchmarks import arguments, flag
 from helpers.llama_cpp import Answer, Job, largest_difference, log_softmax, mean_kl, run_llama_cpp
 
 GREEDY, CONTEXT = 40, 256
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--text-file", help="calibration text; the demo has its own")
-    parser.add_argument("--rows", type=int, default=24)
-    parser.add_argument("--ratio", type=float, default=0.25)
-    options = parser.parse_args()
+    options = arguments(
+        __doc__,
+        model=flag("demo", nargs="?", positional=True),
+        text_file=flag(help="calibration text; the demo has its own"),
+        rows=24,
+        ratio=0.25,
+    )
     disable_progress_bar()
     model, tokenizer = cl.load_model(options.model, device="cpu")
     calibration, held_out = cl.default_calibration(
