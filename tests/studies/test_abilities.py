@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from cocurve_lab.measuring.generation import Question
 from cocurve_studies import abilities
 from cocurve_studies.abilities import ALL, CODE, DENSE, FULL
 from helpers.problems import make_units, random_curvature
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text, word_tokenizer
+from helpers.tiny_models import tiny_model, word_tokenizer
 
 UNITS = make_units(4)
 CURVATURE = random_curvature(UNITS, seed=1, shared=0.8)
@@ -104,15 +102,6 @@ def test_verdicts_on_edges_are_against_the_method(planted: list[int]) -> None:
     assert found["head-only"] is None  # not asked
 
 
-def test_a_finished_study_is_read_back(planted: list[int], tmp_path: Path) -> None:
-    plans = abilities.strength_plans(CURVATURE, (0.2, 0.4))
-    first = study(plans, tmp_path)
-    assert study(plans, tmp_path) == first
-    assert planted == [7]
-    study(abilities.edge_plans(CURVATURE, 0.4), tmp_path)
-    assert len(planted) == 2
-
-
 def test_plans_by_lambda_and_by_variant() -> None:
     rows = abilities.strength_plans(CURVATURE, (0.2,), (0.0, 1.0))
     assert [(r["variant"], r["base"]) for r in rows] == [("λ 0", "λ 0"), ("λ 1", "λ 0")]
@@ -137,27 +126,3 @@ def test_nothing_to_ask() -> None:
     assert {f.agrees for f in abilities.edge_ability_findings([])} == {None}
     with pytest.raises(cl.InputError, match="no plan to ask"):
         abilities.ability_study(model, tokenizer, [plans[0] | {"selection": None}], QUESTIONS)
-
-
-def test_a_model_is_asked_and_an_interrupted_study_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokenizer = tiny_model(), word_tokenizer()
-    units = cl.enumerate_units(model, GROUPS)
-    built = cl.estimate_curvature(model, units, tiny_text(2, 16), 8, progress=False)
-    said = cl.continue_text(model, tokenizer, "w5 w6", 32).split(".")[0].split("\n")[0].strip()
-    questions = [Question("a", "w5 w6", said), Question("b", "w7", "w1 w2 w3")]
-    plans = abilities.strength_plans(built, (0.3, 0.6))
-    inputs = (model, tokenizer, plans, questions)
-    table = abilities.ability_study(*inputs, cache=tmp_path, progress=False)
-    (dense,) = pick(table, variant=DENSE, capability="a")
-    assert dense["accuracy"] == 1
-    assert len(table) == 3 * (1 + len(plans))
-    next(tmp_path.glob("study_abilities_*.json")).unlink()  # the answers alone are enough
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr("cocurve_lab.measuring.answers.ReplyEngine.measure", never)
-    again = abilities.ability_study(*inputs, cache=tmp_path, progress=False)
-    assert json.dumps(again) == json.dumps(table)

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, pick
-from cocurve_lab.estimator.estimate import exact_curvature
+from cocurve_lab.base.tables import Table
 from cocurve_lab.measuring import risk
 from cocurve_lab.measuring.risk import PlanTable
 from cocurve_studies import draws
-from cocurve_studies.draws import PARTS, Redrawn, again, redraw
-from cocurve_studies.findings import ABOVE, judged_column, longer, with_error
+from cocurve_studies.draws import PARTS, Redrawn, redraw
+from cocurve_studies.findings import ABOVE, Finding, judged_column, longer, with_error
 from cocurve_studies.shared import resampled
 from cocurve_studies.structure.edges import EdgeOptions, edge_study
 from cocurve_studies.structure.findings import edge_findings
 from cocurve_studies.trust import findings
-from cocurve_studies.trust.choices import (
-    Texts,
-    guards_study,
-    strength_study,
-    strength_summary,
-)
+from cocurve_studies.trust.choices import guards_study, strength_study
 from cocurve_studies.trust.improving import refinement_study
 from cocurve_studies.trust.infinitesimal import PlanGrid, measure_infinitesimal
 from cocurve_studies.trust.redundancy import RedundancyOptions, Subject, redundancy_study
 from helpers.problems import make_units, random_curvature
-from helpers.tiny_models import GROUPS, tiny_model, tiny_text
+from helpers.studies import Problem, forbidden
+from helpers.tiny_models import GROUPS
 
 QUIET = cl.ChoiceOptions(progress=False)
 
@@ -170,205 +164,145 @@ def test_the_error_covers_the_true_difference_and_that_over_rows_does_not(
 
 
 # Studies ------------------------------------------------------------------------------------------
+Study = Callable[[Problem, int, Any], Table]
+Pair = Callable[[cl.Curvature, cl.Curvature], list[cl.Selection]]
 
 
-class Problem:
-    """A tiny model, its H from four groups, H* of the same rows, and texts they have not seen."""
-
-    def __init__(self) -> None:
-        self.model = tiny_model()
-        units = cl.enumerate_units(self.model, GROUPS)
-        self.curvature = cl.estimate_curvature(self.model, units, tiny_text(4), 16, progress=False)
-        self.exact = exact_curvature(self.model, units, tiny_text(4), 16, progress=False)
-        text = tiny_text(8, 20, 5, seed=1)
-        self.texts = Texts(text.rows(0, 4), text.rows(4, 8))
+def ends(h: cl.Curvature, _: cl.Curvature) -> list[cl.Selection]:
+    """The plans of lambda 0 and 1."""
+    return [cl.solve_greedy(h, 0.4, strength) for strength in (0.0, 1.0)]
 
 
-@pytest.fixture(scope="module")
-def problem() -> Problem:
-    return Problem()
-
-
-def spread(problem: Problem, text: cl.CalibrationSet, count: int, *settings: Any) -> float:
-    """Standard deviation over draws of KL(lambda 0) - KL(lambda 1), the slow way."""
+def spread(problem: Problem, pair: Pair) -> float:
+    """Standard deviation over three draws of the difference of two plans, the slow way."""
     gaps = []
-    for h in resampled(problem.curvature, count):
-        plans = [cl.solve_greedy(h, settings[0], strength) for strength in settings[1:]]
-        table = cl.measure_plans(problem.model, plans, text, progress=False)
+    both = (resampled(h, 3) for h in (problem.curvature, problem.exact))
+    for h, exact in zip(*both, strict=True):  # the same groups of both
+        plans = pair(h, exact)
+        table = cl.measure_plans(problem.model, plans, problem.texts.report, progress=False)
         gaps.append(table.paired(0, 1)[0])
     return float(np.std(gaps, ddof=1)) * math.sqrt(4 / 3)
 
 
-def require_parts(row: dict[str, Any], name: str, count: int) -> None:
-    """The parts of an error are there and add up."""
-    assert {f"{name}{end}" for end in PARTS} <= set(row)
-    assert row[f"{name}_draws"] == count
-    both = math.hypot(row[f"{name}_rows_error"], row[f"{name}_draws_error"])
-    assert row[f"{name}_error"] == pytest.approx(both)
-
-
-def test_lambda_is_solved_again_on_every_draw(problem: Problem) -> None:
-    arguments: Any = (problem.model, problem.curvature, problem.texts, (0.4,))
-    plain = strength_study(*arguments, options=QUIET)
-    table = strength_study(*arguments, options=QUIET, draws=3)
-    for before, after in zip(plain, table, strict=True):
-        assert before["kl"] == pytest.approx(after["kl"])
-        assert after["edge_benefit_rows_error"] == pytest.approx(before["edge_benefit_error"])
-        require_parts(after, "edge_benefit", 3)
-        if not after["stopped_early"]:
-            require_parts(after, "difference", 3)
-    expected = spread(problem, problem.texts.report, 3, 0.4, 0.0, 1.0)
-    assert expected > 0
-    assert table[0]["edge_benefit_draws_error"] == pytest.approx(expected, rel=1e-3)
-    (best,) = strength_summary(table)
-    require_parts(best, "edge_benefit", 3)
-    require_parts(best, "lambda_0_behind", 3)
-    benefit = findings.strength_findings(table)[0].ours
-    assert "nats per token (rows " in benefit
-    assert "3 draws of H" in benefit
-
-
-def test_guards_edges_and_search_carry_both_errors(problem: Problem) -> None:
-    model, h, texts = problem.model, problem.curvature, problem.texts
-    guards = guards_study(model, h, texts, (0.2,), options=QUIET, draws=3)
-    reported = [row for row in guards if row["role"] != "candidate"]
-    for row in reported:
-        require_parts(row, "difference", 3)
-    same = Redrawn(3, {"best": np.ones(3)}, {}, 4, 4).columns("difference", 0.0, "best", "best")
-    for row in pick(reported, role="best"):
-        assert {name: row[name] for name in same} == same
-    assert len(findings.guards_findings(guards)) == 3
-
-    table = edge_study(model, h, texts.report, EdgeOptions((0.4,)), progress=False, draws=3)
-    for row in pick(table, note=""):
-        require_parts(row, "difference", 3)
-        require_parts(row, "perplexity_difference", 3)
-    expected = spread(problem, texts.report, 3, 0.4, 0.0, 1.0)
-    diagonal = pick(table, variant="diagonal")[0]
-    assert diagonal["difference_draws_error"] == pytest.approx(expected, rel=1e-3)
-    for row in pick(table, variant="signed"):  # the method itself, in every draw
-        assert row["difference_error"] == row["perplexity_difference_error"] == 0
-    assert "3 draws of H" in " ".join(finding.ours for finding in edge_findings(table))
-
-    search = refinement_study(model, h, texts.report, (0.4,), (1.0,), draws=3, progress=False)
-    require_parts(search[0], "difference", 3)
-    assert findings.refinement_findings(search)
-
-
-def test_the_benefit_of_each_model_carries_both_errors(problem: Problem) -> None:
-    subject = Subject(problem.model, tiny_text(4), problem.texts.report, GROUPS)
-    asked = RedundancyOptions(ratio=0.4, top_r=16)
-    (row,) = redundancy_study({"m": subject}, asked, draws=3, progress=False)
-    require_parts(row, "edge_benefit", 3)
-    expected = spread(problem, problem.texts.report, 3, 0.4, 0.0, 1.0)
-    assert row["edge_benefit_draws_error"] == pytest.approx(expected, rel=1e-3)
-    helps = judged_column(row, "edge_benefit", *ABOVE)
-    assert row["gate_right"] == (None if helps is None else helps == (row["gate_lambda"] > 0))
-    assert "3 draws of H" in findings.redundancy_findings([row])[1].ours
-
-
-def test_h_and_its_limit_are_drawn_together(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
-    real = draws.resampled
-
-    def watched(h: cl.Curvature, count: int, seed: int) -> Any:
-        seen.append((h.matrix, np.array([drawn.matrix for drawn in real(h, count, seed)])))
-        return real(h, count, seed)
-
-    monkeypatch.setattr(draws, "resampled", watched)
-    grid = PlanGrid((0.4,), (0.0, 1.0))
-    two = (problem.curvature, problem.exact)
-    table = measure_infinitesimal(
-        problem.model, *two, problem.texts.report, grid, draws=3, progress=False
+def infinitesimal(p: Problem, draws: int, cache: Any, exact: cl.Curvature | None = None) -> Table:
+    grid, both = PlanGrid((0.4,), (0.0, 1.0)), (p.curvature, exact or p.exact)
+    return measure_infinitesimal(
+        p.model, *both, p.texts.report, grid, draws=draws, cache=cache, progress=False
     )
-    for row in table:
-        require_parts(row, "difference", 3)
-    # the same weights of the same groups make both
-    for part, (_, drawn) in zip(two, seen, strict=True):
-        expected = [h.matrix for h in resampled(part, 3)]
-        np.testing.assert_array_equal(drawn, expected)
-    verdicts = findings.infinitesimal_findings(table)
-    assert all("3 draws of H" in finding.ours for finding in verdicts)
+
+
+def refinement(p: Problem, draws: int, cache: Any = None) -> Table:
+    arguments = (p.model, p.curvature, p.texts.report, (0.4,), (1.0,))
+    return refinement_study(*arguments, draws=draws, cache=cache, progress=False)
+
+
+# study -> how it is run, its findings, its differences, and the one known from `spread`
+STUDIES: dict[str, tuple[Study, Callable[[Table], list[Finding]], tuple[str, ...], Pair | None]] = {
+    "strength": (
+        lambda p, draws, cache: strength_study(
+            p.model, p.curvature, p.texts, (0.4,), options=QUIET, draws=draws, cache=cache
+        ),
+        findings.strength_findings,
+        ("edge_benefit", "difference"),
+        ends,
+    ),
+    "guards": (
+        lambda p, draws, cache: guards_study(
+            p.model, p.curvature, p.texts, (0.2,), options=QUIET, draws=draws, cache=cache
+        ),
+        findings.guards_findings,
+        ("difference",),
+        None,
+    ),
+    "edges": (
+        lambda p, draws, cache: edge_study(
+            *(p.model, p.curvature, p.texts.report, EdgeOptions((0.4,)), cache, False),
+            draws=draws,
+        ),
+        edge_findings,
+        ("difference", "perplexity_difference"),
+        ends,
+    ),
+    "refinement": (refinement, findings.refinement_findings, ("difference",), None),
+    "infinitesimal": (
+        infinitesimal,
+        findings.infinitesimal_findings,
+        ("difference",),
+        lambda h, exact: [cl.solve_greedy(m, 0.4, 0.0) for m in (exact, h)],
+    ),
+    "redundancy": (
+        lambda p, draws, cache: redundancy_study(
+            {"m": Subject(p.model, p.calibration, p.texts.report, GROUPS)},
+            RedundancyOptions(ratio=0.4, top_r=16),
+            draws=draws,
+            cache=cache,
+            progress=False,
+        ),
+        findings.redundancy_findings,
+        ("edge_benefit",),
+        ends,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_difference_carries_both_errors(name: str, problem: Problem, tmp_path: Path) -> None:
+    study, judge, columns, pair = STUDIES[name]
+    plain, table = study(problem, 0, tmp_path), study(problem, 3, tmp_path)
+    for column in columns:
+        drawn = [(b, a) for b, a in zip(plain, table, strict=True) if a.get(f"{column}_draws")]
+        assert drawn
+        for before, after in drawn:
+            assert {f"{column}{end}" for end in PARTS} <= set(after)
+            assert after[f"{column}_draws"] == 3
+            parts = [after[f"{column}_{part}_error"] for part in ("rows", "draws")]
+            assert after[f"{column}_error"] == pytest.approx(math.hypot(*parts))
+            assert parts[0] == pytest.approx(before[f"{column}_error"])
+    if pair is not None:  # the first plan that is not the one it is compared with
+        found = next(e for row in table if (e := row.get(f"{columns[0]}_draws_error")))
+        assert found == pytest.approx(spread(problem, pair), rel=1e-3)
+        assert "3 draws of H" in " ".join(finding.ours for finding in judge(table))
 
 
 def test_a_limit_without_groups_leaves_the_verdict_open(problem: Problem) -> None:
     exact = problem.exact
     bare = cl.Curvature(exact.matrix, exact.units, exact.provenance)
-    table = measure_infinitesimal(
-        problem.model,
-        problem.curvature,
-        bare,
-        problem.texts.report,
-        PlanGrid((0.4,), (0.0,)),
-        draws=3,
-        progress=False,
-    )
-    (finding,) = findings.infinitesimal_findings(table)
-    assert finding.agrees is None
-    assert "over rows alone; H* has no group Grams" in finding.ours
+    found = findings.infinitesimal_findings(infinitesimal(problem, 3, None, bare))
+    assert {finding.agrees for finding in found} == {None}
+    assert "over rows alone; H* has no group Grams" in found[0].ours
 
 
 def test_a_draw_without_a_plan_is_counted_out(problem: Problem) -> None:
     plan = cl.solve_greedy(problem.curvature, 0.2, 1.0)
-    assert again(replace(plan, requested_ratio=0.2), problem.curvature) is not None
-
-    def solve(h: cl.Curvature, found: list[int] = []) -> dict[Any, Any]:  # noqa: B006
-        found.append(1)
-        return {"a": plan if len(found) > 1 else None, "b": plan}
-
-    text = problem.texts.report
-    drawn = redraw(problem.model, [problem.curvature], solve, text, 4, progress=False)
+    solved = iter([None, *[plan] * 3])
+    drawn = redraw(
+        problem.model,
+        [problem.curvature],
+        lambda _: {"a": next(solved), "b": plan},
+        problem.texts.report,
+        4,
+        progress=False,
+    )
     assert np.isnan(drawn.kl["a"]).tolist() == [True, False, False, False]
     assert drawn.columns("x", 0.1, "a", "b")["x_draws"] == 3
 
 
-def test_equal_plans_are_measured_once(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    real = risk.measure_plans
-
-    def counted(model: Any, plans: Any, *rest: Any, **named: Any) -> PlanTable:
-        asked.append(len(plans))
-        return real(model, plans, *rest, **named)
-
-    monkeypatch.setattr(risk, "measure_plans", counted)
-    plan = cl.solve_greedy(problem.curvature, 0.2, 1.0)
-    text = problem.texts.report
-    redraw(
-        problem.model,
-        [problem.curvature],
-        lambda _: dict.fromkeys("abc", plan),
-        text,
-        8,
-        progress=False,
-    )
-    assert asked == [1]  # and all draws in one call, which runs the teacher once per row
-
-
-def test_a_kept_table_of_more_draws_is_used(
-    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments: Any = (problem.model, problem.curvature, problem.texts.report, (0.4,), (1.0,))
-
-    def study(count: int) -> Table:
-        return refinement_study(*arguments, draws=count, cache=tmp_path, progress=False)
-
-    many = study(4)
-    monkeypatch.setattr("cocurve_lab.measuring.risk._scored_hidden", None)  # no forward pass
-    assert study(2) == many
-    assert study(0)[0]["difference_error"] == many[0]["difference_rows_error"]
+def test_a_kept_table_of_more_draws_is_used(problem: Problem, tmp_path: Path) -> None:
+    many = refinement(problem, 4, tmp_path)
+    with forbidden(problem.model):
+        assert refinement(problem, 2, tmp_path) == many
+        assert (
+            refinement(problem, 0, tmp_path)[0]["difference_error"]
+            == (many[0]["difference_rows_error"])
+        )
+        with pytest.raises(AssertionError):  # fewer are kept than wanted
+            refinement(problem, 6, tmp_path)
     assert len(list(tmp_path.glob("study_refinement_*"))) == 2
-    with pytest.raises(TypeError):  # fewer are kept than wanted
-        study(6)
-    other = SimpleNamespace(group_grams=None)
-    _, count = draws.draw_marks(tmp_path, "refinement", {}, 2, [other])  # type: ignore[list-item]
-    assert count == 2
+    bare = cl.Curvature(problem.curvature.matrix, problem.units)
+    assert draws.draw_marks(tmp_path, "refinement", {}, 2, [bare])[1] == 2
 
 
 @pytest.mark.parametrize("count", [-1, 1])
 def test_one_draw_has_no_spread(count: int, problem: Problem) -> None:
-    with pytest.raises(cl.InputError, match="at least 2"):
-        refinement_study(
-            problem.model, problem.curvature, problem.texts.report, (0.2,), (1.0,), draws=count
-        )
+    with pytest.raises(cl.InputError, match=str(count)):
+        refinement(problem, count)

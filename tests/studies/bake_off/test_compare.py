@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 import cocurve_lab as cl
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.choosing.gains import choose_gains
-from cocurve_lab.extensions.choosing.settings import RELEASE_GUARDS
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, Diagonal
 from cocurve_lab.methods.magnitude import Magnitude
@@ -27,6 +26,7 @@ from cocurve_studies.bake_off import bench
 from cocurve_studies.bake_off.bench import Bench
 from cocurve_studies.bake_off.compare import compare
 from cocurve_studies.bake_off.comparison import Comparison
+from cocurve_studies.bake_off.contenders import Contender
 from cocurve_studies.bake_off.settings import CompareOptions, Judges
 from cocurve_studies.shared import marks
 from helpers.comparisons import cell
@@ -50,6 +50,12 @@ class Setting:
         arguments = {"ratios": RATIOS, "calibrations": self.calibrations, "judges": self.judges}
         tokenizer: Any = None  # without questions none is needed
         return compare(self.model, tokenizer, methods, **(arguments | changes), options=options)
+
+    def leaky(self, judge: str) -> Judges:
+        return self.judges._replace(**{judge: self.calibrations[0]})
+
+    def same(self) -> Judges:
+        return self.judges._replace(test=self.judges.held_out)
 
 
 @pytest.fixture(scope="module")
@@ -223,18 +229,6 @@ def test_methods_without_guards_stand_in_both_searches() -> None:
     assert [row["kl"] for row in result.summary(0.2)] == [0.2, 0.15]
 
 
-def test_guards_of_the_grid_say_themselves() -> None:
-    assert [str(guards) for guards in CompareOptions().guards] == [
-        "cap none protect 0/0",
-        "cap 1.5x protect 0/0",
-        "cap none protect 1/0",
-        "cap none protect 1/1",
-        "cap 1.5x protect 1/0",
-        str(RELEASE_GUARDS),
-    ]
-    assert str(Guards(layer_cap=0.5, kinds=("ffn",))) == "cap 0.5 protect 0/0"
-
-
 def test_csv_holds_every_cell(tmp_path: Path) -> None:
     result = Comparison([cell("A", 0.2), cell("B", None, failed="why") | {"extra": 1}])
     with result.to_csv(tmp_path / "cells.csv").open() as file:
@@ -255,24 +249,26 @@ def test_methods_without_a_plan_are_named_with_their_reason() -> None:
 # Bad input ---------------------------------------------------------------------------------------
 
 
-def test_bad_input(setting: Setting) -> None:
-    with pytest.raises(cl.InputError, match="at least one method"):
-        setting.run([])
-    with pytest.raises(cl.InputError, match="one title"):
-        setting.run([Magnitude(), Magnitude()])
-    with pytest.raises(cl.InputError, match="Did you mean 'wanda-sp'"):
-        setting.run(["wanda"])
-    judges = Judges(setting.calibrations[0], setting.judges.test)
-    with pytest.raises(cl.MismatchError):
-        setting.run([Magnitude()], judges=judges)
-    with pytest.raises(cl.MismatchError):
-        setting.run([Magnitude()], judges=replace_test(setting.judges))
-    with pytest.raises(cl.InputError, match="no row of the dense"):
-        Comparison([]).dense()
-
-
-def replace_test(judges: Judges) -> Judges:
-    return judges._replace(test=judges.held_out)
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda s: s.run([]), cl.InputError, "method"),
+        (lambda s: s.run([Magnitude(), Magnitude()]), cl.InputError, "title"),
+        (lambda s: s.run(["wanda"]), cl.InputError, "wanda-sp"),
+        (lambda s: s.run([Magnitude()], judges=s.leaky("held_out")), cl.MismatchError, None),
+        (lambda s: s.run([Magnitude()], judges=s.leaky("test")), cl.MismatchError, None),
+        (lambda s: s.run([Magnitude()], judges=s.same()), cl.MismatchError, None),
+        (lambda _: Comparison([]).dense(), cl.InputError, "dense"),
+        (lambda _: Comparison([cell("A", 0.1)]).leads("D", ["A"]), cl.InputError, "'D'"),
+        (lambda _: Contender(()), cl.InputError, "method"),
+        (lambda _: Contender((Magnitude(),), "mend"), cl.InputError, "'mend'"),
+        (lambda _: Contender((Magnitude(),), evaluations=-1), cl.InputError, "-1"),
+        (lambda _: CompareOptions(repaired=0), cl.InputError, "repaired is 0"),
+    ],
+)
+def test_bad_input_is_refused(setting: Setting, call: Any, error: Any, named: str | None) -> None:
+    with pytest.raises(error, match=named):
+        call(setting)
 
 
 def test_diagonal_and_cocurve_share_one_h(setting: Setting, tmp_path: Path) -> None:

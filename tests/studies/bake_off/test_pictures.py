@@ -11,7 +11,6 @@ import pytest
 import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions
-from cocurve_lab.figures import DEEP
 from cocurve_lab.methods.base import Method
 from cocurve_lab.methods.registry import method_names
 from cocurve_studies.bake_off import contenders, findings, frontier, pictures, speeds
@@ -74,12 +73,6 @@ def test_perplexities_of_any_size_have_ticks(dense: float) -> None:
     assert 3 <= sum(dense <= tick <= 2.4 * dense for tick in ticks) <= 12
 
 
-def test_shares_of_layers_are_white_on_deep_colors() -> None:
-    units = make_units(3, attention=2, ffn=3)
-    (trace,) = pictures.plot_layers({"a": cl.Selection.from_pruned(units, [0])}).data
-    assert (trace.textfont.color, trace.colorscale) == ("white", DEEP)
-
-
 def test_seventeen_methods_look_different() -> None:
     rows = [DENSE, *(cell(f"m{n}", 0.1) for n in range(17))]
     styles = pictures.styles(Comparison(rows), None)
@@ -99,14 +92,6 @@ def test_capability_bars_and_their_intervals() -> None:
         pictures.plot_capabilities(Comparison(bare), 0.2, 16)
     with pytest.raises(cl.InputError, match="no cells of 'Wanda'"):
         pictures.plot_capabilities(planted(), 0.2, 16, ["Wanda"])
-
-
-def test_guards_picture_pairs_both_searches() -> None:
-    figure = pictures.plot_guards(planted(), 0.2)
-    free = dict(map(reversed, points(figure, "without guards")))
-    own = dict(map(reversed, points(figure, "each with its own best guards")))
-    assert list(own) == ["Magnitude", "SlimLLM", "CoCurve"]  # worst below
-    assert all(free[name] == pytest.approx(2 * own[name]) for name in own)
 
 
 def test_layer_shares_are_costs_removed() -> None:

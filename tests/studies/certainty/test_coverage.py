@@ -13,8 +13,6 @@ from cocurve_studies.certainty import coverage, resampling
 from cocurve_studies.certainty.coverage import (
     CoverageOptions,
     coverage_study,
-    plot_coverage,
-    plot_stability,
     stability_table,
 )
 from helpers.problems import gram_curvature, make_units, random_curvature
@@ -71,12 +69,6 @@ def test_the_reference_is_built_once_with_a_group_per_row(
         coverage_study(MODEL, UNITS, TEXT.rows(0, 6), options, cache=tmp_path, progress=False)
 
 
-def test_groups_that_no_size_fills_are_refused() -> None:
-    options = CoverageOptions(sizes=(4, 8), groups=(16,))
-    with pytest.raises(cl.InputError, match="at least one row"):
-        coverage_study(MODEL, UNITS, TEXT, options, progress=False)
-
-
 def test_text_that_repeats_itself_leaves_nothing_in_doubt() -> None:
     one = random_curvature(make_units(), positions=60, groups=1)
     assert one.group_grams is not None
@@ -116,36 +108,3 @@ def test_a_part_is_what_stability_says_of_it() -> None:
     assert row["risk_error"] == pytest.approx(readout.risk_error)
     assert row["optimism"] == pytest.approx(readout.optimism, abs=0.2)  # other halves
     assert row["bootstrap_overlap"] == pytest.approx(again.mean_overlap, abs=0.2)
-
-
-def test_a_stability_table_is_kept_by_its_groups(tmp_path: Path) -> None:
-    curvature = random_curvature(make_units(), positions=80, groups=4)
-    first = stability_table(curvature, draws=5, cache=tmp_path)
-    assert stability_table(curvature, draws=5, cache=tmp_path) == first
-    assert len(list(tmp_path.glob("study_stability_*.json"))) == 1
-    # the same H in other groups is another study
-    assert curvature.group_grams is not None
-    assert curvature.group_positions is not None
-    grams = np.stack([curvature.group_grams[:2].sum(0), curvature.group_grams[2:].sum(0)])
-    pairs = cl.Curvature(curvature.matrix, curvature.units, {}, grams, np.array([40, 40]))
-    stability_table(pairs, draws=5, cache=tmp_path)
-    assert len(list(tmp_path.glob("study_stability_*.json"))) == 2
-
-
-def test_a_matrix_without_parts_is_refused() -> None:
-    with pytest.raises(cl.InputError, match="group Grams"):
-        stability_table(random_curvature(make_units()))
-    with pytest.raises(cl.InputError, match="single group"):
-        stability_table(random_curvature(make_units(), groups=1))
-
-
-def test_the_pictures_show_the_tables(gaussian: Table) -> None:
-    figure = plot_coverage(gaussian)
-    assert len(figure.data) == 4
-    assert list(figure.data[0].y) == list(column(pick(gaussian, statistic="saliency"), "coverage"))
-    assert len({trace.marker.symbol for trace in figure.data}) == 4
-    table = stability_table(independent(16), ratios=(0.3,), strengths=(0.0, 1.0), draws=5)
-    figure = plot_stability(table)
-    assert len(figure.data) == 2 * 3
-    rows = pick(table, interaction_strength=1.0)
-    assert list(figure.data[3].y) == [row["halves_overlap"] for row in rows]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, column
+from cocurve_lab.base.tables import column
 from cocurve_lab.estimator.build import Build
 from cocurve_lab.extensions.analysis.preview import ProbeOptions
 from cocurve_studies.certainty import precision
@@ -96,24 +96,6 @@ def test_a_build_that_never_converges_is_whole() -> None:
     assert not any(row["stopped"] or row["converged"] for row in table)
 
 
-def test_looks_are_kept_and_other_criteria_are_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = stopping_study(MODEL, UNITS, recipe(tmp_path), stop())
-
-    def no_build(*_: Any, **__: Any) -> None:
-        raise AssertionError("built again")
-
-    monkeypatch.setattr(precision, "estimate_curvature", no_build)
-    assert _plain(stopping_study(MODEL, UNITS, recipe(tmp_path), stop())) == _plain(first)
-    with pytest.raises(AssertionError, match="built again"):
-        stopping_study(MODEL, UNITS, recipe(tmp_path), stop(patience=3))
-
-
-def _plain(table: Table) -> str:
-    return repr(table)  # NaN is not equal to itself
-
-
 def test_a_build_stopped_by_hand_is_not_kept(tmp_path: Path) -> None:
     def interrupt(build: Any) -> None:
         if build.done == 3:
@@ -122,11 +104,6 @@ def test_a_build_stopped_by_hand_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="Run the study again"):
         stopping_study(MODEL, UNITS, recipe(tmp_path), stop(), watch=interrupt)
     assert not list(tmp_path.iterdir())
-
-
-def test_too_few_groups() -> None:
-    with pytest.raises(cl.InputError, match="groups"):
-        stopping_study(MODEL, UNITS, recipe(groups=4), stop())
 
 
 def test_a_preview_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

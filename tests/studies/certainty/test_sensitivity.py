@@ -17,7 +17,6 @@ from cocurve_studies.certainty.resampling import of_groups
 from cocurve_studies.certainty.sensitivity import (
     SensitivityOptions,
     outside,
-    plot_sensitivity,
     sensitivity_study,
     sensitivity_summary,
     text_sources,
@@ -166,42 +165,6 @@ def test_the_summary_says_the_band_and_the_spread() -> None:
     assert found["kl_std"] == pytest.approx(0.005)
     assert (found["largest_difference"], found["largest_difference_error"]) == (-2.0, 0.5)
     assert (found["values"], found["lowest_overlap"]) == (3, 0.7)
-
-
-def test_a_table_is_kept_and_nothing_is_built_again(
-    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = study(cache=tmp_path)
-    assert first == table
-    # base, r 10 and 97, positions 4 and all, groups 2, temperature 2, narrow
-    assert len(list(tmp_path.glob("H_*.pkl"))) == 8
-    monkeypatch.setattr(sensitivity, "Recipe", None)
-    assert study(cache=tmp_path) == first
-    with pytest.raises(TypeError):  # another text: it wants to build
-        study({"mixed": words(0), "narrow": words(2, 0, 5)}, cache=tmp_path)
-
-
-def test_what_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(cl.InputError, match="texts is empty"):
-        study({})
-    for changes in ({"rows": 0}, {"draws": 0}, {"row_counts": (4, 0)}):
-        with pytest.raises(cl.InputError, match="go down to 0"):
-            SensitivityOptions(**changes)
-    with pytest.raises(cl.InputError, match="at least one lambda"):
-        SensitivityOptions(interaction_strengths=())
-    seen = calibration(6)
-    given = (tiny_model(), word_tokenizer(), {"mixed": words(0)}, seen.rows(5, 6))
-    with pytest.raises(cl.MismatchError, match="not held out"):
-        sensitivity_study(*given, OPTIONS, progress=False)
-
-
-def test_the_picture_has_a_point_per_row(table: Table) -> None:
-    figure = plot_sensitivity(table)
-    assert [trace.name for trace in figure.data] == ["λ = 0", "λ = 1"]
-    rows = pick(table, interaction_strength=1.0)
-    assert list(figure.data[1].y) == [row["difference"] for row in rows]
-    assert list(figure.data[1].error_y.array) == [row["difference_error"] for row in rows]
-    assert figure.data[0].marker.symbol != figure.data[1].marker.symbol
 
 
 # Documents by source, and none that is in the held-out text --------------------------------------

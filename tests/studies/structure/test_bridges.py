@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.tables import Table, column, pick
+from cocurve_lab.base.tables import Table, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.measuring.answers import ALL, answer_accuracy
 from cocurve_lab.measuring.generation import Question
@@ -21,7 +20,6 @@ from cocurve_studies.structure.arms import CausalOptions
 from cocurve_studies.structure.bridges import (
     bridge_edges,
     bridge_table,
-    plot_bridge_thresholds,
 )
 from cocurve_studies.structure.causal import Outcomes, causal_study, plot_causal
 from cocurve_studies.structure.matching import causal_arms, match_controls
@@ -115,34 +113,6 @@ def test_edges_have_errors_where_there_are_groups() -> None:
     partner = curvature.units.indices([row["partner"]])[0]
     assert row["curvature_error"] == cl.jackknife(curvature, "edges").standard_error[3, partner]
     assert row["curvature_error"] > 0
-
-
-def test_thresholds_are_kept_and_drawn(tmp_path: Path) -> None:
-    curvature = random_curvature(make_units(4, 2, 4), 1, groups=4)
-    table = bridge_table(curvature, (0.3, 0.5), cache=tmp_path)
-    assert len(list(tmp_path.glob("study_bridge_thresholds_*"))) == 1
-    assert bridge_table(curvature, (0.3, 0.5), cache=tmp_path) == table
-    figure = plot_bridge_thresholds(table)
-    drawn = np.array(figure.data[0].z)  # [connectivity, saliency]
-    assert (
-        drawn[1, 0] == pick(table, saliency_quantile=0.3, connectivity_quantile=0.5)[0]["bridges"]
-    )
-    assert len(figure.layout.shapes) == 1
-    assert "±" in figure.layout.title.text
-
-
-def test_bad_input_of_the_tables() -> None:
-    curvature = random_curvature(make_units(), 0)
-    for call, words in (
-        (lambda: bridge_table(curvature, []), "no quantile"),
-        (lambda: bridge_table(curvature, [1.5]), "1.5"),
-        (lambda: bridge_table(curvature, connectivity="mean"), "mean"),  # type: ignore[arg-type]
-        (lambda: bridge_edges(curvature, top=0), "top is 0"),
-        (lambda: bridge_edges(curvature, [99]), "99"),
-        (lambda: plot_bridge_thresholds([]), "no rows"),
-    ):
-        with pytest.raises(cl.InputError, match=words):
-            call()
 
 
 # The causal study ---------------------------------------------------------------------------------
@@ -289,60 +259,6 @@ def test_no_pair_and_too_few_parameters_are_said(
     (row,) = causal_study(model, curvature, Outcomes(TEXT), tiny, progress=False)
     assert (row["outcome"], row["pairs"]) == (None, pairs)
     assert "not even one pair fits" in row["note"]
-
-
-def test_the_study_is_kept_and_resumes(
-    model: PreTrainedModel, curvature: Curvature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = CausalOptions(ratio=0.3, thresholds=THRESHOLDS, fills=("greedy",), caliper=1.0)
-    chosen = Outcomes(TEXT, QUESTIONS[:4], word_tokenizer())
-    first = causal_study(model, curvature, chosen, options, cache=tmp_path, progress=False)
-    (kept,) = tmp_path.glob("study_causal_*.json")
-    monkeypatch.setattr(causal, "measure_plans", None)  # a second measurement would fail
-    again = causal_study(model, curvature, chosen, options, cache=tmp_path, progress=False)
-    assert again == first
-    monkeypatch.undo()
-    kept.unlink()
-    monkeypatch.setattr("cocurve_lab.measuring.risk._Engine.measure", None)
-    monkeypatch.setattr("cocurve_lab.measuring.answers.ReplyEngine.measure", None)
-    assert causal_study(model, curvature, chosen, options, cache=tmp_path, progress=False) == first
-
-
-def test_the_picture_of_the_arms(table: Table) -> None:
-    figure = plot_causal(table)
-    traces = {trace.name: trace for trace in figure.data}
-    assert {"measured", "predicted from H", "single seeds", "odd", "even", ALL} == set(traces)
-    kl = pick(table, outcome="kl", family=ALL, seed=None)
-    assert list(traces["measured"].x) == list(column(kl, "difference"))
-    assert list(traces["measured"].error_x.array) == list(column(kl, "difference_error"))
-    # below the axis titles, not on the plot, and each panel has its own
-    for legend, names in (
-        ("legend", {"measured", "predicted from H", "single seeds"}),
-        ("legend2", {"odd", "even", ALL}),
-    ):
-        assert figure.layout[legend].y < 0
-        assert figure.layout[legend].yanchor == "top"
-        assert {n for n, trace in traces.items() if (trace.legend or "legend") == legend} == names
-    assert list(traces["predicted from H"].x) == list(column(kl, "predicted_difference"))
-    assert len(traces["single seeds"].x) == 3
-    symbols = [traces[name].marker.symbol for name in ("odd", "even", ALL)]
-    assert len(set(symbols)) == 3
-
-
-def test_bad_input_of_the_study(model: PreTrainedModel, curvature: Curvature) -> None:
-    with pytest.raises(cl.InputError, match="no tokenizer"):
-        Outcomes(TEXT, QUESTIONS)
-    for changes, words in (
-        ({"ratio": 1.0}, "ratio is 1"),
-        ({"fills": ("nearest",)}, "nearest"),
-        ({"thresholds": ()}, "thresholds"),
-        ({"seeds": ()}, "seed"),
-    ):
-        with pytest.raises(cl.InputError, match=words):
-            CausalOptions(**changes)  # type: ignore[arg-type]
-    seen = curvature.with_provenance(row_fingerprints=TEXT.row_fingerprints[:1])
-    with pytest.raises(cl.MismatchError, match="held out"):
-        causal_study(model, seen, Outcomes(TEXT), OPTIONS, progress=False)
 
 
 def test_texts_by_family_score_every_position() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,11 +130,6 @@ def test_spectrum_errors_are_jackknife_errors() -> None:
     assert 0 < table[0]["effective_rank_error"] < table[0]["effective_rank"]
 
 
-def test_a_zero_h_has_no_spectrum() -> None:
-    with pytest.raises(cl.InputError, match="trace of H is 0"):
-        geometry.spectrum_table(cl.Curvature(np.zeros((len(UNITS),) * 2), UNITS))
-
-
 # Propositions -------------------------------------------------------------------------------------
 
 
@@ -223,43 +216,6 @@ def test_decoupled_saliency_is_seen() -> None:
 
 
 # Keeping and drawing ------------------------------------------------------------------------------
-
-
-def test_tables_are_kept_and_another_h_has_its_own(tmp_path: Path) -> None:
-    tables = (geometry.block_table, geometry.budget_table, geometry.spectrum_table)
-    for study in (*tables, propositions.proposition_table):
-        first = study(BUILT, cache=tmp_path)
-        assert str(study(BUILT, cache=tmp_path)) == str(first) == str(study(BUILT))
-        other = study(random_curvature(UNITS, seed=9), cache=tmp_path)
-        assert str(other) != str(first)
-    files = list(tmp_path.glob("study_*.json"))
-    assert len(files) == 8
-    bare = replace(BUILT, group_grams=None, group_positions=None, group_risks=None)
-    geometry.block_table(bare, cache=tmp_path)  # the same H, but nothing known of its error
-    assert len(list(tmp_path.glob("study_blocks_*.json"))) == 3
-
-
-def test_pictures_have_axes_errors_and_distinct_marks() -> None:
-    blocks, budgets = geometry.block_table(BUILT), geometry.budget_table(BUILT, 0.4)
-    spectrum, said_of = (
-        geometry.spectrum_table(BUILT),
-        propositions.proposition_table(BUILT, (0.2, 0.4)),
-    )
-    figures = (
-        geometry.plot_blocks(blocks),
-        geometry.plot_budgets(budgets),
-        geometry.plot_spectrum(spectrum),
-        propositions.plot_propositions(said_of),
-    )
-    for figure in figures:
-        assert figure.layout.xaxis.title.text
-        assert figure.layout.yaxis.title.text
-        assert any(trace.error_y.array is not None for trace in figure.data)
-    bars = [trace for trace in figures[0].data if trace.name != "noise floor"]
-    assert sum(len(bar.y) for bar in bars) == len(blocks)
-    assert len({(bar.marker.color, bar.marker.pattern.shape) for bar in bars}) == 3
-    assert sum(len(line.x) for line in figures[1].data) == len(budgets)
-    assert len(figures[3].data[0].x) == 2
 
 
 def test_structure_needs_no_model_and_no_plotly_until_it_draws() -> None:

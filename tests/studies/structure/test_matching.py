@@ -20,7 +20,7 @@ from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import edge_variant
 from cocurve_studies.structure.matching import Matching, causal_arms, match_controls
-from helpers.problems import llama_8b_units, make_units, random_curvature
+from helpers.problems import make_units, random_curvature
 
 # costs equal across kinds, so that kinds must tell apart, and unequal within FFN, as where the
 # width does not divide
@@ -157,20 +157,16 @@ def test_the_matching_reports_itself() -> None:
     units = make_units(2, 0, 3, ffn_cost=3)
     matching = match_controls(flat(units, [1.0, 1.0, 1.0, 1.01, 1.05, 1.1]), [0, 2])
     assert matching.pairs == ((0, 1), (2, 3))
-    worst = matching.worst
-    assert worst == matching.rows()[1]
-    assert worst is not None
+    (_, worst) = matching.rows()
+    assert matching.worst == worst
     assert (worst["bridge"], worst["control"]) == ("L0.ffn[2]", "L1.ffn[0]")
-    assert (worst["kind"], worst["cost"]) == ("ffn", 3)
+    assert (worst["kind"], worst["cost"], worst["control_connectivity"]) == ("ffn", 3, 0)
     assert worst["distance"] == pytest.approx(math.log(1.01))
     assert worst["bridge_connectivity"] == pytest.approx(0.2)
-    assert worst["control_connectivity"] == 0
     assert matching.contrast.tolist() == [pytest.approx(0.5 / 0.3), math.inf]
-    assert "2 of 2 bridges" in repr(matching)
     assert "L0.ffn[2] and L1.ffn[0]" in repr(matching)
     empty = match_controls(flat(units, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), [0])
     assert (len(empty), empty.rows(), empty.worst) == (0, [], None)
-    assert "0 of 1 bridges" in repr(empty)
 
 
 def test_the_closest_pairs_of_a_matching() -> None:
@@ -183,23 +179,6 @@ def test_the_closest_pairs_of_a_matching() -> None:
     for count in (0, 3):
         with pytest.raises(InputError):
             matching.closest(count)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"bridges": []}, "no bridge to match"),
-        ({"bridges": [3, 3]}, "named twice"),
-        ({"bridges": ["L9.ffn[0]"]}, "no unit L9"),
-        ({"bridges": [0], "caliper": -0.1}, "caliper is -0.1"),
-        ({"bridges": [0], "caliper": math.inf}, "caliper is inf"),
-        ({"bridges": [0], "caliper": math.nan}, "caliper is nan"),
-        ({"bridges": [0], "exclude": [99]}, "no unit 99"),
-    ],
-)
-def test_bad_input_of_the_matching(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message.replace("[", r"\[")):
-        match_controls(random_curvature(UNITS), **arguments)
 
 
 # Arms ---------------------------------------------------------------------------------------------
@@ -358,18 +337,3 @@ def test_unfair_matchings_are_refused() -> None:
         causal_arms(random_curvature(make_units(3, 2, 4)), matching, 0.4)
     with pytest.raises(InputError, match="protected layer"):
         causal_arms(curvature, matching, 0.4, Guards(protect_first=2, protect_last=1))
-
-
-def test_the_test_at_the_papers_size() -> None:
-    """768 units: bridges of both kinds, well matched, and arms of one cost at 20 %."""
-    guards = Guards(layer_cap=0.3, protect_first=2, protect_last=2)
-    curvature = random_curvature(llama_8b_units(), positions=300)
-    matching: Matching = match_controls(curvature, bridge_units(curvature), guards=guards)
-    assert len(matching) > 20
-    assert {curvature.units[u].kind for u in matching.bridges} == {"attention", "ffn"}
-    few = matching.closest(20)
-    a, b = causal_arms(curvature, few, 0.2, guards)
-    assert a.pruned_cost == b.pruned_cost >= 0.2 * curvature.units.total_cost
-    assert len(set(a.pruned) & set(b.pruned)) == len(a) - 20
-    assert a.edge_risk is not None
-    assert b.edge_risk is not None

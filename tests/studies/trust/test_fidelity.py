@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,11 +69,6 @@ def test_a_unit_that_changes_nothing_has_no_ratio() -> None:
     assert rows[1]["measured_over_predicted"] > 0
 
 
-def test_single_units_need_the_risks_of_a_build() -> None:
-    with pytest.raises(cl.InputError, match="without single-unit risks"):
-        fidelity.single_unit_fidelity(random_curvature(make_units()))
-
-
 # Plans --------------------------------------------------------------------------------------------
 
 
@@ -115,33 +109,6 @@ def test_predicted_errors_are_jackknife_errors_of_the_plan(measured: Table) -> N
     expected = cl.jackknife(CURVATURE, lambda c: c.risk(plan)).standard_error
     row = pick(measured, method="lambda 1", requested_ratio=0.2)[0]
     assert row["predicted_error"] == pytest.approx(float(expected), rel=1e-6)
-
-
-def test_an_interrupted_study_resumes_and_a_finished_one_is_read_back(
-    tmp_path: Path, measured: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = (MODEL, CURVATURE, HELD_OUT, OPTIONS, tmp_path, False)
-    first = fidelity.fidelity_study(*arguments)
-    assert str(first) == str(measured)
-    assert len(list(tmp_path.glob("plans_*"))) == 1
-
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr("cocurve_lab.measuring.risk._Engine.measure", never)
-    assert str(fidelity.fidelity_study(*arguments)) == str(first)
-    next(tmp_path.glob("study_fidelity_*.json")).unlink()  # the plans alone are enough
-    assert str(fidelity.fidelity_study(*arguments)) == str(first)
-    with pytest.raises(AssertionError, match="measured again"):
-        fidelity.fidelity_study(
-            MODEL, CURVATURE, tiny_text(2, 16, seed=9), OPTIONS, tmp_path, False
-        )
-
-
-def test_calibration_rows_are_refused() -> None:
-    for study in (fidelity.fidelity_study, saturation.pair_saturation):
-        with pytest.raises(cl.MismatchError, match="not held out"):
-            study(MODEL, CURVATURE, tiny_text(4, 16).rows(0, 2), OPTIONS, progress=False)
 
 
 # Summary of plans ---------------------------------------------------------------------------------
@@ -277,11 +244,6 @@ def test_the_strongest_pairs_are_the_ends_of_the_correlations(pairs: Table) -> N
     assert saturation._pairs(CURVATURE, other)[:4] != saturation._pairs(CURVATURE, OPTIONS)[:4]
 
 
-def test_no_pair_is_an_error() -> None:
-    with pytest.raises(cl.InputError, match="pairs is 0"):
-        saturation.pair_saturation(MODEL, CURVATURE, HELD_OUT, FidelityOptions(pairs=0))
-
-
 def saturated(factors: list[float], edges: list[float]) -> Table:
     """Pairs of planted factors and edges, alone 0.1 on each of 5 sequences, risks rising."""
     return [
@@ -342,18 +304,3 @@ def test_both_signs_together_show_what_one_sign_cannot() -> None:
 
 
 # Pictures -----------------------------------------------------------------------------------------
-
-
-def test_pictures_show_every_row_with_its_error(measured: Table, pairs: Table) -> None:
-    single = fidelity.single_unit_fidelity(CURVATURE)
-    for figure, table in (
-        (fidelity.plot_single_unit_fidelity(single), single),
-        (fidelity.plot_fidelity(measured), measured),
-        (saturation.plot_pair_saturation(pairs), pairs),
-    ):
-        marked = [trace for trace in figure.data if trace.mode == "markers"]
-        assert sum(len(trace.x) for trace in marked) == len(table)
-        assert all(len(trace.error_y.array) == len(trace.x) for trace in marked)
-        assert len({(t.marker.color, t.marker.symbol) for t in marked}) == len(marked)
-        assert figure.layout.xaxis.title.text
-        assert figure.layout.yaxis.title.text

@@ -36,23 +36,3 @@ def test_both_are_of_the_rows_and_a_second_call_builds_nothing(
     assert [h.fingerprint for h in again] == [finite.fingerprint, exact.fingerprint]
     with pytest.raises(AssertionError, match="built again"):  # other rows are another H*
         finite_and_exact(model, units, tiny_text(3), TOP_R, tmp_path, progress=False)
-
-
-def test_nothing_is_kept_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = tiny_model()
-    both = finite_and_exact(
-        model, cl.enumerate_units(model, GROUPS), tiny_text(1), TOP_R, progress=False
-    )
-    assert [h.provenance["method"] for h in both] == ["ablation", "infinitesimal"]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_stopped_build_is_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    units, text = cl.enumerate_units(model, GROUPS), tiny_text(2)
-    stopped = exact_curvature(model, units, text, TOP_R, progress=False)
-    stopped.provenance["complete"] = False
-    monkeypatch.setattr(infinitesimal, "exact_curvature", lambda *_, **__: stopped)
-    with pytest.raises(KeyboardInterrupt, match="stopped"):
-        finite_and_exact(model, units, text, TOP_R, progress=False)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ import cocurve_lab as cl
 from cocurve_lab.base.tables import pick
 from cocurve_lab.extensions.surrogates.staged import staged_plan
 from cocurve_studies.shared import Recipe, compared, plan_overlap
-from cocurve_studies.trust import iterative
 from cocurve_studies.trust.iterative import IterativeOptions, iterative_study
 from helpers.tiny_models import naive_risk, tiny_model, tiny_text
 
@@ -50,41 +46,6 @@ def test_every_row_is_what_is_measured_the_slow_way() -> None:
         assert (shot["difference"], shot["overlap"]) == (0.0, 1.0)
         assert steps["overlap"] == plan_overlap(plan, one)
         assert steps["predicted_risk"] == pytest.approx(dense.risk(plan.pruned))
-
-
-def test_a_table_is_kept_and_nothing_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_model()
-    recipe = replace(RECIPE, cache=tmp_path)
-    first = iterative_study(model, recipe, HELD_OUT, OPTIONS)
-    dense = RECIPE.build(model, cl.enumerate_units(model, 4))
-    firsts = {
-        frozenset(solve(0.2, strength).pruned)
-        for solve in (partial(cl.solve_greedy, dense), dense.additive().solve)
-        for strength in (0.0, 1.0)
-    }
-    assert len(list(tmp_path.glob("H_*.pkl"))) == 1 + len(firsts)
-    assert len(list(tmp_path.glob("plans_*.ckpt"))) == 1
-    monkeypatch.setattr(Recipe, "build", None)
-    monkeypatch.setattr(iterative, "measure_plans", None)
-    assert iterative_study(model, recipe, HELD_OUT, OPTIONS) == first
-    other = IterativeOptions(ratios=(0.3,), ffn_groups=4)
-    with pytest.raises(TypeError):  # another study: it wants to build
-        iterative_study(model, recipe, HELD_OUT, other)
-
-
-def test_what_cannot_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model()
-    with pytest.raises(cl.InputError, match="steps is 1"):
-        IterativeOptions(steps=1)
-    with pytest.raises(cl.MismatchError, match="not held out"):
-        iterative_study(model, RECIPE, TEXT.rows(1, 3), OPTIONS)
-    units = cl.enumerate_units(model, 4)
-    half = RECIPE.build(model, units).with_provenance(complete=False)
-    monkeypatch.setattr("cocurve_lab.estimator.estimate.estimate_curvature", lambda *_, **__: half)
-    with pytest.raises(KeyboardInterrupt, match="go on"):
-        RECIPE.build(model, units)
 
 
 def test_plans_over_other_units_have_no_overlap() -> None:

@@ -147,16 +147,6 @@ def test_too_little_for_a_trend_is_said() -> None:
         redundancy_trend(rows([0.1], [0.2]), "gain")
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(cl.InputError, match="no model"):
-        redundancy_study({}, OPTIONS)
-    leaky = Subject(tiny_model(), TEXT, TEXT.rows(0, 2), ffn_groups=4)
-    with pytest.raises(cl.MismatchError, match="not held out"):
-        redundancy_study({"leaky": leaky}, OPTIONS, progress=False)
-    with pytest.raises(cl.InputError, match="top_r"):
-        redundancy_study({"one": subject(0)}, RedundancyOptions(top_r=0), progress=False)
-
-
 def test_the_picture_names_the_models(table: Table) -> None:
     given = [
         row | {"gate_lambda": value} for row, value in zip(table, (1.0, 0.0, 1.0), strict=True)
