@@ -1,5 +1,6 @@
 """The paper's studies, one room per notebook: functions that return tidy tables, and charts.
 
+    study.py     the runner: plans measured, tables kept, draws of H
     draws.py     errors of a difference between plans, over rows and draws of H
     claims.py    claims of the paper as rows, and their evaluator
     findings.py  a claim beside what was measured, and the verdict

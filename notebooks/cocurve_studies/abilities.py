@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.stats import norm
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick, plus_minus
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.measuring.answers import ALL, AnswerOptions, AnswerTable, answer_accuracy
 from cocurve_lab.measuring.generation import Question
 from cocurve_lab.measuring.plan_memory import answers_file
-from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import structure_table
 
 from .chart import add, chart, empty, share_axis
 from .findings import Finding, Verdict, every, percent
-from .shared import known, marks
+from .shared import known, marks, solved
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -71,11 +69,7 @@ def strength_plans(
     rows = []
     for ratio in ratios:
         for strength in strengths:
-            plan, note = None, ""
-            try:
-                plan = solve_greedy(curvature, ratio, strength, guards)
-            except InfeasibleError as error:
-                note = str(error)
+            plan, note = solved(curvature, ratio, strength, guards)
             base = f"λ {strengths[0]:g}"
             rows.append(_entry(f"λ {strength:g}", base, ratio, plan, note))
     return rows
@@ -145,7 +139,7 @@ def ability_study(
     settings = marks(model, questions=asked, plans=named)
 
     def compute() -> Table:
-        dense = _entry(DENSE, "", 0.0, _empty(made[0].units), "")
+        dense = _entry(DENSE, "", 0.0, Selection.from_pruned(made[0].units, []), "")
         rows = [dense, *(row for row in plans if row["selection"] is not None)]
         options = AnswerOptions(checkpoint=answers_file(cache, model, questions))
         answers = answer_accuracy(
@@ -166,10 +160,6 @@ def ability_study(
 
 def _mark(plan: Selection | None) -> str | None:
     return None if plan is None else plan.fingerprint
-
-
-def _empty(units: UnitSet) -> Selection:
-    return Selection.from_pruned(units, [])
 
 
 def _measured(rows: Table, answers: AnswerTable) -> Table:

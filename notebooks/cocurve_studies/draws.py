@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Folder, Row, is_kept
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 
-from .shared import resampled
+from .shared import resampled, solved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -172,10 +171,7 @@ def redraw(
 def again(plan: Selection, curvature: Curvature) -> Selection | None:
     """The plan of another H under the ratio, lambda and guards of `plan`; None if greedy stalls."""
     assert plan.interaction_strength is not None  # solve_greedy fills it
-    try:
-        return solve_greedy(curvature, plan.requested_ratio, plan.interaction_strength, plan.guards)
-    except InfeasibleError:
-        return None
+    return solved(curvature, plan.requested_ratio, plan.interaction_strength, plan.guards)[0]
 
 
 def draw_marks(

@@ -25,6 +25,7 @@ from cocurve_lab.solver.guards import FREE
 from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import measured_diagonal
 
+from .certainty.resampling import of_groups
 from .surrogates import swapped
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def jackknife_error(mine: Callable[..., Any], curvature: Curvature) -> str:
     filled = np.flatnonzero(positions)
     for count in sorted({len(filled), max(2, len(filled) - 1), max(2, len(filled) // 2)}):
         part = np.sort(rng.choice(filled, count, replace=False))
-        some = _on_groups(curvature, part)
+        some = of_groups(curvature, part)
         cases.append((np.diagonal(grams[part], axis1=1, axis2=2).copy(), positions[part]))
         answers.append(jackknife(some, "saliency").standard_error)
     hint = "Leave one group out at a time; the scatter counts (G - 1) / G, not 1 / (G - 1)."
@@ -246,7 +247,7 @@ def measured_order(mine: Callable[..., Any], curvature: Curvature, ratio: float)
     """
     assert curvature.group_positions is not None
     filled = np.flatnonzero(curvature.group_positions)
-    halves = [_on_groups(curvature, filled[start::2]) for start in (0, 1) if len(filled) > 1]
+    halves = [of_groups(curvature, filled[start::2]) for start in (0, 1) if len(filled) > 1]
     cases: list[Case] = [(curvature.units, some) for some in (curvature, *halves)]
     answers = [solve_greedy(measured_diagonal(some), ratio, 0.0).pruned for _, some in cases]
     lengths = [len(answer) for answer in answers]
@@ -260,16 +261,6 @@ def measured_order(mine: Callable[..., Any], curvature: Curvature, ratio: float)
 
     hint = "curvature.single_unit_risk is per unit; the budget is in parameters."
     return check(start_of, cases, answers, hint)
-
-
-def _on_groups(curvature: Curvature, part: np.ndarray) -> Curvature:
-    """H on some of its groups."""
-    grams, positions = curvature.group_grams, curvature.group_positions
-    assert grams is not None
-    assert positions is not None
-    risks = curvature.group_risks
-    some = None if risks is None else risks[part]
-    return Curvature.from_groups(curvature.units, grams[part], positions[part], some, {})
 
 
 def smallest_size(

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Folder, Row, Table
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import Groups, jackknife
 from cocurve_lab.models.units import UnitSet
+from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
+from cocurve_lab.solver.solve import solve_greedy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,6 +141,16 @@ def known(value: Any) -> float | None:
 
 
 # Plans --------------------------------------------------------------------------------------------
+def solved(
+    curvature: Curvature, ratio: float, strength: float, guards: Guards = FREE
+) -> tuple[Selection | None, str]:
+    """Solve greedily; return the plan and "", or None and the reason why there is no plan."""
+    try:
+        return solve_greedy(curvature, ratio, strength, guards), ""
+    except InfeasibleError as error:
+        return None, str(error)
+
+
 def compared(table: PlanTable, place: int, base: int) -> Row:
     """Compare one measured plan with another of the same table, paired over sequences.
 

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Folder, Row, Table, cached_table, pick
+from cocurve_lab.base.tables import Folder, Row, Table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.neighbors import Neighbors
 from cocurve_lab.extensions.repairing.repair import repair
-from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.measuring.risk import PlanTable, measure_plans, model_risk
 from cocurve_lab.models.units import Unit
 from cocurve_lab.solver.selection import Selection
@@ -22,6 +21,7 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from .chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from .shared import known, marks, sequence_columns, sequence_values
+from .study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -76,13 +76,8 @@ def prediction_table(
     """
     named = [(ratio, way, plan) for ratio, own in plans.items() for way, plan in own.items()]
     pair, additive = curvature.pair_kl("price"), curvature.additive()
-    measured = measure_plans(
-        model,
-        [plan for _, _, plan in named],
-        text,
-        checkpoint=plans_file(cache, model, text),
-        calibrated_on=curvature,
-    )
+    text.require_disjoint(curvature)
+    measured = Study(model, text, cache=cache).measure([plan for _, _, plan in named])
     return [
         {
             "requested_ratio": ratio,
@@ -155,10 +150,8 @@ def way_table(
     """
     text.require_disjoint(calibration)
 
-    def measure() -> Table:
-        pruned = measure_plans(
-            model, list(plans.values()), text, checkpoint=plans_file(cache, model, text)
-        )
+    def measure(study: Study) -> Table:
+        pruned = study.measure(list(plans.values()))
         rows: Table = []
         for way, plan, kl in zip(plans, plans.values(), pruned.kl, strict=True):
             refitted = model_risk(model, repair(model, plan, calibration), text)
@@ -168,7 +161,7 @@ def way_table(
 
     made = {way: plan.fingerprint for way, plan in plans.items()}
     settings = marks(model, text=text, plans=made, refit=calibration.fingerprint)
-    kept = cached_table(cache, "ways", settings, measure)
+    kept = Study(model, text, cache=cache).table("ways", settings, measure)
     chosen = tuple(plans.values())
     pruned = PlanTable(chosen, sequence_values(kept, "kl"))
     refitted = PlanTable(chosen, sequence_values(kept, "refitted"))

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet, read_documents, stream_hub
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.models.architectures import describe
 from cocurve_lab.models.loading import demo_folder, is_demo
 from cocurve_lab.models.units import enumerate_units
@@ -29,6 +27,7 @@ from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty
 from ..shared import Recipe, compared, marks
+from ..study import Study
 from .resampling import of_groups
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def sensitivity_study(
         del chosen["temperatures"]
     settings = marks(model, held_out=held_out.fingerprint, options=chosen, builds=asked)
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         found = []
         for build in builds:
             text = build.calibration
@@ -167,8 +166,7 @@ def sensitivity_study(
             for _, _, curvature in variants
             for strength in strengths
         ]
-        checkpoint = plans_file(cache, model, held_out)
-        table = measure_plans(model, plans, held_out, checkpoint=checkpoint, progress=progress)
+        table = study.measure(plans)
         # the first variant is the base, and the first plans are its own, one per lambda
         return [
             _described(knob, value, curvature, variants[0][2])
@@ -178,7 +176,8 @@ def sensitivity_study(
             for step, strength in enumerate(strengths)
         ]
 
-    return cached_table(cache, "sensitivity", settings, compute)
+    study = Study(model, held_out, cache=cache, progress=progress)
+    return study.table("sensitivity", settings, compute)
 
 
 def _builds(

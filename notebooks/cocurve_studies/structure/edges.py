@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cocurve_lab.base.errors import InfeasibleError, InputError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.figures import look
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
+from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 from cocurve_lab.solver.variants import structure_table
 
 from ..chart import add, chart, empty
-from ..draws import Plans, Redrawn, draw_marks, redraw
-from ..shared import known, marks
+from ..draws import Plans, Redrawn
+from ..shared import known, marks, solved
+from ..study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -90,22 +89,13 @@ def edge_study(
     """
     if not options.ratios:
         raise InputError("ratios is empty. Give at least one share of removable cost, such as 0.2.")
-    held_out.require_disjoint(curvature)
-    settings = marks(model, curvature, held_out, **asdict(options))
-    settings, count = draw_marks(cache, "edges", settings, draws, [curvature])
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
         plans = [row["selection"] for row in rows if row["selection"] is not None]
         if not plans:
             return [_identity(row) for row in rows]
-        measuring: dict[str, Any] = {
-            "checkpoint": plans_file(cache, model, held_out),
-            "progress": progress,
-        }
-        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
-        solve = partial(_plans, options)
-        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        table, drawn = study.measure(plans), study.redraw(partial(_plans, options))
         places = {plan.fingerprint: number for number, plan in enumerate(plans)}
         methods = {row["requested_ratio"]: row["selection"] for row in rows if _is_method(row)}
         return [
@@ -114,7 +104,9 @@ def edge_study(
             for row in rows
         ]
 
-    return cached_table(cache, "edges", settings, compute)
+    settings = marks(model, curvature, held_out, **asdict(options))
+    study = Study(model, held_out, [curvature], draws, cache, progress)
+    return study.table("edges", settings, compute)
 
 
 def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table:
@@ -126,11 +118,8 @@ def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table
         axis, name = METHOD
         return [_entry(axis, name, None, str(error)) | {"requested_ratio": ratio}]
     for value in options.strengths:
-        name = f"lambda {value:g}"
-        try:
-            rows.append(_entry("lambda", name, solve_greedy(curvature, ratio, value, guards)))
-        except InfeasibleError as error:
-            rows.append(_entry("lambda", name, None, str(error)))
+        plan, note = solved(curvature, ratio, value, guards)
+        rows.append(_entry("lambda", f"lambda {value:g}", plan, note))
     return [row | {"requested_ratio": ratio} for row in rows]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
 from cocurve_lab.curvature.uncertainty import Groups
@@ -25,10 +25,9 @@ from cocurve_lab.figures import (
 from cocurve_lab.models.families import KINDS
 from cocurve_lab.solver.guards import FREE, Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty, log_scale, share_axis
-from ..shared import errors_of, group_marks, resampled, spread_of
+from ..shared import errors_of, group_marks, resampled, solved, spread_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -167,16 +166,11 @@ def budget_table(
 def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards) -> Table:
     head: Row = {"interaction_strength": strength, "requested_ratio": ratio, "note": ""}
     names = ("kind", "layer", "units", "share", "share_error", "draws")
-    try:
-        plan = solve_greedy(curvature, ratio, strength, guards)
-    except InfeasibleError as error:
-        return [head | dict.fromkeys(names) | {"note": str(error)}]
-    drawn = []
-    for part in resampled(curvature):
-        try:
-            drawn.append(_shares(solve_greedy(part, ratio, strength, guards)))
-        except InfeasibleError:
-            continue
+    plan, note = solved(curvature, ratio, strength, guards)
+    if plan is None:
+        return [head | dict.fromkeys(names) | {"note": note}]
+    again = [solved(part, ratio, strength, guards)[0] for part in resampled(curvature)]
+    drawn = [_shares(other) for other in again if other is not None]
     shares, spread = _shares(plan), spread_of(drawn)
     rows = []
     for (kind, layer), place in np.ndenumerate(np.arange(shares.size).reshape(shares.shape)):

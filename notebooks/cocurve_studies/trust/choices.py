@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, column, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.extensions.choosing.racing import Candidate, ChoiceOptions, Judge
@@ -25,12 +25,12 @@ from cocurve_lab.extensions.choosing.settings import (
 )
 from cocurve_lab.figures import look
 from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, log_scale
-from ..draws import Plans, Redrawn, again, carried, draw_marks, redraw
+from ..draws import Redrawn, again, carried
 from ..shared import marks
+from ..study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -108,11 +108,9 @@ def strength_study(
         b/E. `gate` is the lambda of the redundancy gate, None where it is undecided. `edge_benefit`
         is KL(lambda 0) - KL(lambda 1) on `texts.report`: positive where edges help.
     """
-
     settings = _marks(model, curvature, texts, ratios, options)
-    settings, count = draw_marks(cache, "strength", settings, draws, [curvature])
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         choices: dict[Name, InteractionChoice] = {
             (ratio,): choose_interaction_strength(
                 model,
@@ -130,37 +128,26 @@ def strength_study(
             for place, entry in enumerate(choice.curve)
             if not entry.stopped_early
         }
-        raced, reported = (
-            _redrawn(model, curvature, plans, text, count, options, cache)
-            for plans, text in zip((candidates, _reported(choices)), texts, strict=True)
-        )
+        raced = _redrawn(replace(study, text=texts.choose), candidates)
+        reported = _redrawn(study, _reported(choices))
         rows = []
         for name, choice in choices.items():
-            benefit = _edge_benefit(model, name, choice, texts.report, options, cache, reported)
+            benefit = _edge_benefit(study, name, choice, reported)
             gate = {"gate": choice.gate.verdict}
             rows += [row | benefit for row in _rows(name, choice, gate, raced, reported)]
         return rows
 
-    return cached_table(cache, "strength", settings, compute)
+    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    return study.table("strength", settings, compute)
 
 
-def _edge_benefit(
-    model: PreTrainedModel,
-    name: Name,
-    choice: InteractionChoice,
-    report: CalibrationSet,
-    options: ChoiceOptions,
-    cache: Folder,
-    drawn: Redrawn,
-) -> Row:
+def _edge_benefit(study: Study, name: Name, choice: InteractionChoice, drawn: Redrawn) -> Row:
     """KL(lambda 0) - KL(lambda 1) over the same rows; None where one of the two has no plan."""
     ends = ("lambda 0", "lambda 1")
     plans = [choice.report[end].selection for end in ends if end in choice.report]
     if len(plans) < 2:
         return {"edge_benefit": None, "edge_benefit_error": None}
-    path = plans_file(cache, model, report)
-    table = measure_plans(model, plans, report, checkpoint=path, progress=options.progress)
-    benefit, error = table.paired(0, 1)
+    benefit, error = study.measure(plans).paired(0, 1)
     zero, one = ((*name, end) for end in ends)
     return {"edge_benefit": benefit} | drawn.columns("edge_benefit", error, zero, one)
 
@@ -174,22 +161,9 @@ def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[
     }
 
 
-def _redrawn(
-    model: PreTrainedModel,
-    curvature: Curvature,
-    plans: Mapping[Name, Selection],
-    text: CalibrationSet,
-    draws: int,
-    options: ChoiceOptions,
-    cache: Folder,
-) -> Redrawn:
-    """The same settings on draws of H, measured on `text`."""
-
-    def solve(h: Curvature) -> Plans:
-        return {name: again(plan, h) for name, plan in plans.items()}
-
-    more = {"checkpoint": plans_file(cache, model, text), "progress": options.progress}
-    return redraw(model, [curvature], solve, text, draws, **more)
+def _redrawn(study: Study, plans: Mapping[Name, Selection]) -> Redrawn:
+    """The same settings on draws of H."""
+    return study.redraw(lambda h: {name: again(plan, h) for name, plan in plans.items()})
 
 
 def _rows(
@@ -307,10 +281,9 @@ def guards_study(
         "release's guards" reported beside the best.
     """
     settings = _marks(model, curvature, texts, ratios, options)
-    settings, count = draw_marks(cache, "guards", settings, draws, [curvature])
     judges: tuple[Judge, ...] = ("kl", "nll")
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         choices: dict[Name, GuardsChoice] = {
             (ratio, judge): choose_guards(
                 model,
@@ -323,14 +296,15 @@ def guards_study(
             for ratio in ratios
             for judge in judges
         }
-        plans = _reported(choices)  # no verdict compares the candidates, so they are not redrawn
-        reported = _redrawn(model, curvature, plans, texts.report, count, options, cache)
+        # no verdict compares the candidates, so they are not redrawn
+        reported = _redrawn(study, _reported(choices))
         rows = []
         for name, choice in choices.items():
             rows += _rows(name, choice, {"judge": name[1]}, Redrawn(), reported)
         return rows
 
-    return cached_table(cache, "guards", settings, compute)
+    study = Study(model, texts.report, [curvature], draws, cache, options.progress)
+    return study.table("guards", settings, compute)
 
 
 def kept_beside(

@@ -31,13 +31,12 @@ from cocurve_lab.measuring.agreement import (
     price_error,
     same_budget_pool,
 )
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import HOVER, add, add_diagonal, chart, empty, log_scale
 from ..shared import known, marks, sequence_columns, sequence_values
+from ..study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -164,29 +163,22 @@ def fidelity_study(
         without the optimism of a plan chosen on the same H), measured and measured_over_predicted,
         and kl_<n> of each sequence.
     """
-    held_out.require_disjoint(curvature)
     names = ("ratios", "strengths", "pool_ratio", "pool_size", "seed")
     asked = {name: getattr(options, name) for name in names}
     if curvature.shifts is not None:  # tables of earlier versions have no prices by the shifts
         asked["scores"] = list(PREDICTIONS)
     settings = marks(model, curvature, held_out, **asked)
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         plans = _plans(curvature, options)
-        table = measure_plans(
-            model,
-            [plan for _, plan in plans],
-            held_out,
-            checkpoint=plans_file(cache, model, held_out),
-            progress=progress,
-            calibrated_on=curvature,
-        )
+        table = study.measure([plan for _, plan in plans])
         return [
             row | _plan_columns(curvature, plan, kl, error)
             for (row, plan), kl, error in zip(plans, table.kl, table.standard_error, strict=True)
         ]
 
-    table = cached_table(cache, "fidelity", settings, compute)
+    study = Study(model, held_out, [curvature], cache=cache, progress=progress)
+    table = study.table("fidelity", settings, compute)
     columns = dict.fromkeys((*PREDICTIONS, "additive_kl_error"))
     return [row | {name: None for name in columns if name not in row} for row in table]
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cocurve_lab.base.errors import InfeasibleError
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
@@ -18,15 +17,14 @@ from cocurve_lab.extensions.analysis.bounds import risk_lower_bound
 from cocurve_lab.extensions.analysis.refinement import refine
 from cocurve_lab.extensions.choosing.gains import GainsChoice, choose_gains
 from cocurve_lab.extensions.choosing.racing import ChoiceOptions
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty
 from ..claims import name_plan
-from ..draws import Plans, draw_marks, redraw
-from ..shared import marks
+from ..draws import Plans
+from ..shared import marks, solved
+from ..study import Study
 from .choices import Texts, kept_beside
 
 if TYPE_CHECKING:
@@ -76,21 +74,12 @@ def refinement_study(
         `certified` is bound / refined objective: no plan is better by more than 1 - certified. KL
         is measured; `difference` is refined minus greedy.
     """
-
     pairs = [(ratio, strength) for ratio in ratios for strength in strengths]
-    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
-    settings, count = draw_marks(cache, "refinement", settings, draws, [curvature])
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         greedy = [solve_greedy(curvature, *pair) for pair in pairs]
         plans = [*greedy, *(refine(plan, curvature) for plan in greedy)]
-        measuring: dict[str, Any] = {
-            "checkpoint": plans_file(cache, model, held_out),
-            "progress": progress,
-        }
-        table = measure_plans(model, plans, held_out, calibrated_on=curvature, **measuring)
-        solve = partial(_refined, pairs)
-        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        table, drawn = study.measure(plans), study.redraw(partial(_refined, pairs))
         rows = []
         for number, (ratio, strength) in enumerate(pairs):
             better = number + len(pairs)
@@ -118,19 +107,19 @@ def refinement_study(
             )
         return rows
 
-    return cached_table(cache, "refinement", settings, compute)
+    settings = marks(model, curvature, held_out, dtype=False, **_plans(ratios, strengths))
+    study = Study(model, held_out, [curvature], draws, cache, progress)
+    return study.table("refinement", settings, compute)
 
 
 def _refined(pairs: Sequence[tuple[float, float]], curvature: Curvature) -> Plans:
     """Greedy plans of one draw of H and what local search makes of them."""
     plans: dict[Any, Selection | None] = {}
     for pair in pairs:
-        try:
-            greedy = solve_greedy(curvature, *pair)
-        except InfeasibleError:
-            continue
-        plans[(*pair, "greedy")] = greedy
-        plans[(*pair, "refined")] = refine(greedy, curvature)
+        greedy, _ = solved(curvature, *pair)
+        if greedy is not None:
+            plans[(*pair, "greedy")] = greedy
+            plans[(*pair, "refined")] = refine(greedy, curvature)
     return plans
 
 

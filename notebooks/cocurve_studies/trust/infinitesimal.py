@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import rankdata
 
-from cocurve_lab.base.errors import InfeasibleError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.storage import fingerprint
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, pick
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.estimator.estimate import (
@@ -29,17 +29,15 @@ from cocurve_lab.estimator.estimate import (
     load_or_estimate,
 )
 from cocurve_lab.extensions.analysis.exact import ExactOptions
-from cocurve_lab.measuring import risk
-from cocurve_lab.measuring.plan_memory import plans_file
 from cocurve_lab.models.identity import model_name
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
-from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty, share_axis
-from ..draws import Plans, Redrawn, draw_marks, redraw
-from ..shared import marks, plan_overlap
+from ..draws import Plans
+from ..shared import marks, plan_overlap, solved
+from ..study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -206,8 +204,6 @@ def measure_infinitesimal(
         so.
     """
     both = (curvature, exact)
-    for matrix in both:
-        held_out.require_disjoint(matrix)
     settings = marks(
         model,
         text=held_out,
@@ -216,15 +212,12 @@ def measure_infinitesimal(
         groups=[fingerprint(m.group_grams, m.group_positions) for m in both],  # error bars
         grid=asdict(grid),
     )
-    settings, count = draw_marks(cache, "infinitesimal", settings, draws, both)
-    measuring = {"checkpoint": plans_file(cache, model, held_out), "progress": progress}
 
-    def compute() -> Table:
-        table, pairs = compare_plans(curvature, exact, grid)
-        drawn = redraw(model, both, partial(_drawn_plans, grid), held_out, count, **measuring)
-        return _measure(model, table, pairs, drawn, held_out=held_out, **measuring)
+    def compute(study: Study) -> Table:
+        return _measure(study, *compare_plans(curvature, exact, grid), grid)
 
-    return cached_table(cache, "infinitesimal", settings, compute)
+    study = Study(model, held_out, both, draws, cache, progress)
+    return study.table("infinitesimal", settings, compute)
 
 
 def compare_plans(
@@ -260,10 +253,10 @@ def _plan_row(
     matrices = dict(zip(_NAMES, (curvature, exact), strict=True))
     plans: dict[str, Selection] = {}
     for name, matrix in matrices.items():
-        try:
-            plans[name] = solve_greedy(matrix, ratio, strength, guards)
-        except InfeasibleError:
+        plan, _ = solved(matrix, ratio, strength, guards)
+        if plan is None:
             return row | {"stalled": name}, []
+        plans[name] = plan
     for maker, plan in plans.items():
         for judge, matrix in matrices.items():
             row[f"risk_of_{maker}_by_{judge}"] = matrix.risk(plan.pruned)
@@ -281,16 +274,11 @@ def _drawn_plans(grid: PlanGrid, *matrices: Curvature) -> Plans:
     return plans
 
 
-def _measure(
-    model: PreTrainedModel,
-    table: Table,
-    pairs: list[list[Selection]],
-    drawn: Redrawn,
-    **options: Any,
-) -> Table:
+def _measure(study: Study, table: Table, pairs: list[list[Selection]], grid: PlanGrid) -> Table:
     """The rows with the measured KL of their pairs of plans."""
     plans = [plan for pair in pairs for plan in pair]
-    kl = risk.measure_plans(model, plans, **options) if plans else None
+    kl = study.measure(plans) if plans else None
+    drawn = study.redraw(partial(_drawn_plans, grid))
     rows, finite = [], 0
     for row, pair in zip(table, pairs, strict=True):
         measured: Row = dict.fromkeys(_MEASURED)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Row, Table, cached_table
+from cocurve_lab.base.tables import Columns, Row, Table
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.extensions.surrogates.staged import staged_plan
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import PlanTable, measure_plans
+from cocurve_lab.measuring.risk import PlanTable
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
 
 from ..shared import Recipe, compared, marks
+from ..study import Study
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,9 +85,8 @@ def iterative_study(
     settings = marks(
         model, held_out=held_out.fingerprint, recipe=recipe.mark, options=asdict(options)
     )
-    checkpoint = plans_file(recipe.cache, model, held_out)
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         dense = recipe.build(model, enumerate_units(model, options.ffn_groups))
         plans: list[Selection] = []
         kinds = product(options.surrogates, options.ratios, options.interaction_strengths)
@@ -102,12 +101,11 @@ def iterative_study(
                 )
                 for stages in ([], steps)
             ]
-        table = measure_plans(
-            model, plans, held_out, checkpoint=checkpoint, progress=recipe.progress
-        )
+        table = study.measure(plans)
         return [_row(table, place) for place in range(len(plans))]
 
-    return cached_table(recipe.cache, "iterative", settings, compute)
+    study = Study(model, held_out, cache=recipe.cache, progress=recipe.progress)
+    return study.table("iterative", settings, compute)
 
 
 def _row(table: PlanTable, place: int) -> Row:

@@ -15,21 +15,21 @@ import numpy as np
 from scipy.stats import rankdata, spearmanr
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Columns, Folder, Row, Table, cached_table, column
+from cocurve_lab.base.tables import Columns, Folder, Row, Table, column
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
 from cocurve_lab.curvature.uncertainty import jackknife
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import PlanTable, measure_plans, standard_error
+from cocurve_lab.measuring.risk import PlanTable, standard_error
 from cocurve_lab.models.units import enumerate_units
 from cocurve_lab.solver.gate import redundancy_gate
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.solve import solve_greedy
 
 from ..chart import add, chart, empty, share_axis
-from ..draws import Plans, Redrawn, again, draw_marks, redraw
+from ..draws import Plans, Redrawn, again
 from ..findings import ABOVE, judged_column
 from ..shared import Recipe, marks
+from ..study import Study
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -133,26 +133,23 @@ def _of_model(
         ffn_groups=subject.ffn_groups,
         options=asdict(options),
     )
-    settings, count = draw_marks(cache, "redundancy", settings, draws)
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         curvature = recipe.build(model, enumerate_units(model, subject.ffn_groups))
         plans = {
             name: solve_greedy(curvature, options.ratio, strength, options.guards)
             for name, strength in STRENGTHS.items()
         }
-        measuring: dict[str, Any] = {"checkpoint": plans_file(cache, model, held_out)}
-        measuring["progress"] = progress
-        table = measure_plans(model, list(plans.values()), held_out, **measuring)
 
         def solve(h: Curvature) -> Plans:
             return {name: again(plans[name], h) for name in ("0", "1")}
 
-        drawn = redraw(model, [curvature], solve, held_out, count, **measuring)
+        table, drawn = study.measure(list(plans.values())), study.redraw(solve, curvature)
         row = {"requested_ratio": options.ratio} | _statistics(curvature) | _measured(table, drawn)
         return [row | _gated(curvature, row)]
 
-    return cached_table(cache, "redundancy", settings, compute)
+    study = Study(model, held_out, (), draws, cache, progress)
+    return study.table("redundancy", settings, compute)
 
 
 def _statistics(curvature: Curvature) -> Row:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cocurve_lab.base.errors import InputError
-from cocurve_lab.base.tables import Folder, Row, Table, cached_table, column, pick
+from cocurve_lab.base.tables import Folder, Row, Table, column, pick
 from cocurve_lab.curvature.matrix import BLOCKS, Curvature
-from cocurve_lab.measuring.plan_memory import plans_file
-from cocurve_lab.measuring.risk import measure_plans
 from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty
 from ..shared import known, marks, sequence_columns, sequence_values
+from ..study import Study
 from .fidelity import FidelityOptions, resampled_means, statistic_row
 
 if TYPE_CHECKING:
@@ -53,27 +52,19 @@ def pair_saturation(
         (R({u}) + R({v})), predicted_factor, the same of 1/2 s^T H s, interaction = R({u,v}) -
         R({u}) - R({v}), and kl_<n> (the pair), alone_<n> (the sum of the two) of each sequence.
     """
-    held_out.require_disjoint(curvature)
     settings = marks(model, curvature, held_out, pairs=str(options.pairs), seed=str(options.seed))
     chosen = _pairs(curvature, options)
 
-    def compute() -> Table:
+    def compute(study: Study) -> Table:
         sets: list[tuple[int, ...]] = list(
             dict.fromkeys(s for _, u, v in chosen for s in ((u,), (v,), (u, v)))
         )
         plans = [Selection.from_pruned(curvature.units, s, curvature) for s in sets]
-        table = measure_plans(
-            model,
-            plans,
-            held_out,
-            checkpoint=plans_file(cache, model, held_out),
-            progress=progress,
-            calibrated_on=curvature,
-        )
-        kl: Risks = dict(zip(sets, table.kl, strict=True))
+        kl: Risks = dict(zip(sets, study.measure(plans).kl, strict=True))
         return [_pair_row(curvature, group, u, v, kl) for group, u, v in chosen]
 
-    return cached_table(cache, "pair_saturation", settings, compute)
+    study = Study(model, held_out, [curvature], cache=cache, progress=progress)
+    return study.table("pair_saturation", settings, compute)
 
 
 def _pairs(curvature: Curvature, options: FidelityOptions) -> list[tuple[str, int, int]]:

@@ -1,0 +1,67 @@
+"""The runner of every study of plans: it measures them on one text, draws H again, keeps the table.
+
+A study says which plans it makes and which columns a row has; all that is measured for it lies in
+its folder, so that an interrupted one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cocurve_lab.base.tables import Folder, Table, cached_table
+from cocurve_lab.calibration import CalibrationSet
+from cocurve_lab.curvature.matrix import Curvature
+from cocurve_lab.measuring.plan_memory import plans_file
+from cocurve_lab.measuring.risk import PlanTable, measure_plans
+from cocurve_lab.solver.selection import Selection
+
+from .draws import Plans, Redrawn, draw_marks, redraw
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One study of plans.
+
+    Attributes:
+        model, text: the dense model, and the rows that plans are measured on.
+        curvatures: the H that plans are made of; none of their rows may be in the text.
+        draws, cache, progress: as in all studies.
+    """
+
+    model: PreTrainedModel
+    text: CalibrationSet
+    curvatures: Sequence[Curvature] = ()
+    draws: int = 0
+    cache: Folder = None
+    progress: bool = True
+
+    def table(
+        self, name: str, settings: Mapping[str, Any], compute: Callable[[Study], Table]
+    ) -> Table:
+        """Read the table of these settings from the folder, or compute and keep it.
+
+        `compute` gets the study with its final number of draws, see `draw_marks`.
+        """
+        for curvature in self.curvatures:
+            self.text.require_disjoint(curvature)
+        settings, draws = draw_marks(self.cache, name, settings, self.draws, self.curvatures)
+        return cached_table(self.cache, name, settings, lambda: compute(replace(self, draws=draws)))
+
+    def measure(self, plans: Sequence[Selection]) -> PlanTable:
+        """Measure plans on the text; what was measured before is read from the folder."""
+        return measure_plans(self.model, plans, self.text, **self._measuring)
+
+    def redraw(self, solve: Callable[..., Plans], *curvatures: Curvature) -> Redrawn:
+        """Measure plans of resampled H, by default of the study's own; see `redraw`."""
+        drawn = curvatures or self.curvatures
+        return redraw(self.model, drawn, solve, self.text, self.draws, **self._measuring)
+
+    @property
+    def _measuring(self) -> dict[str, Any]:
+        path = plans_file(self.cache, self.model, self.text)
+        return {"checkpoint": path, "progress": self.progress}
