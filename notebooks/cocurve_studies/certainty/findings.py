@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
-from cocurve_lab.base.tables import Table, column, pick
+from cocurve_lab.base.tables import Row, Table, column, pick
 from cocurve_lab.curvature.uncertainty import ENOUGH, Jackknife
 from cocurve_lab.extensions.analysis.stability import Convergence, Stability
 
-from ..findings import ABOVE, Finding, covered, judged_column, within
+from ..claims import Claim, evaluate
+from ..findings import ABOVE, Finding
 from .sensitivity import sensitivity_summary
 
 SENSITIVITY = 'appendix "Sensitivity to the Surrogate Budget"'
@@ -48,6 +49,16 @@ def redundancy_finding(redundancy: Jackknife, threshold: float = THRESHOLD) -> F
     )
 
 
+COVERAGE = Claim(
+    "coverage",
+    "an interval of {confidence:.0%} holds the truth in {confidence:.0%} of calibrations",
+    "Busing et al. 1999, the jackknife",
+    "{name}: {coverage:.1%} ± {coverage_error:.1%} of calibrations of {size} rows in {groups} "
+    "groups",
+    "verdict",
+)
+
+
 def coverage_findings(table: Table) -> list[Finding]:
     """From `coverage_study`: coverage against confidence, per statistic, at most rows and groups.
 
@@ -55,25 +66,14 @@ def coverage_findings(table: Table) -> list[Finding]:
     a shortfall of five points. (That error is of a single value; for a mean over many values it is
     an upper bound.)
     """
-    found = []
+    rows = []
     for name in dict.fromkeys(row["statistic"] for row in table):
         row = max(pick(table, statistic=name), key=lambda r: (r["size"], r["groups"]))
-        aim, reach = row["confidence"], 2 * row["coverage_error"]
-        holds = abs(row["coverage"] - aim) <= reach
-        found.append(
-            Finding(
-                study="coverage",
-                claim=f"an interval of {aim:.0%} holds the truth in {aim:.0%} of calibrations",
-                where="Busing et al. 1999, the jackknife",
-                ours=(
-                    f"{name.replace('_', ' ')}: {row['coverage']:.1%} ± "
-                    f"{row['coverage_error']:.1%} of calibrations of {row['size']} rows in "
-                    f"{row['groups']} groups"
-                ),
-                agrees=None if holds and reach > SHORTFALL else holds,
-            )
-        )
-    return found
+        reach = 2 * row["coverage_error"]
+        holds = abs(row["coverage"] - row["confidence"]) <= reach
+        verdict = None if holds and reach > SHORTFALL else holds
+        rows.append(row | {"name": name.replace("_", " "), "verdict": verdict})
+    return evaluate(COVERAGE, rows)
 
 
 def stability_finding(stability: Stability) -> Finding:
@@ -110,6 +110,44 @@ def convergence_finding(convergence: Convergence, rows: int) -> Finding:
     )
 
 
+def _budget(claim: str, where: str, ours: str, low: float, high: float) -> Claim:
+    """Make a claim about one number in the column `value`."""
+    return Claim("sensitivity", claim, where, ours, "value", (low, high))
+
+
+BANDS = _budget(
+    f"perplexity moves within a band of {BAND:.0%} over a 4x range of {{what}}",
+    'table "sensitivity"',
+    "{value:.1%} ± {value_error:.1%} over {least} to {most}",
+    *(-math.inf, BAND),
+)
+UNCHANGED = _budget(
+    f"top-r beyond {{base}} leaves H nearly unchanged (we say: {SAME_MATRIX:.0%})",
+    'appendix "Extended Ablations" (iv)',
+    "H moves by {value:.1%} in Frobenius norm{beside}",
+    *(-math.inf, SAME_MATRIX),
+)
+SPREAD = _budget(
+    f"perplexity 13.11 ± 0.22 over seeds, a spread of {SEED_SPREAD:.1%}",
+    'table "seedvar"',
+    "{value:.1%} ± {value_error:.1%} over {count} draws of text",
+    *(-math.inf, SEED_SPREAD),
+)
+SAME_UNITS = _budget(
+    f"the selection is not an artifact of the draw (we say: {SAME_PLAN:.0%} overlap)",
+    SENSITIVITY,
+    "plans of other draws share {value:.0%}{shown} of their units",
+    *(SAME_PLAN, math.inf),
+)
+OTHER_SOURCE = _budget(
+    f"another calibration source changes perplexity by {SOURCE_CHANGE:.1%}",
+    SENSITIVITY,
+    "{source}: {moved:+.1%} ± {value_error:.1%} (KL {difference:+.3f} ± {difference_error:.3f} "
+    "nats per token, paired)",
+    *(-math.inf, SOURCE_CHANGE),
+)
+
+
 def sensitivity_findings(table: Table, strength: float | None = None) -> list[Finding]:
     """From `sensitivity_study`: claims on the budget of H, at one lambda (None: the largest).
 
@@ -122,91 +160,64 @@ def sensitivity_findings(table: Table, strength: float | None = None) -> list[Fi
     summary = {row["knob"]: row for row in sensitivity_summary(rows)}
     seeds = summary.get("seed")
     spread = seeds["perplexity_std"] / seeds["perplexity_mean"] if seeds else math.nan
-    found = [
-        _band(pick(rows, knob=knob), what, summary[knob]["band"], spread)
-        for knob, what in (("rows", "calibration size"), ("top_r", "top-r"))
-        if knob in summary
-    ]
-    found += _unchanged(rows)
+    both = math.sqrt(2) * spread
+    bands: Table = []
+    for knob, what in (("rows", "calibration size"), ("top_r", "top-r")):
+        if knob in summary:
+            values = sorted(row["value"] for row in pick(rows, knob=knob))
+            row = {"what": what, "least": values[0], "most": values[-1]}
+            bands.append(row | {"value": summary[knob]["band"], "value_error": both})
+    found = evaluate(BANDS, bands) + evaluate(UNCHANGED, _unchanged(rows))
     if seeds:
-        found += [_seed_spread(spread, seeds["values"]), _seed_overlap(pick(rows, knob="seed"))]
+        count = seeds["values"]
+        error = spread / math.sqrt(2 * (count - 1))  # of a standard deviation from so many values
+        found += evaluate(SPREAD, [{"value": spread, "value_error": error, "count": count}])
+        found += evaluate(SAME_UNITS, [_overlap(pick(rows, knob="seed", is_base=False))])
     if "source" in summary:
-        found.append(_source(pick(rows, knob="source"), spread))
+        found += evaluate(
+            OTHER_SOURCE, [_source(pick(rows, knob="source")) | {"value_error": both}]
+        )
     return found
 
 
-def _band(rows: Table, what: str, band: float, spread: float) -> Finding:
-    values = sorted(row["value"] for row in rows)
-    error = math.sqrt(2) * spread
-    return Finding(
-        study="sensitivity",
-        claim=f"perplexity moves within a band of {BAND:.0%} over a 4x range of {what}",
-        where='table "sensitivity"',
-        ours=f"{band:.1%} ± {error:.1%} over {values[0]} to {values[-1]}",
-        agrees=within(band, error, -math.inf, BAND),
-    )
-
-
-def _unchanged(rows: Table) -> list[Finding]:
+def _unchanged(rows: Table) -> Table:
     knob = pick(rows, knob="top_r")
     base = next((row["value"] for row in knob if row["is_base"]), math.inf)
-    larger = [row for row in knob if row["value"] > base]
-    if not larger:
-        return []
-    distance = max(row["matrix_distance"] for row in larger)
-    others = [row["matrix_distance"] for row in pick(rows, knob="seed") if not row["is_base"]]
+    moved = [row["matrix_distance"] for row in knob if row["value"] > base]
+    others = [row["matrix_distance"] for row in pick(rows, knob="seed", is_base=False)]
     beside = f"; other text moves it by {np.mean(others):.0%}" if others else ""
-    return [
-        Finding(
-            study="sensitivity",
-            claim=f"top-r beyond {base} leaves H nearly unchanged (we say: {SAME_MATRIX:.0%})",
-            where='appendix "Extended Ablations" (iv)',
-            ours=f"H moves by {distance:.1%} in Frobenius norm{beside}",
-            agrees=within(distance, 0, -math.inf, SAME_MATRIX),
-        )
-    ]
+    row = {"base": base, "beside": beside, "value_error": 0.0}
+    return [row | {"value": max(moved)}] if moved else []
 
 
-def _seed_spread(spread: float, count: int) -> Finding:
-    error = spread / math.sqrt(2 * (count - 1))  # of a standard deviation from so many values
-    return Finding(
-        study="sensitivity",
-        claim=f"perplexity 13.11 ± 0.22 over seeds, a spread of {SEED_SPREAD:.1%}",
-        where='table "seedvar"',
-        ours=f"{spread:.1%} ± {error:.1%} over {count} draws of text",
-        agrees=within(spread, error, -math.inf, SEED_SPREAD),
-    )
-
-
-def _seed_overlap(rows: Table) -> Finding:
-    overlaps = column([row for row in rows if not row["is_base"]], "overlap")
+def _overlap(rows: Table) -> Row:
+    overlaps = column(rows, "overlap")
     many = len(overlaps) > 1
     error = float(overlaps.std(ddof=1) / math.sqrt(len(overlaps))) if many else math.nan
     shown = f" ± {error:.0%}" if many else ""
-    return Finding(
-        study="sensitivity",
-        claim=f"the selection is not an artifact of the draw (we say: {SAME_PLAN:.0%} overlap)",
-        where=SENSITIVITY,
-        ours=f"plans of other draws share {overlaps.mean():.0%}{shown} of their units",
-        agrees=within(float(overlaps.mean()), error, SAME_PLAN, math.inf),
-    )
+    return {"value": float(overlaps.mean()), "value_error": error, "shown": shown}
 
 
-def _source(rows: Table, spread: float) -> Finding:
-    base = next(row for row in rows if row["is_base"])
-    others = [row for row in rows if not row["is_base"]]
+def _source(rows: Table) -> Row:
+    """The source whose perplexity is furthest from the base's."""
+    (base,) = pick(rows, is_base=True)
+    others = pick(rows, is_base=False)
     worst = max(others, key=lambda row: abs(row["perplexity"] - base["perplexity"]))
-    change, error = worst["perplexity"] / base["perplexity"] - 1, math.sqrt(2) * spread
-    return Finding(
-        study="sensitivity",
-        claim=f"another calibration source changes perplexity by {SOURCE_CHANGE:.1%}",
-        where=SENSITIVITY,
-        ours=(
-            f"{worst['value']}: {change:+.1%} ± {error:.1%} (KL {worst['difference']:+.3f} ± "
-            f"{worst['difference_error']:.3f} nats per token, paired)"
-        ),
-        agrees=within(abs(change), error, -math.inf, SOURCE_CHANGE),
-    )
+    moved = worst["perplexity"] / base["perplexity"] - 1
+    return worst | {"source": worst["value"], "moved": moved, "value": abs(moved)}
+
+
+PREVIEW = Claim(
+    "preview",
+    "finite ablations stand in for derivatives (here: their plans cost less than those of "
+    "derivatives)",
+    "Introduction",
+    "{requested_ratio:.0%}, lambda {interaction_strength:g}: KL of the preview's plan "
+    "{difference:+.3f} ± {difference_error:.3f} nats per token, paired, of these two builds"
+    "{covered}",
+    "difference",
+    ABOVE,
+)
 
 
 def preview_findings(table: Table) -> list[Finding]:
@@ -217,23 +228,9 @@ def preview_findings(table: Table) -> list[Finding]:
     probes would have made other plans.
     """
     measured = [row for row in table if row["difference"] is not None]
-    found = []
-    for strength in dict.fromkeys(row["interaction_strength"] for row in measured):
-        row = max(pick(measured, interaction_strength=strength), key=lambda r: r["requested_ratio"])
-        found.append(
-            Finding(
-                study="preview",
-                claim=(
-                    "finite ablations stand in for derivatives (here: their plans cost less than "
-                    "those of derivatives)"
-                ),
-                where="Introduction",
-                ours=(
-                    f"{row['requested_ratio']:.0%}, lambda {strength:g}: KL of the preview's plan "
-                    f"{row['difference']:+.3f} ± {row['difference_error']:.3f} nats per token, "
-                    f"paired, of these two builds{covered(row, 'difference')}"
-                ),
-                agrees=judged_column(row, "difference", *ABOVE),
-            )
-        )
-    return found
+    by_strength = {
+        strength: pick(measured, interaction_strength=strength)
+        for strength in dict.fromkeys(row["interaction_strength"] for row in measured)
+    }
+    last = [max(rows, key=lambda row: row["requested_ratio"]) for rows in by_strength.values()]
+    return evaluate(PREVIEW, last)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
@@ -36,6 +37,7 @@ _MECHANISM = 'appendix "Mechanism Analysis"'
 _ABLATIONS, _KINDS = "Table ablation-full", "Table ablation-edge"
 _BOTH, _SOLVER = f"{_ABLATIONS}, {_KINDS}", 'appendix "Solver Guarantees"'
 _SIGNS = 'appendix "Extended Ablations", (iii)'
+_MASS, _POSITIVE = "share of |H| off the diagonal", "share of positive edges"
 
 
 # Bridges ------------------------------------------------------------------------------------------
@@ -384,72 +386,71 @@ def _budget_findings(rows: Table) -> list[Finding]:
     return findings
 
 
+def _share(claim: str, where: str, low: float, **rows: Any) -> Claim:
+    """Make a claim about one quantity of the propositions: it is above `low`."""
+    above = (low, math.inf)
+    return Claim("propositions", claim, where, "{quantity} {shown}", "value", above, rows)
+
+
+PROPOSITIONS = (
+    Claim(
+        "propositions",
+        "H is a Gram matrix: no negative eigenvalue",
+        'Prop. "Gram equivalence"',
+        "smallest over largest eigenvalue {shown}",
+        "holds",
+        rows={"proposition": "gram"},
+    ),
+    Claim(
+        "propositions",
+        "edges over diagonal are about 2 |S| |ρ|",
+        'Prop. "Edge-to-diagonal balance"',
+        "{each}; within a factor of 2 counts as about",
+        "value",
+        ("half", "twice"),
+        {"quantity": "edge over diagonal, by the mean correlation"},
+        each="{value:.2f} for {reference:.2f} (|S| = {units})",
+        between="; ",
+    ),
+    Claim(
+        "propositions",
+        "a plan overshoots its ratio by at most one unit",
+        'Prop. "Overshoot bound"',
+        "at most {value:.2%}, a unit is {reference:.2%} of the cost",
+        "holds",
+        rows={"proposition": "overshoot"},
+    ),
+    _share("H is far from diagonal", "Fig. evidence", 0.5, quantity=_MASS),
+    _share("edges in a plan are predominantly positive", _SIGNS, 0.5, quantity=_POSITIVE),
+    _share(
+        "where edges help, saliency is well differentiated (the model where they do not help has "
+        "an FFN CV of 0.084)",
+        'section "Scope of Applicability"',
+        0.084,
+        quantity="single-unit KL CV, FFN",
+    ),
+)
+
+
 def proposition_findings(table: Table) -> list[Finding]:
-    """The paper's propositions, from `proposition_table`."""
-    balance = [row for row in table if row["quantity"].endswith("the mean correlation")]
-    over = pick(table, proposition="overshoot")
-    gram = pick(table, proposition="gram")
-    mass = pick(table, quantity="share of |H| off the diagonal")
+    """The paper's propositions, from `proposition_table`; of plans those nearest to 20 %."""
+    gram, over = pick(table, proposition="gram"), pick(table, proposition="overshoot")
     strongest = max((row["interaction_strength"] or 0.0 for row in table), default=0.0)
     nearest = min((r["requested_ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))
-    positive = [
-        row
-        for row in pick(table, quantity="share of positive edges", interaction_strength=strongest)
-        if row["requested_ratio"] == nearest
+    rows = [
+        gram[0] | {"shown": brief(gram[0]["value"], 2), "holds": all(row["holds"] for row in gram)},
+        max(over, key=lambda row: row["value"]) | {"holds": all(row["holds"] for row in over)},
     ]
-    spread = pick(table, quantity="single-unit KL CV, FFN")
-    near: list[Judge] = [
-        partial(_inside, row, 0.5 * row["reference"], 2 * row["reference"]) for row in balance
-    ]
-    text = "; ".join(
-        f"{row['value']:.2f} for {row['reference']:.2f} (|S| = {row['units']})" for row in balance
-    )
-    return [
-        Finding(
-            "propositions",
-            "H is a Gram matrix: no negative eigenvalue",
-            'Prop. "Gram equivalence"',
-            f"smallest over largest eigenvalue {brief(gram[0]['value'], 2)}",
-            all(row["holds"] for row in gram),
-        ),
-        Finding(
-            "propositions",
-            "edges over diagonal are about 2 |S| |ρ|",
-            'Prop. "Edge-to-diagonal balance"',
-            f"{text}; within a factor of 2 counts as about",
-            every(near),
-        ),
-        Finding(
-            "propositions",
-            "a plan overshoots its ratio by at most one unit",
-            'Prop. "Overshoot bound"',
-            f"at most {max(row['value'] for row in over):.2%}, a unit is "
-            f"{over[0]['reference']:.2%} of the cost",
-            all(row["holds"] for row in over),
-        ),
-        *(_finding("H is far from diagonal", "Fig. evidence", row, 0.5) for row in mass),
-        *(
-            _finding("edges in a plan are predominantly positive", _SIGNS, row, 0.5)
-            for row in positive
-        ),
-        *(
-            _finding(
-                "where edges help, saliency is well differentiated (the model where they do not "
-                "help has an FFN CV of 0.084)",
-                'section "Scope of Applicability"',
-                row,
-                0.084,
-            )
-            for row in spread
-        ),
-    ]
-
-
-def _inside(row: Row, low: float, high: float, factor: float = 2.0) -> Verdict:
-    return judged(row["value"], row["value_error"], low, high, factor)
-
-
-def _finding(claim: str, where: str, row: Row, low: float) -> Finding:
-    error = row["value_error"]
-    ours = f"{row['quantity']} {row['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
-    return Finding("propositions", claim, where, ours, _inside(row, low, math.inf))
+    for row in table:
+        if row["proposition"] in ("gram", "overshoot"):
+            continue
+        wanted = (nearest, strongest)
+        if row["quantity"] == _POSITIVE and wanted != (
+            row["requested_ratio"],
+            row["interaction_strength"],
+        ):
+            continue
+        reference, error = row["reference"] or 0.0, row["value_error"]
+        shown = f"{row['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
+        rows.append(row | {"half": 0.5 * reference, "twice": 2 * reference, "shown": shown})
+    return evaluate(PROPOSITIONS, rows)
