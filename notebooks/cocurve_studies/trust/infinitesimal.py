@@ -22,12 +22,7 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Columns, Folder, Row, Table, pick
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.curvature.matrix import Curvature
-from cocurve_lab.estimator.estimate import (
-    build_settings,
-    estimate_curvature,
-    exact_curvature,
-    load_or_estimate,
-)
+from cocurve_lab.estimator.estimate import build_settings, exact_curvature
 from cocurve_lab.extensions.analysis.exact import ExactOptions
 from cocurve_lab.models.identity import model_name
 from cocurve_lab.models.units import UnitSet
@@ -36,7 +31,7 @@ from cocurve_lab.solver.selection import Selection
 
 from ..chart import add, chart, empty, share_axis
 from ..draws import Plans
-from ..shared import marks, plan_overlap, solved
+from ..shared import Recipe, marks, plan_overlap, solved
 from ..study import Study
 
 if TYPE_CHECKING:
@@ -87,20 +82,16 @@ def finite_and_exact(
     `calibration` is explained in `exact_curvature`, `top_r` is the size of the teacher's support.
     Both are first looked for in `cache`.
     """
-    folder = None if cache is None else Path(cache)
-    if folder is None:
-        finite = estimate_curvature(model, units, calibration, top_r, progress=progress)
-    else:
-        finite = load_or_estimate(folder, model, units, calibration, top_r, progress=progress)
+    finite = Recipe(calibration, top_r, cache=cache, progress=progress).build(model, units)
     settings = build_settings(model, units, calibration, top_r, ExactOptions())
-    path = folder and folder / f"H_star_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
+    name = f"H_star_{model_name(model)}_{fingerprint(settings)[:10]}.pkl"
+    path = None if cache is None else Path(cache) / name
     if path is not None and path.exists():
-        exact = Curvature.load(path, expected=settings)
-    else:
-        exact = exact_curvature(model, units, calibration, top_r, progress=progress)
-    if not (finite.provenance["complete"] and exact.provenance["complete"]):
-        raise KeyboardInterrupt("a build was stopped. Run it again to go on.")
-    if path is not None and not path.exists():
+        return finite, Curvature.load(path, expected=settings)
+    exact = exact_curvature(model, units, calibration, top_r, progress=progress)
+    if not exact.provenance["complete"]:
+        raise KeyboardInterrupt("the build of H* was stopped. Run it again.")
+    if path is not None:
         try:
             exact.save(path)
         except OSError as error:  # minutes of work: hand them over, whatever the disk says
