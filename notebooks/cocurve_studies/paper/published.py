@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from cocurve_lab.base.errors import FileFormatError, InputError
+from cocurve_lab.base.errors import InputError
 from cocurve_lab.base.schema import parse_json, reading
 from cocurve_lab.base.tables import Row, Table
 from cocurve_lab.evaluation.suites import PAPER_METRICS
@@ -85,7 +85,7 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             kind = type(content).__name__
-            raise FileFormatError(f"it holds a {kind}, not task -> metrics")
+            raise ValueError(f"it holds a {kind}, not task -> metrics")
         for name, given in content.items():
             task = _TASKS.get(name, name)
             if task not in PAPER_METRICS:
@@ -95,6 +95,6 @@ def reference_metrics(folder: str | os.PathLike[str], ratio: float) -> Row:
             if value is None:
                 continue
             if type(value) not in (int, float):  # true and false are int, but no numbers
-                raise FileFormatError(f"{name} is {given!r:.80}, not a number or metrics")
+                raise ValueError(f"{name} is {given!r:.80}, not a number or metrics")
             found[task] = float(value)
     return found
