@@ -107,42 +107,6 @@ def test_the_table_is_what_the_plans_really_cost() -> None:
     assert choice.predicted[1] < choice.predicted[0] == pytest.approx(plan.predicted_risk)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])
-def test_gains_are_honoured_by_every_consumer(family: str) -> None:
-    model, (calibration, held_out, _) = tiny_model(family), texts()
-    curvature = built(model, calibration)
-    plain = solve_greedy(curvature, 0.4)
-    plan = plain.with_gains(solve_gains(curvature, plain, 0.05, 2.0))
-    assert max(abs(gain - 1) for gain in plan.gains.values()) > 0.05
-    pruned = cl.prune(model, plan, verify=held_out)
-    assert cl.check_equivalence(model, pruned, plan, held_out).max_abs_difference < 1e-4
-    risk = cl.pruning_risk(model, plan, held_out)
-    assert risk != pytest.approx(cl.pruning_risk(model, plain, held_out), rel=1e-3)
-    units = plan.units
-    gains = {units[u]: gain for u, gain in plan.gains.items()}
-    by_hand = naive_risk(model, [units[u] for u in plan.pruned], held_out, gains).mean()
-    assert risk == pytest.approx(by_hand, rel=1e-4)
-    row = held_out.input_ids[:1]
-    with torch.no_grad(), cl.ablate(model, plan):
-        masked = model(row).logits
-    with torch.no_grad():
-        torch.testing.assert_close(pruned(row).logits, masked, rtol=0, atol=1e-4)
-
-
-def test_gains_are_folded_into_columns_and_cost_no_parameter() -> None:
-    model = twin_model()
-    units = cl.enumerate_units(model, 4)
-    plain = Selection.from_pruned(units, ["L1.ffn[0]"])
-    plan = plain.with_gains({units.index("L1.ffn[1]"): 2.0})
-    folded, bare = (cl.prune(model, p).model.layers[1].mlp.down_proj for p in (plan, plain))
-    dense = model.model.layers[1].mlp.down_proj.weight[:, 11:]
-    scale = torch.ones(31)
-    scale[:11] = 2.0
-    assert torch.equal(bare.weight, dense)
-    assert torch.equal(folded.weight, dense * scale)
-    assert folded.weight.shape == bare.weight.shape
-
-
 # The rule -----------------------------------------------------------------------------------------
 
 
@@ -153,26 +117,18 @@ def choice_of(*kl: list[float]) -> GainsChoice:
     return GainsChoice(tuple((float(n), 1.0) for n in range(1, len(kl))), table, np.zeros(len(kl)))
 
 
-def test_a_clear_gain_is_applied() -> None:
+def test_the_rule() -> None:
     assert choice_of([1.0, 2.0, 3.0], [0.8, 1.9, 2.7]).setting == (1.0, 1.0)
-
-
-def test_a_gain_within_one_standard_error_is_not_applied() -> None:
-    choice = choice_of([1.0, 1.0, 1.0], [1.3, 1.1, 0.5])  # -0.033 +- 0.24
-    assert not choice.applied
-    assert choice.rows()[1]["difference"] == pytest.approx(-0.1 / 3)
-
-
-def test_ties_go_to_the_most_cautious_setting_that_helps_by_itself() -> None:
+    unclear = choice_of([1.0, 1.0, 1.0], [1.3, 1.1, 0.5])  # -0.033 +- 0.24
+    assert not unclear.applied
+    assert unclear.rows()[1]["difference"] == pytest.approx(-0.1 / 3)
+    assert not choice_of([1.0, 2.0], [1.0, 2.0]).applied
+    # ties go to the most cautious setting that helps by itself
     plain = [1.0, 1.0, 1.0, 1.0]
     cautious, winner = [0.72, 0.78, 0.70, 0.80], [0.68, 0.80, 0.66, 0.82]
     helpless = [0.0, 1.4, 0.2, 1.4]  # ties with the winner, but not better than plain
     assert choice_of(plain, helpless, cautious, winner).setting == (2.0, 1.0)
     assert choice_of(plain, winner, cautious).setting == (1.0, 1.0)
-
-
-def test_equal_plans_are_not_called_a_gain() -> None:
-    assert not choice_of([1.0, 2.0], [1.0, 2.0]).applied
 
 
 def test_settings_stand_in_order_of_caution() -> None:
@@ -190,14 +146,12 @@ def test_shared_rows_too_few_rows_and_empty_grids_are_refused() -> None:
     model, (calibration, held_out, test) = tiny_model(), texts()
     curvature = built(model, calibration)
     plan = plan_of(curvature, [3])
-    with pytest.raises(MismatchError, match="not held out"):
-        choose_gains(model, curvature, plan, calibration)
-    for shared in (held_out, calibration):
-        with pytest.raises(MismatchError, match="not held out"):
-            choose_gains(model, curvature, plan, held_out, report_on=shared)
-    with pytest.raises(InputError, match="needs two"):
+    for rows, shared in ((calibration, None), (held_out, held_out), (held_out, calibration)):
+        with pytest.raises(MismatchError):
+            choose_gains(model, curvature, plan, rows, report_on=shared)
+    with pytest.raises(InputError):
         choose_gains(model, curvature, plan, held_out.rows(0, 1), report_on=test)
-    with pytest.raises(InputError, match="nothing to try"):
+    with pytest.raises(InputError):
         choose_gains(model, curvature, plan, held_out, ridges=())
 
 

@@ -79,26 +79,23 @@ def ids_alone(
     return tuple(output[0, encoded["input_ids"].shape[1] :].tolist())
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_greedy_rows_are_the_texts_of_each_alone(family: str, tokenizer: Any) -> None:
-    model = tiny_model(family)
-    plan = plan_of(model)
-    pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(20))
-    assert pair.dense_ids == ids_alone(model, tokenizer, PROMPT, 20)
-    assert pair.pruned_ids == ids_alone(model, tokenizer, PROMPT, 20, plan)
-    assert pair.dense == cl.continue_text(model, tokenizer, PROMPT, 20)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [*((family, {}) for family in FAMILIES), ("mistral", {"sliding_window": 6})],
+)
+def test_greedy_rows_are_the_texts_of_each_alone(
+    family: str, changes: dict[str, Any], tokenizer: Any
+) -> None:
+    model = tiny_model(family, **changes)
+    plan, prompt = plan_of(model), PROMPT + " w3 w4 w9"
+    pair = compare_text(model, tokenizer, prompt, plan, Sampling(20))
+    assert pair.dense_ids == ids_alone(model, tokenizer, prompt, 20)
+    assert pair.pruned_ids == ids_alone(model, tokenizer, prompt, 20, plan)
+    assert pair.dense == cl.continue_text(model, tokenizer, prompt, 20)
     with cl.ablate(model, plan):
-        assert pair.pruned == cl.continue_text(model, tokenizer, PROMPT, 20)
+        assert pair.pruned == cl.continue_text(model, tokenizer, prompt, 20)
     assert pair.dense_ids != pair.pruned_ids
     assert len(pair.dense_ids) == len(pair.pruned_ids) == 20
-
-
-def test_a_sliding_window(tokenizer: Any) -> None:
-    model = tiny_model("mistral", sliding_window=6)
-    plan = plan_of(model)
-    pair = compare_text(model, tokenizer, PROMPT + " w3 w4 w9", plan, Sampling(20))
-    assert pair.dense_ids == ids_alone(model, tokenizer, PROMPT + " w3 w4 w9", 20)
-    assert pair.pruned_ids == ids_alone(model, tokenizer, PROMPT + " w3 w4 w9", 20, plan)
 
 
 def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any) -> None:
@@ -111,10 +108,7 @@ def test_next_token_probabilities_are_those_of_the_ablated_model(tokenizer: Any)
         with cl.ablate(model, one), torch.no_grad():
             expected = model(input_ids=ids).logits[0, -1].double().softmax(-1)
         np.testing.assert_allclose(row, expected, rtol=1e-4)
-        assert row.sum() == pytest.approx(1)
     assert not np.allclose(found[0], found[1])
-    with pytest.raises(cl.InputError, match="no plan"):
-        next_token_probabilities(model, tokenizer, [], PROMPT)
 
 
 def test_half_precision(tokenizer: Any) -> None:
@@ -130,41 +124,33 @@ def test_half_precision(tokenizer: Any) -> None:
 def test_texts_of_the_embedded_model(demo: Any) -> None:
     model, tokenizer = demo
     plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(2, 160, 6))
-    for prompt in cl.example_prompts("demo", None, tokenizer):  # type: ignore[arg-type]
-        pair = compare_text(model, tokenizer, prompt, plan, Sampling(24))
-        assert pair.dense == cl.continue_text(model, tokenizer, prompt, 24)
-        with cl.ablate(model, plan):
-            assert pair.pruned == cl.continue_text(model, tokenizer, prompt, 24)
+    prompt = cl.example_prompts("demo", None, tokenizer)[0]  # type: ignore[arg-type]
+    pair = compare_text(model, tokenizer, prompt, plan, Sampling(12))
+    assert pair.dense == cl.continue_text(model, tokenizer, prompt, 12)
+    with cl.ablate(model, plan):
+        assert pair.pruned == cl.continue_text(model, tokenizer, prompt, 12)
 
 
 def test_a_row_ends_while_the_other_goes_on(tokenizer: Any) -> None:
     model = tiny_model()
     plan = plan_of(model)
     free = compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
-    only_dense = [i for i, t in enumerate(free.dense_ids) if t not in free.pruned_ids and i < 10]
-    assert only_dense, "another seed is needed"
-    place = free.dense_ids.index(free.dense_ids[only_dense[0]])
-    model.generation_config.eos_token_id = [free.dense_ids[place], 10**6]
+    end = next(token for token in free.dense_ids[:10] if token not in free.pruned_ids)
+    place = free.dense_ids.index(end)
+    model.generation_config.eos_token_id = [end, 10**6]
     steps = list(generate_lockstep(model, tokenizer, PROMPT, plan, Sampling(12)))
-    assert [pair.dense for pair in steps] == [
-        *free.dense_ids[: place + 1],
-        *[None] * (12 - place - 1),
-    ]
+    assert [pair.dense for pair in steps] == [*free.dense_ids[: place + 1], *[None] * (11 - place)]
     assert tuple(pair.pruned for pair in steps) == free.pruned_ids
     stopped = compare_text(model, tokenizer, PROMPT, plan, Sampling(12))
     assert stopped.dense_ids == ids_alone(model, tokenizer, PROMPT, 12)
     assert stopped.pruned_ids == ids_alone(model, tokenizer, PROMPT, 12, plan)
-
-
-def test_both_rows_end(tokenizer: Any) -> None:
-    model = tiny_model()
-    first = compare_text(model, tokenizer, PROMPT, [], Sampling(4)).dense_ids[0]
-    model.generation_config.eos_token_id = first
+    # and both rows end
+    model.generation_config.eos_token_id = first = free.dense_ids[0]
     steps = list(generate_lockstep(model, tokenizer, PROMPT, [], Sampling(50)))
     assert steps == [TokenPair(first, first)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-12, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("temperature", [0.0, 1e-12, 1.0])
 @pytest.mark.parametrize("masked", [False, True])
 def test_equal_models_write_equal_text(tokenizer: Any, temperature: float, masked: bool) -> None:
     """`masked` runs two rows, whose mask is all ones; else the empty plan's single row."""
@@ -174,12 +160,12 @@ def test_equal_models_write_equal_text(tokenizer: Any, temperature: float, maske
     if masked:
         plan = plan.with_gains({units.index("L1.ffn[0]"): 1.0})
     texts = set()
-    for seed in range(4):
-        pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(16, temperature, seed))
+    for seed in range(2):
+        pair = compare_text(model, tokenizer, PROMPT, plan, Sampling(12, temperature, seed))
         assert pair.dense_ids == pair.pruned_ids
         assert pair.divergence is None
         texts.add(pair.dense_ids)
-    assert len(texts) == (1 if temperature < 0.01 else 4)
+    assert len(texts) == (1 if temperature < 0.01 else 2)
 
 
 def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> None:
@@ -206,19 +192,6 @@ def test_sampling_is_the_inverse_cdf_of_one_draw_per_step(tokenizer: Any) -> Non
             assert place == 0 or reached[place - 1] < u + 1e-5
 
 
-def test_sampled_tokens_have_the_models_distribution(tokenizer: Any) -> None:
-    model = tiny_model()
-    ids = encode_prompt(model, tokenizer, PROMPT)
-    logits = full_logits(model, torch.tensor([ids]))[0, -1]
-    expected = torch.softmax(logits, dim=-1).numpy()
-    found = np.zeros(VOCAB)
-    for seed in range(400):
-        (pair,) = generate_lockstep(model, tokenizer, PROMPT, [], Sampling(1, 1.0, seed))
-        found[pair.dense] += 1 / 400
-    assert np.abs(found - expected).max() < 0.1
-    assert np.abs(found - expected).sum() < 0.5  # 97 outcomes, 400 draws
-
-
 def test_gains_are_honoured(tokenizer: Any) -> None:
     model = tiny_model()
     units = cl.enumerate_units(model, GROUPS)
@@ -226,37 +199,22 @@ def test_gains_are_honoured(tokenizer: Any) -> None:
     gained = plan.with_gains({2: 1.9, 9: 0.1})
     pair = compare_text(model, tokenizer, PROMPT, gained, Sampling(16))
     assert pair.pruned_ids == ids_alone(model, tokenizer, PROMPT, 16, gained)
-    kl = forced_kl(model, gained, [*pair.prompt_ids, *pair.dense_ids])
-    chosen, gains = [units["L1.ffn[0]"]], {units[2]: 1.9, units[9]: 0.1}
     row = cl.CalibrationSet(torch.tensor([[*pair.prompt_ids, *pair.dense_ids]]))
-    assert kl.mean() == pytest.approx(naive_risk(model, chosen, row, gains)[0], rel=1e-4)
+    kl = forced_kl(model, gained, row.input_ids[0])
+    gains = {units[2]: 1.9, units[9]: 0.1}
+    expected = naive_risk(model, [units["L1.ffn[0]"]], row, gains)[0]
+    assert kl.mean() == pytest.approx(expected, rel=1e-4)
     assert abs(kl.mean() / forced_kl(model, plan, row.input_ids[0]).mean() - 1) > 1e-2
 
 
-def test_units_by_name_and_index(tokenizer: Any) -> None:
-    model = tiny_model(intermediate_size=48)
-    units = cl.enumerate_units(model)
-    plan = cl.Selection.from_pruned(units, [1, 5])
-    found = {
-        compare_text(model, tokenizer, PROMPT, form, Sampling(8)).pruned_ids
-        for form in ([1, 5], [units[1].name, units[5].name], plan)
-    }
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "expected"),
-    [
+def test_first_divergence() -> None:
+    for left, right, expected in (
         ([1, 2, 3], [1, 2, 3], None),
         ([1, 2, 3], [1, 9, 3], 1),
         ([1, 2], [1, 2, 3], 2),
         ([5], [], 0),
-        ([], [], None),
-    ],
-)
-def test_first_divergence(left: list[int], right: list[int], expected: int | None) -> None:
-    assert first_divergence(left, right) == expected
-    assert first_divergence(right, left) == expected
+    ):
+        assert first_divergence(left, right) == first_divergence(right, left) == expected
 
 
 # The model afterwards ---------------------------------------------------------------------------
@@ -311,9 +269,9 @@ def test_an_error_in_a_step_restores_everything(tokenizer: Any) -> None:
     before = state_of(model)
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
-    with pytest.raises(cl.NumericalError, match="NaN"):
+    with pytest.raises(cl.NumericalError):
         compare_text(model, tokenizer, PROMPT, plan_of(model))
-    with pytest.raises(cl.NumericalError, match="NaN"):
+    with pytest.raises(cl.NumericalError):
         forced_kl(model, plan_of(model), [3, 4, 5])
     assert state_of(model) == before
 
@@ -345,59 +303,43 @@ def test_forced_kl_in_pieces_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(forced_kl(model, plan_of(model), list(range(20))), whole, rtol=1e-5)
 
 
-def test_forced_kl_of_the_embedded_model(demo: Any) -> None:
-    model, tokenizer = demo
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 160, 5))
-    ids = tokenizer("Ben and his frog liked to be in the barn.")["input_ids"]
-    kl = forced_kl(model, plan, ids)
-    assert kl.mean() == pytest.approx(
-        cl.pruning_risk(model, plan, cl.CalibrationSet(torch.tensor([ids]))), rel=1e-5
-    )
-    assert forced_kl(model, cl.Selection.from_pruned(plan.units, []), ids).max() == 0
-
-
 # Bad input --------------------------------------------------------------------------------------
 
 
-def test_bad_prompts_and_texts(tokenizer: Any) -> None:
-    model = tiny_model()
-    plan = plan_of(model)
-    for prompt in ("", "  \n"):
-        with pytest.raises(cl.InputError, match="prompt is empty"):
-            generate_lockstep(model, tokenizer, prompt, plan)  # before the first step
-    with pytest.raises(cl.InputError, match="64 tokens, the model's context 64"):
-        generate_lockstep(model, tokenizer, "w1 " * 64, plan)
-    with pytest.raises(cl.InputError, match="embedding has 9 rows"):
-        generate_lockstep(tiny_model(vocab_size=9), tokenizer, PROMPT, [])
-    with pytest.raises(cl.InputError, match="at least two tokens"):
-        forced_kl(model, plan, [4])
-    with pytest.raises(cl.InputError, match="context is 64"):
-        forced_kl(model, plan, [4] * 65)
-    with pytest.raises(cl.MismatchError):
-        compare_text(tiny_model(layers=2), tokenizer, PROMPT, plan)
-    with pytest.raises(cl.InputError):
-        compare_text(model, tokenizer, PROMPT, ["L9.ffn[0]"])
+TINY = tiny_model()
+WORDS = word_tokenizer()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        # refused before the first step
+        *((lambda p=p: generate_lockstep(TINY, WORDS, p, []), cl.InputError) for p in ("", "  \n")),
+        (lambda: generate_lockstep(TINY, WORDS, "w1 " * 64, []), cl.InputError),
+        (lambda: generate_lockstep(tiny_model(vocab_size=9), WORDS, PROMPT, []), cl.InputError),
+        (lambda: next_token_probabilities(TINY, WORDS, [], PROMPT), cl.InputError),
+        (lambda: forced_kl(TINY, plan_of(TINY), [4]), cl.InputError),
+        (lambda: forced_kl(TINY, plan_of(TINY), [4] * 65), cl.InputError),
+        (
+            lambda: compare_text(tiny_model(layers=2), WORDS, PROMPT, plan_of(TINY)),
+            cl.MismatchError,
+        ),
+        (lambda: compare_text(TINY, WORDS, PROMPT, ["L9.ffn[0]"]), cl.InputError),
+        (lambda: Sampling(max_new_tokens=0), cl.InputError),
+        *((lambda t=t: Sampling(temperature=t), cl.InputError) for t in (-0.1, np.nan, np.inf)),
+        (lambda: Sampling(seed=-1), cl.InputError),
+        (lambda: demo_questions(0), cl.InputError),
+    ],
+)
+def test_bad_input_is_refused(call: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        call()
 
 
 def test_the_context_ends_a_text(tokenizer: Any) -> None:
     model = tiny_model()
     pair = compare_text(model, tokenizer, "w1 " * 60, plan_of(model), Sampling(30))
     assert len(pair.dense_ids) == len(pair.pruned_ids) == 4
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"temperature": -0.1}, "temperature is -0.1"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_bad_sampling(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(cl.InputError, match=words):
-        Sampling(**values)
 
 
 # Decoding and prompts ---------------------------------------------------------------------------
@@ -417,54 +359,27 @@ def test_pieces_join_to_the_text(demo: Any) -> None:
     growing = GrowingText(tokenizer, prompt)
     assert [growing.add(token) for token in ids] == pieces[:-1]
     assert (growing.text, growing.ids) == (text, ids)
-
-
-def test_a_character_cut_in_the_middle_is_not_shown(demo: Any) -> None:
-    _, tokenizer = demo
-    ids = tokenizer(" a🦊")["input_ids"]
-    assert token_pieces(tokenizer, [], ids[:-1])[-1] == ""
+    # a character cut in the middle is not shown
+    assert token_pieces(tokenizer, [], tokenizer(" a🦊")["input_ids"][:-1])[-1] == ""
 
 
 def test_right_answers() -> None:
     question = Question("arithmetic", "2 + 3 =", "5")
-    assert question.is_right(" 5. 1 + 1 = 2")
-    assert question.is_right("5\n6")
-    assert question.is_right("5")
-    assert not question.is_right(" 56.")
-    assert not question.is_right("")
-    assert not question.is_right("\n5")
+    assert all(map(question.is_right, (" 5. 1 + 1 = 2", "5\n6", "5")))
+    assert not any(map(question.is_right, (" 56.", "", "\n5")))
     assert Question("own", "Hello").is_right("5") is None
 
 
 def test_demo_questions_are_the_files(measure: Any, demo: Any) -> None:
-    questions = demo_questions(2)
+    questions = demo_questions(1)
     names = {question.capability for question in questions}
     assert names == {"arithmetic", "code", "commonsense", "knowledge", "stories"}
-    assert len(questions) == 10
-    assert all(question.prompt and question.answer for question in questions)
-    with pytest.raises(cl.InputError, match="per_capability is 0"):
-        demo_questions(0)
+    assert len(questions) == 5
     model, tokenizer = demo
     said = measure.replies(model, tokenizer, [question.prompt for question in questions])
     for question, reply in zip(questions, said, strict=True):  # the model card's own rule
         text = cl.continue_text(model, tokenizer, question.prompt, measure.ANSWER_TOKENS)
         assert question.is_right(text) == (reply == question.answer)
-
-
-def test_notebook_exercise_has_a_solution(demo: Any) -> None:
-    """The first divergence, from one teacher-forced pass (notebook 05)."""
-    model, tokenizer = demo
-    plan = cl.Selection.from_pruned(cl.enumerate_units(model), range(0, 160, 5))
-    found = []
-    for question in demo_questions(2):
-        pair = compare_text(model, tokenizer, question.prompt, plan, Sampling(16))
-        ids = torch.tensor([[*pair.prompt_ids, *pair.dense_ids]])
-        with cl.ablate(model, plan):
-            likeliest = full_logits(model, ids)[0, len(pair.prompt_ids) - 1 : -1].argmax(dim=-1)
-        parting = (likeliest != torch.tensor(pair.dense_ids)).nonzero()
-        found.append(int(parting[0]) if len(parting) else None)
-        assert found[-1] == pair.divergence
-    assert any(place is not None for place in found)
 
 
 def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
@@ -474,14 +389,11 @@ def test_questions_are_read_from_a_file_or_a_folder(tmp_path: Path) -> None:
     assert len(read_questions(file)) == 4
     assert [q.prompt for q in read_questions(tmp_path, 1)] == ["a 1?", "b 1?"]
     assert read_questions(tmp_path)[3] == Question("b", "b 2?", "2")
-    with pytest.raises(cl.InputError, match="cannot be read"):
+    with pytest.raises(cl.InputError):
         read_questions(tmp_path / "none.jsonl")
-    with pytest.raises(cl.InputError, match="per_capability is 0"):
+    with pytest.raises(cl.InputError):
         read_questions(file, 0)
-    for line in ("no json", '{"family": "a", "prompt": "b"}', "[1]", '{"family": 1}'):
+    for line in ("no json", '{"family": "a", "prompt": "b"}', "[1]", '{"family": 1}', ""):
         file.write_text(line, encoding="utf-8")
-        with pytest.raises(cl.InputError, match=r"line 1 of .*one\.jsonl is no question"):
+        with pytest.raises(cl.InputError, match=r"one\.jsonl"):
             read_questions(file)
-    file.write_text("", encoding="utf-8")
-    with pytest.raises(cl.InputError, match="holds no question"):
-        read_questions(file)

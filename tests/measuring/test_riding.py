@@ -21,7 +21,7 @@ from helpers.tiny_models import EVERY_FAMILY, GROUPS, tiny_model, tiny_text, wor
 pytest.importorskip("accelerate")
 TEXT = tiny_text(2, 20, 6)
 # transformers reads the test tokenizer of a qwen2 otherwise, and warns
-FAMILIES = [each for each in EVERY_FAMILY if each[0] != "qwen2"]
+FAMILIES = {family: heads for family, heads in EVERY_FAMILY if family != "qwen2"}
 CHOSEN = ([0], [], [1, 5], [3, 7, 9], [2, 4], [17], [0, 16])
 
 
@@ -45,8 +45,13 @@ def plans_of(model: PreTrainedModel) -> list[cl.Selection]:
     return [*plans, plans[2].with_gains({4: 1.25})]
 
 
-@pytest.mark.parametrize(("family", "heads"), FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "heads", "dtype"),
+    [
+        *((*each, torch.float32) for each in FAMILIES.items()),
+        *((family, "mha", torch.bfloat16) for family in ("llama", "gpt2", "gemma2")),
+    ],
+)
 def test_all_plans_of_a_row_take_one_reading_and_keep_their_bits(
     tmp_path: Path, family: str, heads: str, dtype: torch.dtype
 ) -> None:
