@@ -8,7 +8,6 @@ one. No label is used: position t scores the distribution of token t + 1, so pos
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from .base.arguments import as_int
 from .base.errors import InputError, MismatchError, one_line, shown
+from .base.records import TABLES, kind_of, read_records, read_text
 from .base.storage import fingerprint
-from .models.loading import demo_folder, is_demo
+from .models.identity import demo_folder, is_demo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -144,13 +144,9 @@ class CalibrationSet:
     def from_file(
         cls, path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> CalibrationSet:
-        """Read documents from a file: `.jsonl` with a "text" field, else text split at blank lines.
-
-        The file is in UTF-8; `options` are those of `from_texts`.
-        """
-        return cls.from_texts(
-            read_documents(path), tokenizer, **{"source": Path(path).name} | options
-        )
+        """Read documents from a file (`read_documents`); `options` are those of `from_texts`."""
+        documents = read_documents(path, tokenizer)
+        return cls.from_texts(documents, tokenizer, **{"source": Path(path).name} | options)
 
     @classmethod
     def from_hub(
@@ -284,7 +280,7 @@ def default_calibration(
         built = _own_rows("calibration", tokenizer, num_sequences, options)
         judge = _own_rows("held_out", tokenizer, held_out, options)
     else:  # both sets read on in one stream, so no document is in both
-        stream, source = _default_text(text_file, options)
+        stream, source = _default_text(text_file, tokenizer, options)
         built = _next_rows(stream, source, tokenizer, num_sequences, options)
         try:
             judge = _next_rows(stream, source, tokenizer, held_out, options)
@@ -308,7 +304,8 @@ def default_rows(
     """Choose the calibration rows of `default_calibration` alone, with nothing held out."""
     if text_file is None and is_demo(model_id):
         return _own_rows("calibration", tokenizer, num_sequences, options)
-    return _next_rows(*_default_text(text_file, options), tokenizer, num_sequences, options)
+    stream, source = _default_text(text_file, tokenizer, options)
+    return _next_rows(stream, source, tokenizer, num_sequences, options)
 
 
 def _own_rows(
@@ -322,13 +319,15 @@ def _own_rows(
 
 
 def _default_text(
-    text_file: str | os.PathLike[str] | None, options: dict[str, Any]
+    text_file: str | os.PathLike[str] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    options: dict[str, Any],
 ) -> tuple[Iterator[str], str]:
     """Return documents and their source: of a file, shuffled by the seed, or of C4 as they come."""
     if text_file is None:
         stream = stream_hub("allenai/c4", name="en", split="train", field_name="text")
         return stream, "allenai/c4 en"
-    documents = read_documents(text_file)
+    documents = read_documents(text_file, tokenizer)
     random.Random(options.get("seed", 0)).shuffle(documents)
     return iter(documents), Path(text_file).name
 
@@ -480,31 +479,47 @@ def _integers(values: Any, name: str, *, floats: bool = False) -> Tensor:
 # Documents ----------------------------------------------------------------------------------------
 
 
-def read_documents(path: str | os.PathLike[str]) -> list[str]:
-    """Read documents: the "text" fields of a `.jsonl`, else text between blank lines."""
-    path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8-sig")  # a byte-order mark is not part of the text
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}). Convert it to UTF-8.") from None
-    if path.suffix.lower() != ".jsonl":
+def read_documents(
+    path: str | os.PathLike[str], tokenizer: PreTrainedTokenizerBase | None = None
+) -> list[str]:
+    """Read the documents of a file: records of a table, else text between blank lines.
+
+    A record of a table (`base/records.py`: JSON lines, JSON, CSV, TSV, Parquet, also as .gz) is a
+    text, or has a field "text", "messages" (a chat), or "prompt" and "completion". Chats are
+    written by the tokenizer's chat template; without one their contents stand between blank lines.
+    """
+    if kind_of(path) not in TABLES:
+        content = read_text(path)
         return [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
-    documents = []
-    # not splitlines: a JSON string may contain other line separators, such as U+2028
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError, RecursionError):  # the last if nested deeply
-            document = None
-        if not isinstance(document, str):
-            raise InputError(
-                f'line {number} of {path} is not a JSON object with a "text" field that is a '
-                "string. Correct the line, or remove it."
-            )
-        documents.append(document)
-    return documents
+    records = enumerate(read_records(path), start=1)
+    return [_document(record, f"record {n} of {path}", tokenizer) for n, record in records]
+
+
+def _document(record: Any, where: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Return the text of a record."""
+    found = record
+    if isinstance(record, dict):
+        found = record.get("text", record.get("messages"))
+        pair: list[Any] = [record.get("prompt"), record.get("completion")]
+        if found is None and {type(each) for each in pair} in ({str}, {list}):
+            found = pair[0] + pair[1]
+    if isinstance(found, list) and found and all(map(_is_message, found)):
+        if tokenizer is not None and tokenizer.chat_template is not None:
+            return str(tokenizer.apply_chat_template(found, tokenize=False))
+        found = "\n\n".join(message["content"] for message in found)
+    if not isinstance(found, str):
+        fields = f"the fields {', '.join(map(str, record))}" if isinstance(record, dict) else "none"
+        raise InputError(
+            f"{where} is no text; it has {fields}. Give a string in a field text, messages with "
+            "role and content, or prompt and completion."
+        )
+    return found
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(value.get(k), str) for k in ("role", "content")
+    )
 
 
 def stream_hub(dataset: str, *, name: str | None, split: str, field_name: str) -> Iterator[str]:

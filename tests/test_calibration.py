@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -215,18 +218,107 @@ def test_overlap_with_what_a_matrix_was_built_on_is_refused() -> None:
         cl.CalibrationSet(text.input_ids[[2, 1, 0]]).require_disjoint(curvature)
 
 
-def test_files(tmp_path: Path) -> None:
-    plain, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
-    plain.write_text("w1 w2\nw3\n\n\n  w4 \n\n")
-    lines.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS) + "\n\n")
-    assert read_documents(plain) == ["w1 w2\nw3", "w4"]
-    assert read_documents(lines) == TEXTS
+def as_csv(texts: list[str], delimiter: str = ",") -> bytes:
+    table = io.StringIO()
+    rows = [["id", "text"], *([number, text] for number, text in enumerate(texts))]
+    csv.writer(table, delimiter=delimiter).writerows(rows)
+    return table.getvalue().encode()
+
+
+def as_parquet(texts: list[str]) -> bytes:
+    pandas, file = pytest.importorskip("pandas"), io.BytesIO()
+    pytest.importorskip("pyarrow")
+    pandas.DataFrame({"text": texts}).to_parquet(file)
+    return file.getvalue()
+
+
+RECORDS = [{"text": text} for text in TEXTS]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode() + b"\n"
+TABLE_FILES = {
+    "a.jsonl": lambda: LINES,
+    "a.ndjson": lambda: LINES,
+    "a.jsonl.gz": lambda: gzip.compress(LINES),
+    "a.json": lambda: json.dumps(RECORDS, indent=1).encode(),
+    "texts.json": lambda: json.dumps(TEXTS).encode(),
+    "inside.json": lambda: json.dumps({"version": 1, "data": RECORDS}).encode(),
+    "a.csv": lambda: as_csv(TEXTS),
+    "a.TSV": lambda: as_csv(TEXTS, "\t"),
+    "a.parquet": lambda: as_parquet(TEXTS),
+    "a.txt.gz": lambda: gzip.compress("\n\n".join(TEXTS).encode()),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_FILES)
+def test_files_are_read_as_what_they_are(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(TABLE_FILES[name]())
+    assert read_documents(tmp_path / name) == TEXTS
     settings = {"num_sequences": 2, "seq_len": 8, "positions_per_sequence": "all"}
-    rows = cl.CalibrationSet.from_file(lines, word_tokenizer(), **settings)
-    assert rows.source == "a.jsonl"
+    rows = cl.CalibrationSet.from_file(tmp_path / name, word_tokenizer(), **settings)
+    assert rows.source == name
     assert torch.equal(rows.input_ids, pack(**settings).input_ids)
+
+
+def test_plain_text_is_split_at_blank_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("w1 w2\nw3\n\n\n  w4 \n\n")
+    assert read_documents(tmp_path / "a.txt") == ["w1 w2\nw3", "w4"]
     with pytest.raises(FileNotFoundError):
         cl.CalibrationSet.from_file(tmp_path / "none.txt", word_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        ({"prompt": "w1 w2", "completion": " w3"}, "w1 w2 w3"),
+        ({"messages": [{"role": "user", "content": "w1"}, {"role": "x", "content": "w2"}]}, None),
+        (
+            {
+                "prompt": [{"role": "user", "content": "w1"}],
+                "completion": [{"role": "x", "content": "w2"}],
+            },
+            None,
+        ),
+    ],
+    ids=["pair", "messages", "pair of chats"],
+)
+def test_chats_are_written_by_the_template(tmp_path: Path, record: Any, text: str | None) -> None:
+    (tmp_path / "chat.jsonl").write_text(json.dumps(record))
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}"
+    assert read_documents(tmp_path / "chat.jsonl", tokenizer) == [text or "user: w1;x: w2;"]
+    assert read_documents(tmp_path / "chat.jsonl", word_tokenizer()) == [text or "w1\n\nw2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.jsonl", b'{"text": "w1"}\n{', "line 2"),
+        ("a.jsonl", b'{"text": "w1"}\n{"body": "x"}', "record 2"),
+        ("a.jsonl", b'{"text": "w1"}\n["text"]', "record 2"),
+        ("a.jsonl", b'{"text": 5}', "record 1"),
+        ("a.jsonl", b"3", "record 1"),
+        ("a.jsonl", b'{"messages": [{"role": "user"}]}', "messages"),
+        ("a.jsonl", b'{"prompt": "w1", "completion": []}', "completion"),
+        ("a.jsonl", b"[" * 100_000, "line 1"),
+        ("a.json", b'[{"text": "w1"}, {"text": null}]', "record 2"),
+        ("a.json", b"[]", "no record"),
+        ("a.json", b'{"a": [1], "b": [2]}', "a, b"),
+        ("a.csv", b"text\nw1,w2\n", "row 1"),
+        ("a.csv", b"id,text\n1\n", "row 1"),
+        ("a.csv", b"id,body\n1,w1\n", "id, body"),
+        ("a.parquet", b"PAR1\x15\x04" + bytes(64) + b"PAR1", "parquet"),
+        ("a.jsonl.gz", gzip.compress(LINES)[:-9], "gz"),
+        ("a.jsonl.gz", LINES, "gz"),
+        ("a.txt", "Grüße".encode("latin-1"), "UTF-8"),
+        ("a.pdf", b"%PDF-1.7\xff\xfe", "UTF-8"),
+    ],
+    ids=str,
+)
+def test_broken_files_are_named(tmp_path: Path, name: str, content: bytes, named: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(cl.InputError) as caught:
+        read_documents(tmp_path / name)
+    assert name in str(caught.value)
+    assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.txt"])
@@ -246,21 +338,6 @@ def test_json_strings_may_hold_any_line_separator(tmp_path: Path) -> None:
     text = "w1 \u2028 w2 \x85 w3"
     path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_documents(path) == [text]
-
-
-@pytest.mark.parametrize("line", ["{", '{"body": "x"}', '["text"]', '{"text": 5}', "3"])
-def test_broken_json_lines_are_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "w1"}\n' + line + "\n")
-    with pytest.raises(cl.InputError):
-        read_documents(path)
-
-
-def test_other_encodings_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes("Grüße".encode("latin-1"))
-    with pytest.raises(cl.InputError):
-        read_documents(path)
 
 
 def test_missing_datasets_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

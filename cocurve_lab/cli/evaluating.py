@@ -25,6 +25,8 @@ from .common import (
 from .options import Verb, flag, part
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ..evaluation.report import EvaluationReport
 
 
@@ -57,7 +59,7 @@ class Evaluate(Verb):
         if tokenizer is None:
             raise InputError(f"{place} holds no tokenizer. Give --tokenizer or --against.")
         found: dict[str, Any] = {"model": place}
-        documents = self._documents()
+        documents = self._documents(tokenizer)
         if documents is not None:
             settings = PerplexityOptions(progress=progress())
             measured = perplexity(model, tokenizer, documents, options=settings)
@@ -101,10 +103,10 @@ class Evaluate(Verb):
             require_new(self.report)
         self.text.require()
 
-    def _documents(self) -> list[str] | None:
+    def _documents(self, tokenizer: PreTrainedTokenizerBase) -> list[str] | None:
         """The text for the perplexity: --text, the demo model's held-out text, or None."""
         if self.text.file is not None:
-            return read_documents(self.text.file)
+            return read_documents(self.text.file, tokenizer)
         if is_demo(self.model.place) or is_demo(self.against or ""):
             return read_documents(demo_folder().parent / "texts" / "held_out.jsonl")
         if self.suite.name is None:

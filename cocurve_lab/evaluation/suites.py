@@ -18,6 +18,7 @@ import os
 from dataclasses import dataclass, replace
 
 from ..base.errors import InputError
+from ..base.records import read_objects
 from ..calibration import read_documents
 from ..models.loading import demo_folder
 from .sources import Source
@@ -31,7 +32,6 @@ from .task_files import (
     mmlu,
     mmlu_letters,
     multiple_choice,
-    read_records,
     rolling_text,
 )
 
@@ -149,7 +149,7 @@ def demo_tasks() -> list[TaskFile]:
     data = demo_folder().parent
     tasks, choices = [], []
     for file in sorted((data / "prompts").glob("*.jsonl")):
-        rows = read_records(file)
+        rows = read_objects(file)
         asked = [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
         tasks.append(generation(file.stem, asked, DEMO_ENDS, _DEMO_TOKENS))
         offered = [

@@ -6,7 +6,6 @@ One builder per kind of task makes a `TaskFile` of the settings in data/tasks/KI
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ..base.atomic import write_atomically
 from ..base.errors import InputError
+from ..base.records import read_objects
 from ..models.loading import demo_folder
 
 Record = dict[str, Any]
@@ -337,7 +337,7 @@ def local_tasks(files: Iterable[LocalTask | str | os.PathLike[str]]) -> list[Tas
 def _task(given: LocalTask) -> TaskFile:
     path = Path(given.path)
     name = given.name or path.name.removesuffix(".gz").removesuffix(".jsonl")
-    rows = read_records(path)
+    rows = read_objects(path)
     kind = given.kind or _kind_of(rows[0], path)
     for number, row in enumerate(rows, start=1):
         _check(row, kind, f"{path}, record {number}")
@@ -351,30 +351,6 @@ def _task(given: LocalTask) -> TaskFile:
         asked = [_with_suffix(row, "prompt", given) for row in rows]
         return generation(name, asked, given.until, given.max_new_tokens)
     return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
-
-
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Read the JSON objects of a .jsonl or .jsonl.gz file."""
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-        content = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}). Give a JSONL file in UTF-8.") from None
-    rows = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{path}, line {number} is not JSON ({error}). Correct it.") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number} is not a JSON object. Correct it.")
-        rows.append(row)
-    if not rows:
-        raise InputError(f"{path} holds no record. Give a file with one JSON object per line.")
-    return rows
 
 
 def _kind_of(row: Record, path: Path) -> str:

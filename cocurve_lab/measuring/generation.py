@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.arguments import as_int
 from ..base.errors import InputError
+from ..base.records import read_objects
 from ..calibration import CalibrationSet, require_tokenizable
 from ..models.loading import demo_folder, is_demo
 from ..models.runtime import exclusive
@@ -144,10 +144,10 @@ def demo_questions(per_capability: int = 8) -> list[Question]:
 def read_questions(
     place: str | os.PathLike[str], per_capability: int | None = None
 ) -> list[Question]:
-    """Read questions from JSON lines: one object with "family", "prompt" and "answer" a line.
+    """Read questions: records with the texts "family", "prompt" and "answer".
 
     Args:
-        place: a .jsonl file, or a folder of them.
+        place: a file of records, such as .jsonl (`base/records.py`), or a folder of .jsonl files.
         per_capability: the most questions of each family, the first ones; None takes all.
     """
     if per_capability is not None and per_capability < 1:
@@ -157,14 +157,8 @@ def read_questions(
     found: list[Question] = []
     counts: Counter[str] = Counter()
     for file in files:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise InputError(f"{file} cannot be read ({error}). Give a .jsonl file.") from None
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            question = _question(line, f"line {number} of {file}")
+        for number, record in enumerate(read_objects(file), start=1):
+            question = _question(record, f"record {number} of {file}")
             counts[question.capability] += 1
             if per_capability is None or counts[question.capability] <= per_capability:
                 found.append(question)
@@ -173,18 +167,11 @@ def read_questions(
     return found
 
 
-def _question(line: str, where: str) -> Question:
+def _question(record: dict[str, Any], where: str) -> Question:
     names = ("family", "prompt", "answer")
-    try:
-        record = json.loads(line)
-        values = [record[name] for name in names]
-        if not all(isinstance(value, str) and value for value in values):
-            raise TypeError("a value is no text")
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{where} is no question ({type(error).__name__}: {error}). Give a JSON object with "
-            "the texts family, prompt and answer."
-        ) from None
+    values: list[Any] = [record.get(name) for name in names]
+    if not all(isinstance(value, str) and value for value in values):
+        raise InputError(f"{where} is no question. Give an object with the texts {names}.")
     return Question(*values)
 
 

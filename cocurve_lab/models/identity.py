@@ -1,22 +1,48 @@
-"""The identity of a model: its name, device and dtype, and a fingerprint of its weights."""
+"""The identity of a model: its name, device and dtype, a fingerprint of its weights, the demo."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..base.errors import InputError
 from ..base.storage import fingerprint
 from .weights import reader_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+DEMO = "demo"  # the name of the embedded model
 MANIFEST = "cocurve_manifest.json"  # lies beside the weights of a pruned model
 # configuration keys that depend on how a model was loaded, not on what it computes
 _LOADER_KEYS = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+
+
+def demo_folder() -> Path:
+    """Return the folder of the embedded model: in an installed wheel, else beside the package."""
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
+        if (folder / "config.json").exists():
+            return folder
+    raise InputError(
+        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the whole "
+        "repository, or train the model again with `python data/train_demo.py`."
+    )
+
+
+def is_demo(model_id: str | os.PathLike[str]) -> bool:
+    """Whether a model id means the embedded model, by name or by folder."""
+    if str(model_id) == DEMO:
+        return True
+    try:
+        return Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
+    except InputError:  # no embedded model here, so this is another one
+        return False
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:

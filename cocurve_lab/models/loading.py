@@ -16,7 +16,10 @@ import torch
 from ..base.errors import ArchitectureError, CocurveError, FileFormatError, InputError, shown
 from ..base.seams import require_extension
 from .architectures import describe
+from .identity import DEMO as DEMO
 from .identity import MANIFEST
+from .identity import demo_folder as demo_folder
+from .identity import is_demo as is_demo
 from .layers import source_of
 from .load_errors import explain, require_own_files, require_place, require_usable
 from .runtime import device_name, sums_on, transient_bars
@@ -25,7 +28,6 @@ from .weights import require_sound_files
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-DEMO = "demo"
 # where rules that split text differ: numbers, contractions, spaces, lines, accents, other scripts
 _TRIAL = (
     "Hello",
@@ -41,18 +43,6 @@ _HUB_OPTIONS = (*_PLACE_OPTIONS, "trust_remote_code")
 # Places -------------------------------------------------------------------------------------------
 
 
-def demo_folder() -> Path:
-    """Return the folder of the embedded model: in an installed wheel, else beside the package."""
-    here = Path(__file__).resolve().parents[1]
-    for folder in (here / "data" / "demo", here.parent / "data" / "demo"):
-        if (folder / "config.json").exists():
-            return folder
-    raise InputError(
-        f"the embedded model is not at {here.parent / 'data' / 'demo'}. Clone the whole "
-        "repository, or train the model again with `python data/train_demo.py`."
-    )
-
-
 def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Resolve a model id: "demo" becomes the embedded model's folder, and ~ the home folder."""
     if not isinstance(model_id, (str, os.PathLike)):
@@ -61,16 +51,6 @@ def place_of(model_id: str | os.PathLike[str]) -> str | os.PathLike[str]:
             f"{DEMO!r}."
         )
     return demo_folder() if str(model_id) == DEMO else os.path.expanduser(model_id)
-
-
-def is_demo(model_id: str | os.PathLike[str]) -> bool:
-    """Whether a model id means the embedded model, by name or by folder."""
-    if str(model_id) == DEMO:
-        return True
-    try:
-        return Path(model_id).is_dir() and Path(model_id).resolve() == demo_folder().resolve()
-    except InputError:  # no embedded model here, so this is another one
-        return False
 
 
 # Devices ------------------------------------------------------------------------------------------

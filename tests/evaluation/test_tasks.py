@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import cocurve_lab as cl
+from cocurve_lab.base.records import read_objects
 from cocurve_lab.evaluation import confinement as confining
 from cocurve_lab.evaluation import suites, tasks
 from cocurve_lab.evaluation.code_execution import LIMITATION, run_programs
@@ -24,7 +25,6 @@ from cocurve_lab.evaluation.task_files import (
     humaneval,
     local_tasks,
     mbpp,
-    read_records,
     write_task_files,
 )
 from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks
@@ -298,15 +298,15 @@ def test_bad_records(rows: list[dict[str, Any]], says: str, tmp_path: Path) -> N
 
 def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"a": 1}\nnot json\n')
-    with pytest.raises(cl.InputError, match="line 2 is not JSON"):
-        read_records(tmp_path / "text.jsonl")
+    with pytest.raises(cl.InputError, match="line 2 of"):
+        read_objects(tmp_path / "text.jsonl")
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    with pytest.raises(cl.InputError, match="line 1 is not a JSON object"):
-        read_records(tmp_path / "list.jsonl")
+    with pytest.raises(cl.InputError, match="record 1 of"):
+        read_objects(tmp_path / "list.jsonl")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}" * 999)[:-9])
     for name in ("cut.jsonl.gz", "absent.jsonl"):
         with pytest.raises(cl.InputError, match="cannot be read"):
-            read_records(tmp_path / name)
+            read_objects(tmp_path / name)
     file = write(tmp_path / "one.jsonl", [CHOICE])
     with pytest.raises(cl.InputError, match="two tasks have one name"):
         local_tasks([file, file])
@@ -384,7 +384,7 @@ def test_real_files_are_understood() -> None:
 @confined
 @pytest.mark.slow
 def test_canonical_solutions_pass() -> None:
-    rows = read_records(ASSETS / "HumanEval.jsonl.gz")
+    rows = read_objects(ASSETS / "HumanEval.jsonl.gz")
     task = humaneval(rows)
     assert task.program is not None
     programs = [
