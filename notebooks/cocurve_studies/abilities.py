@@ -229,27 +229,29 @@ def strength_ability_findings(table: Table) -> list[Finding]:
     mine = [row for row in table if row["variant"] == ALL_EDGES]
     if not mine:
         return []
-    nearest = _nearest(mine)
+    nearest = min((r["requested_ratio"] for r in mine), key=lambda r: abs(r - PAPER_RATIO))
     rows = pick(mine, requested_ratio=nearest)
-    each = [row for row in rows if row["capability"] != ALL]
     where = 'Section "Ablations: the edge term is decisive"'
     ours = f"λ 1 − λ 0 at {percent(nearest)}"
-    together = [row for row in rows if row["capability"] == ALL]
-    found = [
-        Finding("abilities", claim, where, f"{ours}: {_told(some)}", _all(some, above=True))
-        for claim, some in (
-            ("edges keep abilities: more right answers at λ = 1 than at λ = 0", together),
-            ("every ability gains by the edges (Falcon3-7B: all four measured do)", each),
-        )
+    claims = (
+        (
+            "edges keep abilities: more right answers at λ = 1 than at λ = 0",
+            *(where, pick(rows, capability=ALL)),
+        ),
+        (
+            "every ability gains by the edges (Falcon3-7B: all four measured do)",
+            *(where, [row for row in rows if row["capability"] != ALL]),
+        ),
+        (
+            "what edges save is code, the fragile ability (8B: MBPP .000 to .100)",
+            *("Table ablation-full", pick(rows, capability=CODE)),
+        ),
+    )
+    return [
+        Finding("abilities", claim, place, f"{ours}: {_told(some)}", _all(some, above=True))
+        for claim, place, some in claims
+        if some
     ]
-    code = [row for row in rows if row["capability"] == CODE]
-    if code:
-        claim = "what edges save is code, the fragile ability (8B: MBPP .000 to .100)"
-        place = "Table ablation-full"
-        found.append(
-            Finding("abilities", claim, place, f"{ours}: {_told(code)}", _all(code, above=True))
-        )
-    return found
 
 
 def edge_ability_findings(table: Table) -> list[Finding]:
@@ -277,17 +279,9 @@ def edge_ability_findings(table: Table) -> list[Finding]:
     found = []
     for variant, claim, where in claims:
         rows = pick(table, variant=variant, capability=name)
-        told = _told(rows) if rows else "not asked"
-        found.append(
-            Finding(
-                "variants", claim, where, f"{variant} − {FULL}, {told}", _all(rows, above=False)
-            )
-        )
+        ours = f"{variant} − {FULL}, {_told(rows) if rows else 'not asked'}"
+        found.append(Finding("variants", claim, where, ours, _all(rows, above=False)))
     return found
-
-
-def _nearest(rows: Table) -> float:
-    return min((row["requested_ratio"] for row in rows), key=lambda r: abs(r - PAPER_RATIO))
 
 
 def _told(rows: Table) -> str:

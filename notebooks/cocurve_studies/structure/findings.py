@@ -184,6 +184,36 @@ def causal_findings(table: Table) -> list[Finding]:
 
 
 # Edge variants ------------------------------------------------------------------------------------
+# claim, where, the variant that is worse, and what it is compared with, if not with the method
+WORSE = (
+    ("full H beats the diagonal: 12.91 to 13.08, on Mistral 8.10 to 13.26", _BOTH, "diagonal"),
+    ("without cross edges it is worse: 15.01 to 12.91", _ABLATIONS, "within module"),
+    (
+        "and worse than without any edge: 15.01 to 13.08",
+        *(_ABLATIONS, "within module", "diagonal"),
+    ),
+    ("head-only pruning is worse: 1526 to 8.10", _KINDS, "head-only"),
+    ("FFN-only pruning is worse: 9.10 to 8.10", _KINDS, "FFN-only"),
+    ("choosing per cost is the well-behaved rule (no number)", _SOLVER, "plain"),
+)
+COLLAPSE = (  # claim, and variants
+    (
+        "one isolated block without the diagonal collapses the model (2531, 924)",
+        ("cross block, no diagonal", "ffn block, no diagonal"),
+    ),
+    (
+        "an isolated block of edges mis-ranks (its diagonal was zeroed too; here it is kept)",
+        ("cross block", "ffn block"),
+    ),
+)
+SAME = (  # claim, variant, and the share of the method's perplexity that counts as the same
+    ("same-layer edges alone stay within noise (12.21 to 12.91)", "within layer", 0.1),
+    ("adjacent layers alone too (11.84 to 12.91)", "adjacent layers", 0.1),
+    ("clipped edges give the same perplexity as signed ones", "clipped", 0.001),
+    ("absolute edges give the same perplexity as signed ones", "absolute", 0.001),
+)
+
+
 def edge_findings(table: Table) -> list[Finding]:
     """Claims of tables ablation-edge and ablation-full about what the edges are worth.
 
@@ -192,70 +222,23 @@ def edge_findings(table: Table) -> list[Finding]:
             gives every ratio. Perplexity is that of the text at hand, a share is of the method's.
             Errors are over rows and draws of H where the study made draws, else over rows alone.
     """
-    ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
+    ratios = dict.fromkeys(row["requested_ratio"] for row in table)
     nearest = min(ratios, key=lambda ratio: abs(ratio - PAPER_RATIO))
-    worse = (
-        (_BOTH, "full H beats the diagonal: 12.91 to 13.08, on Mistral 8.10 to 13.26", "diagonal"),
-        (_ABLATIONS, "without cross edges it is worse: 15.01 to 12.91", "within module"),
-        (
-            _ABLATIONS,
-            "and worse than without any edge: 15.01 to 13.08",
-            "within module",
-            "diagonal",
-        ),
-        (_KINDS, "head-only pruning is worse: 1526 to 8.10", "head-only"),
-        (_KINDS, "FFN-only pruning is worse: 9.10 to 8.10", "FFN-only"),
-        (_SOLVER, "choosing per cost is the well-behaved rule (no number)", "plain"),
-    )
-    findings = [
-        Finding("edges", claim, where, *_worse(table, nearest, *variants))
-        for where, claim, *variants in worse
-    ]
-    blocks = ("cross block", "ffn block")
-    bare = [f"{block}, no diagonal" for block in blocks]
-    same = (
-        ("same-layer edges alone stay within noise (12.21 to 12.91)", "within layer", 0.1),
-        ("adjacent layers alone too (11.84 to 12.91)", "adjacent layers", 0.1),
-        ("clipped edges give the same perplexity as signed ones", "clipped", 0.001),
-        ("absolute edges give the same perplexity as signed ones", "absolute", 0.001),
-    )
-    return [
-        *findings,
-        Finding(
-            "edges",
-            "one isolated block without the diagonal collapses the model (2531, 924)",
-            _ABLATIONS,
-            *_collapse(table, nearest, bare),
-        ),
-        Finding(
-            "edges",
-            "an isolated block of edges mis-ranks (its diagonal was zeroed too; here it is kept)",
-            _ABLATIONS,
-            *_collapse(table, nearest, blocks),
-        ),
+    found = [
+        *((claim, where, _moved(table, nearest, *names)) for claim, where, *names in WORSE),
+        *((claim, _ABLATIONS, _collapse(table, nearest, names)) for claim, names in COLLAPSE),
         *(
-            Finding("edges", claim, _ABLATIONS, *_same(table, nearest, variant, margin))
-            for claim, variant, margin in same
+            (claim, _ABLATIONS, _moved(table, nearest, name, margin=margin))
+            for claim, name, margin in SAME
         ),
     ]
+    return [Finding("edges", claim, where, *said) for claim, where, said in found]
 
 
 def _variant(table: Table, ratio: float, name: str) -> Row | None:
     """A measured row; None where that variant has no plan or was not asked for."""
     rows = pick(table, requested_ratio=ratio, variant=name)
     return rows[0] if rows and rows[0]["measured"] is not None else None
-
-
-def _by_ratio(table: Table, say: str, variant: str, other: str = "") -> str:
-    parts = []
-    for ratio in dict.fromkeys(row["requested_ratio"] for row in table):
-        change = _change(table, ratio, variant, other)
-        known = "no plan"
-        if change["change"] is not None:
-            known = f"{change['change']:+.3g} ± {number(change['change_error']):.2g}"
-            known += covered(change, "change")
-        parts.append(f"{known} at {ratio:.0%}")
-    return f"{say} " + ", ".join(parts)
 
 
 def _change(table: Table, ratio: float, variant: str, other: str = "") -> Row:
@@ -284,20 +267,25 @@ def _change(table: Table, ratio: float, variant: str, other: str = "") -> Row:
     return whole
 
 
-def _worse(table: Table, ratio: float, variant: str, other: str = "") -> tuple[str, Verdict]:
-    change = _change(table, ratio, variant, other)
-    against = f"perplexity {variant} - {other or 'full H'}:"
+def _moved(
+    table: Table, ratio: float, variant: str, other: str = "", *, margin: float | None = None
+) -> tuple[str, Verdict]:
+    """The change of perplexity at every ratio, and whether it is a rise, or within a share."""
+    parts = []
+    for each in dict.fromkeys(row["requested_ratio"] for row in table):
+        change, known = _change(table, each, variant, other), "no plan"
+        if change["change"] is not None:
+            known = f"{change['change']:+.3g} ± {number(change['change_error']):.2g}"
+            known += covered(change, "change")
+        parts.append(f"{known} at {each:.0%}")
+    told = f"perplexity {variant} - {other or 'full H'}: {', '.join(parts)}"
     # equal plans differ by exactly 0 ± 0: not worse, so 0 is no part of the range
-    return _by_ratio(table, against, variant, other), judged_column(change, "change", *ABOVE)
-
-
-def _same(table: Table, ratio: float, variant: str, margin: float) -> tuple[str, Verdict]:
-    method = _variant(table, ratio, "full H")
-    most = margin * method["perplexity"] if method else math.nan
-    verdict = judged_column(_change(table, ratio, variant), "change", -most, most)
-    return _by_ratio(
-        table, f"within {margin:.1%}? perplexity {variant} - full H:", variant
-    ), verdict
+    low, high = ABOVE
+    if margin is not None:
+        method = _variant(table, ratio, "full H")
+        high = margin * method["perplexity"] if method else math.nan
+        low, told = -high, f"within {margin:.1%}? {told}"
+    return told, judged_column(_change(table, ratio, variant, other), "change", low, high)
 
 
 def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str, Verdict]:
