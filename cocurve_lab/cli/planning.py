@@ -124,11 +124,18 @@ def solve_on(
 def _price(curvature: Curvature, selection: Selection, surrogate: Surrogate) -> str:
     """The additive KL of a plan at the positions that its shifts were not solved on, in words."""
     additive = curvature.additive()
+    try:
+        priced = additive.shifts.of("price")
+    except InputError:
+        return (
+            f"No additive KL of the plan: {additive.shifts} leave no group of sequences aside for "
+            "it. Build H on at least 4 sequences.\n"
+        )
     kl, error = (f(selection, "price") for f in (additive.predict, additive.standard_error))
     # H was summed over all positions of its text, so none are left for a plan of it
     whose = "of the text of H" if surrogate == "H" else "that it was not solved on"
     return (
-        f"Additive KL at {len(additive.shifts.of('price')):,} positions {whose}: "
+        f"Additive KL at {len(priced):,} positions {whose}: "
         f"{kl:.4g} ± {error:.2g} nats per token.\n"
     )
 
