@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 
 _PROMPT = 2048  # tokens of the paper's prefill
+_COLUMNS = (
+    *("quantity", "batch_size", "unit", "dense", "pruned"),
+    *("ratio", "low", "high", "repeats"),
+)
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,8 @@ def measure_efficiency(
     with measuring(dense, threads), measuring(pruned, threads):
         rows.append(_size("KV cache per token", "bytes", dense, pruned, _cache_bytes))
         for batch in options.batch_sizes:
-            rows += _timed(dense, pruned, batch, length, options)
             prompt = _prompt(dense, batch, length)
+            rows += _timed(dense, pruned, prompt, options)
 
             def peak(model: PreTrainedModel, prompt: Tensor = prompt) -> int:
                 return _peak_bytes(model, prompt, options.new_tokens)
@@ -180,14 +184,10 @@ def _prompt(model: PreTrainedModel, batch: int, length: int) -> Tensor:
 
 # Speed --------------------------------------------------------------------------------------------
 def _timed(
-    dense: PreTrainedModel,
-    pruned: PreTrainedModel,
-    batch: int,
-    length: int,
-    options: EfficiencyOptions,
+    dense: PreTrainedModel, pruned: PreTrainedModel, prompt: Tensor, options: EfficiencyOptions
 ) -> list[dict[str, Any]]:
-    """Rows of prefill and decode throughput at one batch size."""
-    prompt = _prompt(dense, batch, length)
+    """Rows of prefill and decode throughput on a prompt [batch, length]."""
+    batch, length = prompt.shape
     models = (dense, pruned)
     seconds = np.zeros((options.repeats, 2, 2))  # repeat, model, prefill or decode
     for model in models:
@@ -202,19 +202,10 @@ def _timed(
     ):
         speeds = tokens / seconds[:, :, column]
         ratios = speeds[:, 1] / speeds[:, 0]
-        rows.append(
-            {
-                "quantity": quantity,
-                "batch_size": batch,
-                "unit": "tokens per second",
-                "dense": float(np.median(speeds[:, 0])),
-                "pruned": float(np.median(speeds[:, 1])),
-                "ratio": float(np.median(ratios)),
-                "low": float(np.quantile(ratios, 0.25)),
-                "high": float(np.quantile(ratios, 0.75)),
-                "repeats": options.repeats,
-            }
-        )
+        middle = (float(np.median(values)) for values in (speeds[:, 0], speeds[:, 1], ratios))
+        quartiles = (float(np.quantile(ratios, share)) for share in (0.25, 0.75))
+        values = (quantity, batch, "tokens per second", *middle, *quartiles, options.repeats)
+        rows.append(dict(zip(_COLUMNS, values, strict=True)))
     return rows
 
 
@@ -243,19 +234,10 @@ def _size(
     pruned: PreTrainedModel,
     measure: Callable[[PreTrainedModel], int],
 ) -> dict[str, Any]:
-    values = [measure(model) for model in (dense, pruned)]
-    ratio = values[1] / values[0]
-    return {
-        "quantity": quantity,
-        "batch_size": None,
-        "unit": unit,
-        "dense": values[0],
-        "pruned": values[1],
-        "ratio": ratio,
-        "low": ratio,
-        "high": ratio,
-        "repeats": 1,
-    }
+    before, after = measure(dense), measure(pruned)
+    ratio = after / before
+    values = (quantity, None, unit, before, after, ratio, ratio, ratio, 1)
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def _weight_bytes(model: PreTrainedModel) -> int:

@@ -97,14 +97,10 @@ def generation(
 
 
 def code(
-    name: str,
-    records: Iterable[Record],
-    program: Program,
-    until: Sequence[str],
-    max_new_tokens: int,
+    name: str, records: Iterable[Record], program: Program, until: Sequence[str], most: int
 ) -> TaskFile:
     """Make a task of records with prompt; pass@1 is the share of programs that run to their end."""
-    config = _config("code", generation_kwargs=_replies(until, max_new_tokens))
+    config = _config("code", generation_kwargs=_replies(until, most))
     return TaskFile(name, config, tuple(records), "pass@1", program)
 
 
@@ -162,9 +158,7 @@ def _ask_mbpp(row: Record) -> str:
 def mmlu(rows: Iterable[Record], name: str = "mmlu") -> TaskFile:
     """Make MMLU, zero-shot: the likeliest text of an option, which the prompt does not show.
 
-    Args:
-        rows: records with subject, question, choices and answer (the number of the right choice).
-        name: of the task.
+    The rows are records with subject, question, choices and answer, the number of the right choice.
     """
     asked = (
         {
@@ -181,26 +175,17 @@ def mmlu_letters(rows: Iterable[Record], name: str = "mmlu_letters") -> TaskFile
     """Make MMLU as the harness asks it, zero-shot: options in the prompt, their letters scored.
 
     The prompt is that of the harness's 57 tasks `mmlu_SUBJECT`. Their mean by size is the mean
-    over all questions, so one task serves for all.
-
-    Args: as `mmlu`.
+    over all questions, so one task serves for all. The rows are those of `mmlu`.
     """
-    asked = (
-        {
-            "query": "The following are multiple choice questions (with answers) about "
-            f"{row['subject'].replace('_', ' ')}.\n\n"
-            + "\n".join(
-                (
-                    row["question"].strip(),
-                    *(f"{a}. {b}" for a, b in zip("ABCD", row["choices"], strict=True)),
-                    "Answer:",
-                )
-            ),
-            "choices": list("ABCD"),
-            "gold": row["answer"],
-        }
-        for row in rows
-    )
+
+    def query(row: Record) -> str:
+        subject = row["subject"].replace("_", " ")
+        head = f"The following are multiple choice questions (with answers) about {subject}."
+        options = (f"{a}. {b}" for a, b in zip("ABCD", row["choices"], strict=True))
+        return "\n".join((head, "", row["question"].strip(), *options, "Answer:"))
+
+    letters = list("ABCD")
+    asked = ({"query": query(row), "choices": letters, "gold": row["answer"]} for row in rows)
     return multiple_choice(name, asked)
 
 
@@ -211,9 +196,7 @@ _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 def gsm8k(rows: Iterable[Record], name: str = "gsm8k") -> TaskFile:
     """Make GSM8K, zero-shot: the last number of a reply of 256 tokens is the answer's.
 
-    Args:
-        rows: records with question and answer, whose last number is the solution.
-        name: of the task.
+    The rows are records with question and answer, whose last number is the solution.
     """
     asked = (
         {
@@ -227,16 +210,10 @@ def gsm8k(rows: Iterable[Record], name: str = "gsm8k") -> TaskFile:
 
 # Files for the harness ----------------------------------------------------------------------------
 def write_task_files(tasks: Iterable[TaskFile], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write tasks as the harness reads them; `lm_eval --include_path FOLDER --tasks NAME` runs one.
+    """Write NAME.yaml and NAME.jsonl of each task into a folder; return the YAML files.
 
-    Code tasks are not scored there: the harness would execute code without our confinement.
-
-    Args:
-        tasks: as `demo_tasks()` or `local_tasks(files)` make them.
-        folder: gets NAME.yaml and NAME.jsonl per task; paths in the YAML are absolute.
-
-    Returns:
-        The YAML files.
+    `lm_eval --include_path FOLDER --tasks NAME` runs one; paths in the YAML are absolute. Code
+    tasks are not scored there: the harness would execute code without our confinement.
     """
     written = []
     folder = Path(folder).resolve()
@@ -276,6 +253,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "humaneval": {"prompt": str, "test": str, "entry_point": str},
     "mbpp": {"text": str, "code": str, "test_list": list, "task_id": int},
 }
+_ASKED = {"query", "context", "prompt"}  # fields that a suffix follows
 
 
 @dataclass(frozen=True)
@@ -341,16 +319,16 @@ def _task(given: LocalTask) -> TaskFile:
     kind = given.kind or _kind_of(rows[0], path)
     for number, row in enumerate(rows, start=1):
         _check(row, kind, f"{path}, record {number}")
-    if kind == "multiple_choice":
-        return multiple_choice(name, [_with_suffix(row, "query", given) for row in rows])
-    if kind == "schema":
-        return schema(name, [_only(row, kind) for row in rows])
-    if kind == "cloze":
-        return cloze(name, [_with_suffix(row, "context", given) for row in rows])
+    if kind in ("humaneval", "mbpp"):
+        return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
+    rows = [_only(row, kind) for row in rows]
+    for row in rows:
+        for field in row.keys() & _ASKED:
+            row[field] += given.suffix
     if kind == "generation":
-        asked = [_with_suffix(row, "prompt", given) for row in rows]
-        return generation(name, asked, given.until, given.max_new_tokens)
-    return humaneval(rows, name) if kind == "humaneval" else mbpp(rows, name)
+        return generation(name, rows, given.until, given.max_new_tokens)
+    make = {"multiple_choice": multiple_choice, "schema": schema, "cloze": cloze}[kind]
+    return make(name, rows)
 
 
 def _kind_of(row: Record, path: Path) -> str:
@@ -383,9 +361,3 @@ def _check(row: Record, kind: str, where: str) -> None:
 
 def _only(row: Record, kind: str) -> Record:
     return {field: row[field] for field in _FIELDS[kind]}
-
-
-def _with_suffix(row: Record, field: str, given: LocalTask) -> Record:
-    kinds = {"query": "multiple_choice", "context": "cloze", "prompt": "generation"}
-    kept = _only(row, kinds[field])
-    return kept | {field: kept[field] + given.suffix}

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ..base.arguments import as_int, as_list
 from ..base.errors import InputError
 from ..measuring.perplexity import PerplexityOptions, perplexity
+from ..models.runtime import measuring
 from .code_execution import LIMITATION, Limits, Outcome, require_permission, run_programs
 from .confinement import require_confinement
-from .harness import Scores, collect, require_harness, run_harness
 from .report import EvaluationReport
-from .suites import DIFFERENCES, PAPER_CODE, PAPER_NAMES, PAPER_TEXTS, demo_tasks, paper_task
-from .task_files import LocalTask, TaskFile, local_tasks
+from .suites import (
+    DIFFERENCES,
+    PAPER_CODE,
+    PAPER_NAMES,
+    PAPER_TEXTS,
+    demo_tasks,
+    local_copy,
+    paper_task,
+    unreadable,
+)
+from .task_files import LocalTask, TaskFile, local_tasks, write_task_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +42,8 @@ log = logging.getLogger(__name__)
 
 SUITES = ("demo", "paper", "local")
 _LONGEST = 2048  # tokens of a prompt with its reply, as the paper's context
+_SEED = 1234  # of few-shot examples, the harness's own default
+_REPLY = 256  # tokens of a reply where a task does not say, the harness's own default
 
 
 @dataclass(frozen=True)
@@ -133,12 +149,7 @@ def evaluate_tasks(
 def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
     """Find the tasks of a suite that are to run: name -> task.
 
-    Args:
-        suite: "demo", "paper" or "local".
-        options: tasks, files and data.
-
-    Returns:
-        None for a task of the paper, which is made only when its turn comes.
+    A task of the paper is None: it is made only when its turn comes.
     """
     if suite not in SUITES:
         raise InputError(f"the suite is {suite!r}. Choose one of {', '.join(SUITES)}.")
@@ -160,6 +171,21 @@ def suite_tasks(suite: str, options: TaskOptions) -> dict[str, TaskFile | None]:
     if unknown:
         raise InputError(f"there is no task {unknown[0]!r}. Choose one of {', '.join(work)}.")
     return {name: made for name, made in work.items() if name in options.tasks}
+
+
+@dataclass
+class Scores:
+    """Scores measured so far, task by task."""
+
+    values: dict[str, dict[str, float]] = field(default_factory=dict)
+    errors: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, task: str, values: dict[str, float], errors: dict[str, float | None]) -> None:
+        self.values[task], self.errors[task] = values, errors
 
 
 @dataclass
@@ -191,17 +217,8 @@ class _Bench:
     def _task(self, task: TaskFile) -> None:
         if task.average is not None:
             self.averaged[task.name] = task.average
-        results = run_harness(
-            self.model,
-            self.tokenizer,
-            task,
-            length=self.length,
-            limit=self.limit,
-            batch_size=self.options.batch_size,
-            progress=self.options.progress,
-            data=self.options.data,
-        )
-        collect(results, task, self.tokenizer, self.length, self.found)
+        results = self._measure(task)
+        self._collect(task, results)
         if task.program is not None:
             execute_code(results, task, self.options, self.found)
 
@@ -217,6 +234,72 @@ class _Bench:
         self.found.samples[name] = result.tokens
         self.found.notes.append(f"{name}: {len(text)} documents, none blank. {result.protocol}")
 
+    def _measure(self, task: TaskFile) -> Any:
+        """Run a task by lm_eval, greedily and in eval mode; the model comes out as it went in.
+
+        Returns the harness's own results, samples included, and shortened_from: the tokens of a
+        reply that the task asks for, where half the context is less.
+        """
+        from lm_eval.evaluator import evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        with (
+            tempfile.TemporaryDirectory(prefix="cocurve_tasks_") as folder,
+            _calm_logging(),
+            nullcontext() if self.options.progress else redirect_stderr(io.StringIO()),
+            measuring(self.model, torch.get_num_threads()),
+            _plain_generation(self.model),
+        ):
+            loaded = _loaded(task, folder, self.options.data)
+            (known,) = loaded["tasks"].values()
+            if known.get_config("num_fewshot") is None:
+                known.set_config(key="num_fewshot", value=0)
+            known.set_fewshot_seed(seed=_SEED)
+            shortened_from = _shorten(known, self.length)
+            wrapped: Any = HFLM(
+                pretrained=self.model,
+                tokenizer=copy.deepcopy(self.tokenizer),
+                backend="causal",
+                batch_size=self.options.batch_size,
+                max_length=self.length,
+            )
+            # simple_evaluate would seed the caller's generators and ask git and pip
+            found: Any = evaluate(wrapped, loaded, limit=self.limit, log_samples=True)
+        return found | {"shortened_from": shortened_from}
+
+    def _collect(self, task: TaskFile, results: Mapping[str, Any]) -> None:
+        """Read a task's metrics, errors and counts."""
+        found, name = self.found, task.name if task.own is None else task.own.task
+        scores = results["results"][name]
+        values: dict[str, float] = {}
+        errors: dict[str, float | None] = {}
+        for key, value in scores.items():
+            metric, _, how = key.partition(",")
+            if not how or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+                continue
+            label = metric if how == "none" else f"{metric} ({how})"
+            error = scores.get(f"{metric}_stderr,{how}")
+            values[label] = float(value)
+            errors[label] = float(error) if isinstance(error, (int, float)) else None
+        found.add(task.name, values, errors)
+        found.samples[task.name] = results["n-samples"][name]["effective"]
+        found.versions[f"task {task.name}"] = str(results["versions"].get(name, "unstated"))
+        found.settings.setdefault("num_fewshot", {})[task.name] = results["n-shot"].get(name)
+        cut = sum(
+            _is_cut(row, self.tokenizer, self.length) for row in results["samples"].get(name, ())
+        )
+        found.settings.setdefault("truncated", {})[task.name] = cut
+        if results["shortened_from"]:
+            found.notes.append(
+                f"{task.name}: replies have at most {self.length // 2} tokens, half the context, "
+                f"where {results['shortened_from']} are usual"
+            )
+        if cut:
+            found.notes.append(
+                f"prompts longer than the context of {self.length} tokens lost their start: {cut} "
+                f"of {task.name}"
+            )
+
 
 def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
     own = getattr(model.config, "max_position_embeddings", None) or _LONGEST
@@ -231,30 +314,17 @@ def _max_length(model: PreTrainedModel, options: TaskOptions) -> int:
 
 
 def execute_code(
-    results: Mapping[str, Any],
-    task: TaskFile,
-    options: TaskOptions,
-    found: Scores,
+    results: Mapping[str, Any], task: TaskFile, options: TaskOptions, found: Scores
 ) -> None:
-    """Replace the harness's metric of a code task in `found` by pass@1.
+    """Replace the harness's metric of a code task in `found` by pass@1, with its error.
 
-    The caller has checked that code may be executed.
-
-    Args:
-        results: of `run_harness`; replies are read from its samples.
-        task: one with a `program`.
-        options: limits and progress.
-        found: gets the score, its error over programs, and a note on what confined them and on
-            what passing does not prove.
+    Replies are read from the harness's results. The caller has checked that code may be executed.
     """
     assert task.program is not None
     rows = sorted(results["samples"][task.name], key=lambda row: row["doc_id"])
     programs = [task.program(task.records[row["doc_id"]], row["resps"][0][0]) for row in rows]
     outcomes = run_programs(
-        programs,
-        allow_code_execution=True,
-        limits=options.limits,
-        progress=options.progress,
+        programs, allow_code_execution=True, limits=options.limits, progress=options.progress
     )
     passed = np.array([outcome.status == "passed" for outcome in outcomes], dtype=float)
     error = float(passed.std(ddof=1) / np.sqrt(len(passed))) if len(passed) > 1 else None
@@ -272,3 +342,96 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in ("lm_eval", "torch", "transformers", "datasets")}
+
+
+# The harness ------------------------------------------------------------------------------------
+def require_harness() -> None:
+    """Raise InputError unless lm_eval is installed."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "tasks need the lm-evaluation-harness, which is not installed. Run `pip install -c "
+            "constraints.txt 'cocurve-lab[eval]'`."
+        ) from None
+
+
+def _loaded(task: TaskFile, folder: str, data: str | os.PathLike[str] | None) -> Any:
+    """The task as the harness's manager loads it."""
+    import lm_eval.tasks
+
+    if task.own is None:
+        write_task_files([task], folder)
+        return lm_eval.tasks.TaskManager(None, folder, False).load(task.name)
+    changes: dict[str, Any] = {}
+    if data is not None:
+        place = str(local_copy(data, task.own.dataset))
+        # the cache lies in the temporary folder: another would only copy what is there already
+        changes = {"dataset_path": place, "dataset_kwargs": {"cache_dir": f"{folder}/cache"}}
+    # its own folder alone: to read all tasks of the harness takes half a minute
+    home = Path(lm_eval.tasks.__file__).parent / task.own.folder
+    member = {"task": task.own.task} | changes
+    try:
+        # a task is changed as a member of a group; the group itself is not wanted
+        found: Any = lm_eval.tasks.TaskManager(None, str(home), False).load(
+            {"group": "changed", "task": [member]}
+        )
+    except Exception as error:  # each hub client release raises its own network errors
+        raise unreadable(task.own.dataset, data, error) from None
+    return {"tasks": found["tasks"]}
+
+
+def _shorten(known: Any, length: int) -> int | None:
+    """Limit replies to half the context, or nothing would be left for prompts."""
+    settings = known.get_config("generation_kwargs")
+    if known.OUTPUT_TYPE != "generate_until" or settings is None:
+        return None
+    asked = int(settings.get("max_gen_toks", _REPLY))
+    if asked <= length // 2:
+        return None
+    known.set_config(key="generation_kwargs", value=settings | {"max_gen_toks": length // 2})
+    return asked
+
+
+@contextmanager
+def _plain_generation(model: Any) -> Iterator[None]:
+    """Decode greedily, without a checkpoint's own lengths and repetition penalties."""
+    from transformers import GenerationConfig
+
+    before = model.generation_config
+    ends = {
+        name: getattr(before, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    model.generation_config = GenerationConfig(**ends)
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+@contextmanager
+def _calm_logging() -> Iterator[None]:
+    """Log errors only: the harness warns about model objects, and one is given on purpose."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _is_cut(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, length: int) -> bool:
+    """Whether a prompt of this sample, with its reply, is longer than the context."""
+    for arguments in row["arguments"]:
+        if len(arguments) < 2:  # a whole text, which the harness scores window by window
+            continue
+        room = length
+        text = arguments[0]
+        if isinstance(arguments[1], str):
+            text += arguments[1]
+        else:
+            room -= arguments[1].get("max_gen_toks", _REPLY)
+        if len(text) > room and len(tokenizer(text, verbose=False)["input_ids"]) > room:
+            return True
+    return False

@@ -25,8 +25,7 @@ import pytest
 
 from cocurve_lab import InputError
 from cocurve_lab.evaluation import confinement, judge
-from cocurve_lab.evaluation.code_execution import LIMITATION
-from cocurve_lab.evaluation.system_calls import REFUSED, refusals
+from cocurve_lab.evaluation.confinement import REFUSED, refusals
 
 WHY_NOT = confinement.why_not_confined() if os.name == "posix" else "bubblewrap is Linux's"
 pytestmark = pytest.mark.skipif(
@@ -248,8 +247,10 @@ FORGERIES = {
     "leaving": "import os; os._exit(0)",
     "leaving politely": "import sys; sys.exit(0)",
     "SystemExit without a code": "raise SystemExit",
+    "an interrupt of its own": "raise KeyboardInterrupt",
     "leaving at exit": "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
     "a signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); os._exit(0)",
+    "a crash": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV); os._exit(0)",
     "a child that says it": "import os\nif os.fork(): os._exit(0)\nraise SystemExit",
     "JSON on every handle": "import os\nfor fd in range(3, 64):\n"
     "    try: os.write(fd, b'['*50000 + b'\\n')\n    except OSError: pass\nos._exit(0)",
@@ -534,8 +535,6 @@ def test_the_filter_refuses_what_it_should_and_no_more(
         assert number is None or decide(code, architecture, number) == refused, name
     if machine == "x86_64":
         assert decide(code, architecture, 0x40000000 | 41) == 0x80000000  # x32
-    with pytest.raises(InputError, match="no list of system calls for riscv64"):
-        refusals("riscv64")
 
 
 HEADERS = [
@@ -558,6 +557,5 @@ def test_without_bubblewrap_pass_at_1_is_refused(monkeypatch: pytest.MonkeyPatch
     from cocurve_lab.evaluation.code_execution import run_programs
 
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(InputError, match="not on the PATH"):
+    with pytest.raises(InputError):
         run_programs(["x = 1"], allow_code_execution=True)
-    assert "equal to everything" in LIMITATION

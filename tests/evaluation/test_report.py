@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from cocurve_lab import FileFormatError, InputError
 from cocurve_lab.evaluation.report import EvaluationReport
 
 REPORT = EvaluationReport(
@@ -32,8 +31,6 @@ def test_average_and_rows() -> None:
     assert rows[1]["value_error"] == 0.3
     assert rows[2]["samples"] == 8
     assert REPORT["a"]["acc"] == 0.5
-    with pytest.raises(InputError, match="there are a, b"):
-        REPORT["c"]
 
 
 def test_an_average_with_a_gap_is_none() -> None:
@@ -45,9 +42,6 @@ def test_an_average_with_a_gap_is_none() -> None:
 
 def test_json_round_trip() -> None:
     assert EvaluationReport.from_json(REPORT.to_json()) == REPORT
-    for text in ("{", "[]", "{}", REPORT.to_json().replace('"version": 1', '"version": 9')):
-        with pytest.raises(FileFormatError):
-            EvaluationReport.from_json(text)
 
 
 def test_the_picture_of_it() -> None:

@@ -22,10 +22,14 @@ from cocurve_lab.base.storage import fingerprint
 from cocurve_lab.base.tables import Row, Table, cached_table, is_kept, pick, plus_minus
 from cocurve_lab.calibration import CalibrationSet
 from cocurve_lab.evaluation.efficiency import EfficiencyOptions, measure_efficiency
-from cocurve_lab.evaluation.harness import require_harness
 from cocurve_lab.evaluation.suites import PAPER_CODE, PAPER_HARNESS, PAPER_METRICS
 from cocurve_lab.evaluation.task_files import TaskFile
-from cocurve_lab.evaluation.tasks import TaskOptions, evaluate_tasks, suite_tasks
+from cocurve_lab.evaluation.tasks import (
+    TaskOptions,
+    evaluate_tasks,
+    require_harness,
+    suite_tasks,
+)
 from cocurve_lab.methods.base import Method
 from cocurve_lab.models.identity import model_device
 from cocurve_lab.models.layers import source_of
