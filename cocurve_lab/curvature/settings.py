@@ -7,7 +7,7 @@ checkpoint is loaded. Options at their default, the paper's, leave no trace in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -197,14 +197,6 @@ class BuildOptions:
                 f"{name} is {getattr(self, name)} with {len(self.removed)} removed units, whose "
                 "risks are of masks on the support. Omit one of the two."
             )
-
-    @classmethod
-    def flags(cls) -> Iterator[tuple[str, str, Any, str]]:
-        """Yield each flag of `cocurve build`: option, name, default and help."""
-        for each in fields(cls):
-            if each.metadata["flag"]:
-                name = (each.metadata["name"] or each.name).replace("_", "-")
-                yield each.name, name, each.default, each.metadata["flag"]
 
     def marks(self, units: UnitSet) -> dict[str, Any]:
         """Return what of the options decides H, as it is stored; empty for the paper's build."""

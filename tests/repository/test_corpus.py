@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 DATA = Path(__file__).resolve().parents[2] / "data"
-SPLITS = ("train", "calibration", "held_out", "test")
+SIZES = {"train": 6000, "calibration": 1000, "held_out": 3000, "test": 800}
+Made = dict[str, list[Any]]
 
 
 @pytest.fixture(scope="module")
-def train_text(world: ModuleType) -> str:
-    """A large sample of the training stream."""
-    return "\n".join(made.text for made in world.documents("train", 6000))
+def made(world: ModuleType) -> Made:
+    """The first documents of each split; those of training are a large sample."""
+    return {split: list(world.documents(split, size)) for split, size in SIZES.items()}
+
+
+@pytest.fixture(scope="module")
+def train_text(made: Made) -> str:
+    return "\n".join(document.text for document in made["train"])
 
 
 def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
@@ -27,20 +35,19 @@ def shipped(folder: str) -> dict[str, list[dict[str, str]]]:
     }
 
 
-def test_shipped_files_are_what_the_generator_writes(world: ModuleType) -> None:
+def test_shipped_files_are_what_the_generator_writes(world: ModuleType, made: Made) -> None:
     for split, rows in shipped("texts").items():
-        made = [(document.family, document.text) for document in world.documents(split, len(rows))]
-        assert [(row["family"], row["text"]) for row in rows] == made
+        first = [(document.family, document.text) for document in made[split][: len(rows)]]
+        assert [(row["family"], row["text"]) for row in rows] == first
     for family, rows in shipped("prompts").items():
         assert len(rows) >= 100
         assert rows == list(world.prompts("test", family, len(rows)))
 
 
-def test_splits_share_no_document(world: ModuleType) -> None:
-    seen = {split: {made.text for made in world.documents(split, 800)} for split in SPLITS}
-    for number, split in enumerate(SPLITS):
-        for other in SPLITS[:number]:
-            assert not seen[split] & seen[other]
+def test_splits_share_no_document(made: Made) -> None:
+    seen = [{document.text for document in documents} for documents in made.values()]
+    for one, other in combinations(seen, 2):
+        assert not one & other
 
 
 @pytest.mark.parametrize("family", ["knowledge", "commonsense", "arithmetic", "code"])
@@ -77,8 +84,8 @@ def test_arithmetic_and_code_answers_are_true() -> None:
 
 
 @pytest.fixture(scope="module")
-def tales(world: ModuleType) -> list[str]:
-    return [made.text for made in world.documents("held_out", 3000) if made.family == "stories"]
+def tales(made: Made) -> list[str]:
+    return [document.text for document in made["held_out"] if document.family == "stories"]
 
 
 def test_articles_fit(tales: list[str]) -> None:
@@ -152,9 +159,8 @@ def test_choices_cost_what_their_probability_says(world: ModuleType) -> None:
     assert draws.nats == pytest.approx(1 + math.log(6))
 
 
-def test_most_of_the_text_is_a_choice(world: ModuleType) -> None:
+def test_most_of_the_text_is_a_choice(made: Made) -> None:
     """The price of the generator's choices, per word; and a vocabulary worth the name."""
-    made = list(world.documents("train", 3000))
-    words = [re.findall(r"\w+", document.text) for document in made]
-    assert sum(document.nats for document in made) / sum(map(len, words)) > 1.5
+    words = [re.findall(r"\w+", document.text) for document in made["train"]]
+    assert sum(document.nats for document in made["train"]) / sum(map(len, words)) > 1.5
     assert len({word for found in words for word in found}) > 1500

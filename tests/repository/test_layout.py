@@ -1,4 +1,4 @@
-"""The house: its rooms, the walls between them, and what the public face shows."""
+"""The files of the repository, and what the public face of the library shows."""
 
 from __future__ import annotations
 
@@ -8,43 +8,30 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
-import networkx as nx
 import pytest
 
 import cocurve_lab as cl
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY, WIDGETS = ROOT / "cocurve_lab", ROOT / "widgets" / "cocurve_widgets"
+WIDGETS = ROOT / "widgets" / "cocurve_widgets"
+PRIVATE = re.compile("_[^_]")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 
 FOLDERS = {"cocurve_lab", "notebooks", "widgets", "data", "tests"}
 FILES = {
-    "pyproject.toml",
-    "environment.yml",
-    "constraints.txt",
-    "Makefile",
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "LICENSE",
+    *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"),
+    *("pyproject.toml", "environment.yml", "constraints.txt", "Makefile"),
 }
 # in pieces, so that this file does not name them either
-HOSTS = tuple(
+HOSTS = [
     ".".join(parts)
-    for parts in [
-        ("pypi", "org"),
-        ("pythonhosted", "org"),
-        ("download", "pytorch", "org"),
-        ("anaconda", "org"),
-        ("npmjs", "org"),
-        ("npmjs", "com"),
-    ]
-)
+    for parts in (
+        *(("pypi", "org"), ("pythonhosted", "org"), ("download", "pytorch", "org")),
+        *(("anaconda", "org"), ("npmjs", "org"), ("npmjs", "com")),
+    )
+]
 
 
 def repository_files() -> list[Path]:
@@ -87,16 +74,8 @@ def test_there_are_notebooks() -> None:
 
 
 def test_import_needs_no_extra() -> None:
-    extras = {
-        "ipywidgets",
-        "anywidget",
-        "plotly",
-        "ray",
-        "gguf",
-        "lm_eval",
-        "datasets",
-        "matplotlib",
-    }
+    extras = {"ipywidgets", "anywidget", "plotly", "matplotlib", "ray", "gguf"}
+    extras |= {"lm_eval", "datasets"}
     program = (
         "import sys, cocurve_lab as cl\n"
         "for name in cl.__all__: getattr(cl, name)\n"  # names are imported on first use
@@ -111,199 +90,6 @@ def test_widget_package_imports() -> None:
     import cocurve_widgets
 
     assert all(hasattr(cocurve_widgets, name) for name in cocurve_widgets.__all__)
-
-
-# Rooms -------------------------------------------------------------------------------------------
-
-
-def module_of(path: Path) -> str:
-    """`solver.greedy` for solver/greedy.py, `solver` for its __init__, "" for the root."""
-    parts = path.relative_to(LIBRARY).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def room_of(module: str) -> str:
-    """The folder a module lies in; a file at the root is a room of its own."""
-    parts = module.split(".")
-    is_folder = (LIBRARY / Path(*parts)).is_dir()
-    return module if is_folder or len(parts) == 1 else ".".join(parts[:-1])
-
-
-MODULES = {module_of(path): path for path in sorted(LIBRARY.rglob("*.py"))}
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-# what several rooms share
-AT_ROOT = (
-    *("atomic", "calibration", "errors", "figures", "numeric", "progress"),
-    *("schema", "storage", "tables"),
-)
-
-
-def imported(module: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of all that a module takes from the library, lazily or for annotations too."""
-    path = MODULES[module]
-    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    package = [part for part in package if part]
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package[: len(package) - node.level + 1] + (node.module or "").split(".")
-            home = ".".join(part for part in base if part)
-            for alias in node.names:
-                inner = f"{home}.{alias.name}".strip(".")
-                yield (inner, "") if inner in MODULES else (home, alias.name)
-
-
-# A verb of the contract on a noun of a lower room, `curvature.additive()`: imported when called.
-UPWARDS = {("curvature.matrix", "solver.additive")}
-
-
-@cache
-def graph_of(rooms: bool) -> nx.DiGraph:
-    """Who imports whom: modules, or the rooms they lie in."""
-    graph = nx.DiGraph()
-    for module in MODULES:
-        for home, _ in imported(module):
-            if (module, home) in UPWARDS:
-                continue
-            one, other = (room_of(module), room_of(home)) if rooms else (module, home)
-            if one != other:
-                graph.add_edge(one, other)
-    return graph
-
-
-def test_relative_imports_are_the_only_ones_inside() -> None:
-    """An absolute import of the library would not be seen by the walls."""
-    for path in MODULES.values():
-        for node in ast.walk(tree_of(path)):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            assert not [name for name in names if name.split(".")[0] == "cocurve_lab"], path
-
-
-# a package from outside -> where it may be imported
-ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "lm_eval": ("evaluation/",),
-    "ray": ("extensions/big_models/",),
-    "gguf": ("extensions/gguf/",),
-    "plotly": ("figures.py",),
-    "matplotlib": (),
-    "pandas": (),
-    "ipywidgets": (),
-    "anywidget": (),
-    "cocurve_widgets": (),
-}
-
-
-@pytest.mark.parametrize("package", ALLOWED)
-def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
-    found = set()
-    for path in MODULES.values():
-        for node in ast.walk(tree_of(path)):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            if package in {name.split(".")[0] for name in names}:
-                found.add(path.relative_to(LIBRARY).as_posix())
-    assert [place for place in found if not place.startswith(ALLOWED[package] or "/")] == []
-
-
-def at_run_time(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under `if TYPE_CHECKING:`."""
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            yield node
-            yield from at_run_time(node)
-
-
-def test_curvature_and_solver_never_import_torch() -> None:
-    """Not in any function either, nor through what they import: the test below runs only some."""
-    graph, found = graph_of(rooms=False), []
-    walled = {module for module in MODULES if module.split(".")[0] in ("curvature", "solver")}
-    for module in sorted(
-        walled.union(*(nx.descendants(graph, module) for module in walled & set(graph)))
-    ):
-        for node in at_run_time(tree_of(MODULES[module])):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            packages = {name.split(".")[0] for name in names}
-            found += [f"{module}: {name}" for name in packages & {"torch", "transformers"}]
-    assert found == []
-
-
-PRIVATE = re.compile("_[^_]")
-
-
-def privates_of(path: Path) -> set[str]:
-    """Private names that a file defines: functions, classes, constants and attributes."""
-    names = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
-            names.add(node.attr)
-    return {name for name in names if PRIVATE.match(name)}
-
-
-def test_no_private_name_crosses_a_module() -> None:
-    ours = set().union(*map(privates_of, MODULES.values()))
-    crossing = []
-    for module, path in MODULES.items():
-        taken = {name for _, name in imported(module)}
-        crossing += [f"{module}: {name}" for name in taken if PRIVATE.match(name)]
-        crossing += [
-            f"{module}: {ast.unparse(node)}"
-            for node in ast.walk(tree_of(path))
-            if isinstance(node, ast.Attribute) and node.attr in ours - privates_of(path)
-        ]
-    assert crossing == []
-
-
-NUMPY_ONLY = """
-import importlib, sys
-
-class Refused:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "transformers"):
-            raise ImportError(name)
-
-sys.meta_path.insert(0, Refused())
-for module in sys.argv[2:]:
-    importlib.import_module(f"cocurve_lab.{module}")
-import cocurve_lab as cl
-
-H = cl.Curvature.load(sys.argv[1])
-plan = cl.solve_greedy(H, 0.2)
-gate, path, bridges = cl.redundancy_gate(H), cl.lambda_path(H, 0.2), cl.bridge_units(H)
-cl.refine(plan, H), cl.risk_lower_bound(H, 0.2), cl.solve_gains(H, plan), cl.edge_graph(H)
-cl.plot_correlation(H), cl.plot_saliency(H), cl.plot_budget(plan)
-from cocurve_widgets import BridgeExplorer, LambdaExplorer, export_html
-LambdaExplorer(H), BridgeExplorer(H)
-export_html(H, sys.argv[1] + ".html")
-print(cl.Selection.from_json(plan.to_json()) is not None, len(plan))
-"""
-
-
-def test_a_stored_H_opens_solves_and_shows_without_torch(tmp_path: Path) -> None:
-    from helpers.problems import make_units, random_curvature
-
-    stored = random_curvature(make_units(), groups=4).save(tmp_path / "H.pkl")
-    rooms = [module for module in MODULES if module.split(".")[0] in ("curvature", "solver")]
-    command = [sys.executable, "-c", NUMPY_ONLY, str(stored), *rooms]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "4"]
-
-
-ROOMS = sorted(path.parent for path in LIBRARY.rglob("__init__.py") if path.parent != LIBRARY)
 
 
 # The public face ---------------------------------------------------------------------------------
@@ -338,11 +124,12 @@ def code_of(notebook: Path) -> list[ast.Module]:
 
 @pytest.mark.parametrize("path", [*NOTEBOOKS, *sorted(WIDGETS.glob("*.py"))], ids=lambda p: p.name)
 def test_notebooks_and_widgets_use_public_names(path: Path) -> None:
-    trees = code_of(path) if path.suffix == ".ipynb" else [tree_of(path)]
+    is_notebook = path.suffix == ".ipynb"
+    trees = code_of(path) if is_notebook else [ast.parse(path.read_text(encoding="utf-8"))]
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.Import):
             assert not [a.name for a in node.names if a.name.startswith("cocurve_lab.")]
-        if path.suffix == ".ipynb":
+        if is_notebook:
             names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [node.attr] if isinstance(node, ast.Attribute) else []
             assert not [name for name in names if PRIVATE.match(name)]
