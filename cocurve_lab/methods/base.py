@@ -25,11 +25,13 @@ from ..base.storage import dump_plain, load_plain
 from ..calibration import CalibrationSet
 from ..models.architectures import Architecture, describe
 from ..models.identity import fingerprint_model, model_dtype
+from ..models.runtime import require_measurable
 from ..models.units import UnitSet, require_units
 from ..pruner.cutting import prune
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
-from .filling import take_in_order, uniform_order
+from .filling import global_order, take_in_order, uniform_order
+from .inputs import InputStatistics, collect_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -173,20 +175,28 @@ class Subject:
     seed: int
     progress: bool
 
+    def statistics(self, title: str, **options: Any) -> InputStatistics:
+        """Sum up the inputs of the output projections; options as for `collect_statistics`."""
+        return collect_statistics(
+            self.model, self.calibration, progress=self.progress, title=title, **options
+        )
+
 
 class Scored(Method):
     """A method that gives every unit one score and removes the lowest.
 
-    Subclasses give `scores`. By default the same share of every block goes; they override `order`
-    for another allocation.
+    Subclasses give `scores`; they override `order` for another allocation.
 
     Attributes:
         reads_text: whether the scores depend on the calibration.
         draws: whether they depend on the seed.
+        ranks_globally: whether the units of all blocks are ranked together; else the same share of
+            every block goes.
     """
 
     reads_text: ClassVar[bool] = True
     draws: ClassVar[bool] = False
+    ranks_globally: ClassVar[bool] = False
 
     @abstractmethod
     def scores(self, subject: Subject) -> np.ndarray | Arrays:
@@ -196,8 +206,8 @@ class Scored(Method):
         """
 
     def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
-        """Rank the units [M], first to go first."""
-        return uniform_order(units, scores)
+        """Rank the units [M], first to go first; ties go to the lower index."""
+        return (global_order if self.ranks_globally else uniform_order)(units, scores)
 
     def measure(
         self,
@@ -210,6 +220,8 @@ class Scored(Method):
     ) -> Evidence:
         """Score all units of the dense model. See `Method.measure`."""
         require_units(model, units)
+        if self.reads_text:  # before any hook is there, because it may run the model
+            require_measurable(model, calibration.input_ids)
         found = self.scores(Subject(model, describe(model), units, calibration, seed, progress))
         text = calibration if self.reads_text else None
         provenance = {

@@ -15,11 +15,10 @@ from ..base.arguments import as_int
 from ..base.progress import Bar
 from ..calibration import CalibrationSet
 from ..measuring.risk import measure_plans
-from ..models.runtime import require_measurable
 from ..models.units import UnitSet
 from ..solver.selection import Selection
 from .base import Arrays, Scored, Subject
-from .filling import blocks, global_order
+from .filling import blocks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,6 +42,7 @@ class BlockPruner(Scored):
 
     name = "blockpruner"
     title = "BlockPruner"
+    ranks_globally = True  # the units of a block tie
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", as_int(self.rows, "rows", 1))
@@ -53,7 +53,6 @@ class BlockPruner(Scored):
         "scores" [M]: the step, from 0; "nll" [B]: nats per token after each removal.
         """
         units, ids = subject.units, subject.calibration.input_ids[: self.rows]
-        require_measurable(subject.model, ids)
         rows = CalibrationSet(ids, source=f"the first {len(ids)} rows")
         parts = list(blocks(units).values())
         order, nll = least_missed(subject.model, units, parts, rows, subject.progress, self.title)
@@ -61,10 +60,6 @@ class BlockPruner(Scored):
         for step, place in enumerate(order):
             scores[parts[place]] = step
         return {"scores": scores, "nll": np.array(nll, dtype=np.float64)}
-
-    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
-        """Rank all units together; those of a block tie."""
-        return global_order(units, scores)
 
 
 def least_missed(

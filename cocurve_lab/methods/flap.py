@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from ..base.errors import InputError
-from ..models.units import UnitSet
 from .base import Scored, Subject
-from .filling import Block, blocks, global_order
-from .inputs import InputStatistics, collect_statistics, per_unit, weight_columns
+from .filling import Block, blocks
+from .inputs import InputStatistics, per_unit, weight_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +48,7 @@ class Flap(Scored):
 
     name = "flap"
     title = "FLAP"
+    ranks_globally = True
 
     def __post_init__(self) -> None:
         if self.metric not in get_args(Metric):
@@ -56,9 +56,7 @@ class Flap(Scored):
 
     def scores(self, subject: Subject) -> np.ndarray:
         """Average the standardised metric over each unit's columns."""
-        seen = collect_statistics(
-            subject.model, subject.calibration, progress=subject.progress, title=self.title
-        )
+        seen = subject.statistics(self.title)
         columns = {
             block: standardised(
                 self._metric(seen, block, weight_columns(subject.architecture, block))
@@ -70,10 +68,6 @@ class Flap(Scored):
             if len(ids) == 1:  # the mean over a whole block: rounding must not break the tie
                 scores[ids] = 0.0
         return scores
-
-    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
-        """Rank all units of the model together."""
-        return global_order(units, scores)
 
     def _metric(self, seen: InputStatistics, block: Block, weight: Tensor) -> np.ndarray:
         """m_j of a block's columns [W], before standardising."""

@@ -40,7 +40,6 @@ class InputStatistics:
         tokens: N x T, tokens seen.
         sums: sum of X_j over tokens, [W] float64.
         squares: sum of X_j^2, [W] float64.
-        absolutes: sum of |X_j|, [W] float64.
         row_norms: sum over rows of the L2 norm of X_j over that row's tokens, [W] float64.
         moments: sum of x x^T over tokens (X^T X), [W, W] float64; empty unless asked for.
     """
@@ -49,7 +48,6 @@ class InputStatistics:
     tokens: int
     sums: dict[Block, np.ndarray] = field(default_factory=dict)
     squares: dict[Block, np.ndarray] = field(default_factory=dict)
-    absolutes: dict[Block, np.ndarray] = field(default_factory=dict)
     row_norms: dict[Block, np.ndarray] = field(default_factory=dict)
     moments: dict[Block, np.ndarray] = field(default_factory=dict)
 
@@ -81,7 +79,7 @@ def collect_statistics(
         title: what the progress bar says.
     """
     totals: dict[str, dict[Block, Tensor]] = {
-        name: {} for name in ("sums", "squares", "absolutes", "row_norms", "moments")
+        name: {} for name in ("sums", "squares", "row_norms", "moments")
     }
 
     def observe(block: Block, inputs: Tensor) -> None:
@@ -89,7 +87,6 @@ def collect_statistics(
         squares = x.square().sum(dim=1)
         _add(totals["sums"], block, x.sum(dim=(0, 1)))
         _add(totals["squares"], block, squares.sum(dim=0))
-        _add(totals["absolutes"], block, x.abs().sum(dim=(0, 1)))
         _add(totals["row_norms"], block, squares.sqrt().sum(dim=0))
         if moments:
             _add(totals["moments"], block, wide_product(inputs.flatten(0, 1), inputs.flatten(0, 1)))

@@ -38,7 +38,7 @@ from ..base.progress import Bar
 from ..models.architectures import Architecture, is_transposed
 from ..models.families import KINDS, Kind
 from ..models.identity import model_device
-from ..models.runtime import measuring, require_measurable, require_one_device
+from ..models.runtime import measuring, require_one_device
 from ..models.units import Unit, UnitSet
 from .base import Scored, Subject
 from .inputs import layer_passes, require_passes
@@ -79,7 +79,6 @@ class LlmPruner(Scored):
         model, architecture = subject.model, subject.architecture
         units, calibration = subject.units, subject.calibration
         require_one_device(model)  # gradients need the weights after the forward too
-        require_measurable(model, calibration.input_ids)
         architecture.require_unpacked()
         scores = np.zeros(len(units))
         for layers in layer_passes(architecture, self.layers_per_pass):

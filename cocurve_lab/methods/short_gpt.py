@@ -17,9 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from ..extensions.repairing.projection_inputs import run_rows
 from ..models.layer_calls import first_output
 from ..models.runtime import in_double
-from ..models.units import UnitSet
 from .base import Scored, Subject
-from .filling import global_order
 
 
 @dataclass(frozen=True)
@@ -35,14 +33,11 @@ class ShortGpt(Scored):
 
     name = "shortgpt"
     title = "ShortGPT"
+    ranks_globally = True  # the units of a layer tie
 
     def scores(self, subject: Subject) -> np.ndarray:
         """Give every unit its layer's block influence [M], in [0, 2]."""
         return block_influence(subject)[subject.units.layers]
-
-    def order(self, units: UnitSet, scores: np.ndarray) -> list[int]:
-        """Rank all units together; those of a layer tie."""
-        return global_order(units, scores)
 
 
 def block_influence(subject: Subject) -> np.ndarray:

@@ -55,7 +55,7 @@ from ..pruner.slicing import kept_columns
 from ..solver.selection import Selection
 from .base import Arrays, Evidence, Scored, Subject
 from .filling import blocks, uniform_order
-from .inputs import collect_statistics, layer_passes, require_passes, weight_columns
+from .inputs import layer_passes, require_passes, weight_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,14 +110,8 @@ class SlimGpt(Scored):
             mine = {block: ids for block, ids in members.items() if block[0] in layers}
             if not mine:
                 continue
-            found = collect_statistics(
-                subject.model,
-                subject.calibration,
-                moments=True,
-                only=mine.keys(),
-                progress=subject.progress,
-                title=f"Second moments, layers {layers[0]}-{layers[-1]}",
-            )
+            title = f"Second moments, layers {layers[0]}-{layers[-1]}"
+            found = subject.statistics(title, moments=True, only=mine.keys())
             for block, ids in mine.items():
                 moments = found.moments.pop(block) / found.tokens
                 weight = weight_columns(architecture, block).double()

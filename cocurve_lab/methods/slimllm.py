@@ -56,7 +56,6 @@ from .base import Arrays, Evidence, Scored, Subject
 from .filling import Block, blocks, take_in_order, uniform_order
 from .inputs import (
     InputStatistics,
-    collect_statistics,
     layer_passes,
     require_passes,
     weight_columns,
@@ -102,14 +101,9 @@ class SlimLlm(Scored):
         }
         for layers in layer_passes(architecture, self.layers_per_pass):
             with exclusive(subject.model), watching(architecture, layers) as sums:
-                inputs = collect_statistics(
-                    subject.model,
-                    subject.calibration,
-                    moments=True,
-                    only=[(layer, "attention") for layer in layers],
-                    progress=subject.progress,
-                    title=f"Outputs, layers {layers[0]}-{layers[-1]}",
-                )
+                title = f"Outputs, layers {layers[0]}-{layers[-1]}"
+                attention = [(layer, "attention") for layer in layers]
+                inputs = subject.statistics(title, moments=True, only=attention)
             for layer in layers:
                 arrays["cosine"][layer] = sums[layer].cosine / inputs.tokens
             for (layer, kind), ids in members.items():

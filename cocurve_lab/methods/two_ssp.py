@@ -32,7 +32,6 @@ import numpy as np
 from ..base.errors import InputError
 from ..calibration import CalibrationSet
 from ..extensions.repairing.projection_inputs import present_blocks
-from ..models.runtime import require_measurable
 from ..models.units import UnitSet
 from ..solver.guards import FREE, Guards
 from ..solver.selection import Selection
@@ -40,7 +39,6 @@ from ..solver.targets import require_ratio
 from .base import Arrays, Evidence, Scored, Subject
 from .block_pruner import least_missed
 from .filling import take_in_order, uniform_order
-from .inputs import collect_statistics
 
 
 @dataclass(frozen=True)
@@ -71,15 +69,9 @@ class TwoSsp(Scored):
         per token. L blocks take L (L + 1) / 2 passes over one row.
         """
         model, units, calibration = subject.model, subject.units, subject.calibration
-        require_measurable(model, calibration.input_ids)
         scores = np.zeros(len(units))
-        found = collect_statistics(
-            model,
-            calibration,
-            only=[block for block in present_blocks(subject.architecture) if block[1] == "ffn"],
-            progress=subject.progress,
-            title="FFN inputs",
-        )
+        ffn = [block for block in present_blocks(subject.architecture) if block[1] == "ffn"]
+        found = subject.statistics("FFN inputs", only=ffn)
         for index, unit in enumerate(units):
             if unit.kind == "ffn":
                 norms = found.row_norms[unit.layer, unit.kind][unit.start : unit.stop] / found.rows

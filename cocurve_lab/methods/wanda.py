@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .base import Scored, Subject
-from .inputs import collect_statistics, per_unit, weight_columns
+from .inputs import per_unit, weight_columns
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ class WandaSp(Scored):
 
     def scores(self, subject: Subject) -> np.ndarray:
         """Multiply input norms over all tokens by mean |W|."""
-        seen = collect_statistics(
-            subject.model, subject.calibration, progress=subject.progress, title=self.title
-        )
+        seen = subject.statistics(self.title)
         columns = {}
         for block, squares in seen.squares.items():
             weight = weight_columns(subject.architecture, block).abs().double().mean(dim=0)

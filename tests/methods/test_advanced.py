@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from cocurve_lab.methods.slimllm import SlimLlm
 from cocurve_lab.methods.two_ssp import TwoSsp, num_attention_blocks
 from cocurve_lab.models.units import UnitSet
 from cocurve_lab.solver.guards import Guards
+from helpers.activations import TEXT, model_of, output_weight, seen
 from helpers.problems import llama_8b_units, make_units
 from helpers.tiny_models import (
     EVERY,
@@ -32,14 +32,12 @@ from helpers.tiny_models import (
     full_logits,
     masked_by_hand,
     tiny_double,
-    tiny_model,
     tiny_text,
     units_by_hand,
 )
 
 LAYERS = 3
 every_model = pytest.mark.parametrize(("family", "heads"), EVERY)
-TEXT = tiny_text(rows=4, length=24)
 
 
 def measure(method: Method, model: PreTrainedModel, text: cl.CalibrationSet = TEXT) -> Evidence:
@@ -48,55 +46,6 @@ def measure(method: Method, model: PreTrainedModel, text: cl.CalibrationSet = TE
 
 def planted(units: UnitSet, method: Method, **arrays: Any) -> Evidence:
     return Evidence(method.name, units, {k: np.asarray(v) for k, v in arrays.items()})
-
-
-# Activations by hand ------------------------------------------------------------------------------
-
-
-class Seen(NamedTuple):
-    """What every layer saw, rows and tokens apart [rows, T, .], float64."""
-
-    columns: dict[tuple[int, str], Tensor]  # inputs of W_O and W_down
-    ffn_in: dict[int, Tensor]
-    ffn_out: dict[int, Tensor]
-    layer_in: dict[int, Tensor]
-    layer_out: dict[int, Tensor]
-
-
-@lru_cache
-def model_of(family: str, heads: str) -> PreTrainedModel:
-    return tiny_model(family, heads)
-
-
-@lru_cache
-def seen(family: str, heads: str) -> Seen:
-    """Full activations of a float64 copy on TEXT, by hooks of our own."""
-    wide = tiny_double(model_of(family, heads))
-    found = Seen({}, {}, {}, {}, {})
-
-    def keep(into: dict[Any, Tensor], key: Any, what: str) -> Any:
-        def hook(_: Any, args: Any, output: Any) -> None:
-            value = args[0] if what == "in" else output
-            into[key] = (value[0] if isinstance(value, tuple) else value).detach()
-
-        return hook
-
-    for number, layer in enumerate(wide.model.layers):
-        attention = keep(found.columns, (number, "attention"), "in")
-        layer.self_attn.o_proj.register_forward_hook(attention)
-        layer.mlp.down_proj.register_forward_hook(keep(found.columns, (number, "ffn"), "in"))
-        layer.mlp.register_forward_hook(keep(found.ffn_in, number, "in"))
-        layer.mlp.register_forward_hook(keep(found.ffn_out, number, "out"))
-        layer.register_forward_hook(keep(found.layer_in, number, "in"))
-        layer.register_forward_hook(keep(found.layer_out, number, "out"))
-    full_logits(wide, TEXT.input_ids)
-    return found
-
-
-def output_weight(model: PreTrainedModel, layer: int, kind: str) -> np.ndarray:
-    block = model.model.layers[layer]
-    module = block.self_attn.o_proj if kind == "attention" else block.mlp.down_proj
-    return module.weight.detach().double().numpy()
 
 
 def blocks_by_hand(model: PreTrainedModel) -> Iterator[tuple[int, str, list[int], list[Columns]]]:
@@ -242,7 +191,7 @@ def test_slimgpt_removes_greedily_by_obs_error(family: str, heads: str, downdate
     model = model_of(family, heads)
     found = measure(SlimGpt(downdate=downdate), model).scores
     for layer, kind, numbers, units in blocks_by_hand(model):
-        inputs = seen(family, heads).columns[layer, kind].flatten(0, 1).numpy()
+        inputs = seen(family, heads).tokens(layer, kind)
         groups = [list(range(u.start, u.stop)) for u in units]
         weight = output_weight(model, layer, kind)
         order, expected = naive_obs(inputs, weight, groups, downdate)
@@ -268,7 +217,7 @@ def test_repair_at_damping_zero_is_the_least_squares_fit_of_the_columns_left() -
             if not plan.indicator[n]
             for c in range(u.start, u.stop)
         ]
-        inputs = seen("mistral", "gqa").columns[layer, kind].flatten(0, 1).numpy()
+        inputs = seen("mistral", "gqa").tokens(layer, kind)
         weight = output_weight(model, layer, kind)
         fit = np.linalg.lstsq(inputs[:, kept], inputs @ weight.T, rcond=None)[0].T
         np.testing.assert_allclose(output_weight(repaired, layer, kind), fit, atol=1e-3)
@@ -337,7 +286,7 @@ def test_slimgpt_takes_more_of_later_layers() -> None:
 def group_outputs(family: str, heads: str, layer: int, units: list[Columns]) -> np.ndarray:
     """o_g of every group [G, tokens, d]."""
     weight = output_weight(model_of(family, heads), layer, "attention")
-    inputs = seen(family, heads).columns[layer, "attention"].flatten(0, 1).numpy()
+    inputs = seen(family, heads).tokens(layer, "attention")
     return np.stack([inputs[:, u.start : u.stop] @ weight[:, u.start : u.stop].T for u in units])
 
 
@@ -354,7 +303,7 @@ def naive_ffn(family: str, heads: str, layer: int) -> np.ndarray:
     else:
         gate, up = (m.weight.detach().double().numpy() for m in (mlp.gate_proj, mlp.up_proj))
     size = saw.ffn_in[layer].flatten(0, 1).square().mean(dim=0).sqrt().numpy()
-    active = saw.columns[layer, "ffn"].flatten(0, 1).square().mean(dim=0).sqrt().numpy()
+    active = np.sqrt((saw.tokens(layer, "ffn") ** 2).mean(axis=0))
     values, vectors = np.linalg.eigh(np.cov(saw.ffn_out[layer].flatten(0, 1).numpy().T, bias=True))
     importance = 1 / (1 + np.exp(-np.abs(values) / np.abs(values).mean()))
     down = output_weight(model_of(family, heads), layer, "ffn")

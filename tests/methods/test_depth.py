@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import InputError
 from cocurve_lab.methods.base import Evidence
 from helpers.tiny_models import GROUPS, full_logits, masked_by_hand, tiny_model, tiny_text
 
@@ -87,5 +86,3 @@ def test_blockpruner_reads_the_first_rows_only() -> None:
     first = cl.CalibrationSet(TEXT.input_ids[:1])
     alone = cl.get_method("blockpruner").measure(model, units, first, progress=False)
     assert one.arrays["nll"].tolist() == alone.arrays["nll"].tolist()
-    with pytest.raises(InputError):
-        cl.get_method("blockpruner", rows=0)

@@ -12,10 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import cocurve_lab as cl
-from cocurve_lab.base.errors import (
-    FileFormatError,
-    NumericalError,
-)
+from cocurve_lab.base.errors import FileFormatError, NumericalError
 from cocurve_lab.extensions.repairing import projection_inputs as inputs
 from cocurve_lab.methods.base import Evidence, Method
 from cocurve_lab.methods.cocurve import CoCurve, curvature_of
@@ -23,6 +20,7 @@ from cocurve_lab.methods.inputs import collect_statistics
 from cocurve_lab.methods.registry import get_method
 from cocurve_lab.solver.guards import Guards
 from cocurve_lab.solver.selection import Selection
+from helpers.activations import model_of, output_weight, seen
 from helpers.problems import make_units, naive_greedy, random_curvature
 from helpers.tiny_models import (
     EVERY,
@@ -34,31 +32,7 @@ from helpers.tiny_models import (
     units_by_hand,
 )
 
-Captured = dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]
-
 every_model = pytest.mark.parametrize(("family", "heads"), EVERY)
-
-
-def capture(model: PreTrainedModel, calibration: cl.CalibrationSet) -> Captured:
-    """(X [N, T, W], W [d, W]) of every output projection in float64, one row at a time."""
-    found: dict[tuple[int, str], list[np.ndarray]] = {}
-    handles, weights = [], {}
-    for number, layer in enumerate(model.model.layers):
-        modules = (("attention", layer.self_attn.o_proj), ("ffn", layer.mlp.down_proj))
-        for kind, module in modules:
-            kept = found.setdefault((number, kind), [])
-            weights[number, kind] = module.weight.double().numpy()
-            handles.append(
-                module.register_forward_hook(
-                    lambda _, args, __, kept=kept: kept.append(args[0][0].double().numpy())
-                )
-            )
-    with torch.no_grad():
-        for ids in calibration.input_ids:
-            model(input_ids=ids[None], use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return {key: (np.stack(rows), weights[key]) for key, rows in found.items()}
 
 
 def scores_of(method: Method, model: PreTrainedModel, seed: int = 0) -> np.ndarray:
@@ -67,13 +41,13 @@ def scores_of(method: Method, model: PreTrainedModel, seed: int = 0) -> np.ndarr
 
 
 def naive_scores(
-    model: PreTrainedModel, column: Callable[[np.ndarray, np.ndarray], float]
+    family: str, heads: str, column: Callable[[np.ndarray, np.ndarray], float]
 ) -> np.ndarray:
     """Sum over each unit's columns j of column(X_j [N, T], W_:j [d])."""
-    seen = capture(model, tiny_text())
-    scores = []
+    model, scores = model_of(family, heads), []
     for unit in units_by_hand(model):
-        x, weight = seen[unit.layer, unit.kind]
+        x = seen(family, heads).columns[unit.layer, unit.kind].numpy()
+        weight = output_weight(model, unit.layer, unit.kind)
         scores.append(sum(column(x[..., j], weight[:, j]) for j in range(unit.start, unit.stop)))
     return np.array(scores)
 
@@ -83,36 +57,32 @@ def naive_scores(
 
 @every_model
 def test_magnitude_sums_column_norms(family: str, heads: str) -> None:
-    model = tiny_model(family, heads)
-    expected = naive_scores(model, lambda _, w: float(np.sqrt((w**2).sum())))
-    np.testing.assert_allclose(scores_of(get_method("magnitude"), model), expected, rtol=1e-6)
+    expected = naive_scores(family, heads, lambda _, w: float(np.sqrt((w**2).sum())))
+    found = scores_of(get_method("magnitude"), model_of(family, heads))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @every_model
 def test_wanda_weights_magnitude_by_input_norm(family: str, heads: str) -> None:
-    model = tiny_model(family, heads)
-
     def column(x: np.ndarray, w: np.ndarray) -> float:
         energy = np.mean([(row**2).sum() for row in x])
         return float(np.abs(w).mean() * np.sqrt(energy))
 
-    expected = naive_scores(model, column)
-    np.testing.assert_allclose(scores_of(get_method("wanda-sp"), model), expected, rtol=1e-4)
+    found = scores_of(get_method("wanda-sp"), model_of(family, heads))
+    np.testing.assert_allclose(found, naive_scores(family, heads, column), rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("family", "heads", "metric"),
     [(*case, "wifv") for case in EVERY] + [("qwen2", "gqa", "ifv"), ("phi3", "mha", "wifn")],
 )
-def test_flapstandardiseds_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
-    model = tiny_model(family, heads)
-    seen = capture(model, tiny_text())
+def test_flap_standardizes_fluctuation_by_block(family: str, heads: str, metric: str) -> None:
+    model, saw = model_of(family, heads), seen(family, heads)
     units, expected = units_by_hand(model), []
     for unit in units:
-        x, weight = seen[unit.layer, unit.kind]
+        x, weight = saw.tokens(unit.layer, unit.kind), output_weight(model, unit.layer, unit.kind)
         columns = []
-        for j in range(x.shape[2]):
-            flat, w = x[..., j].ravel(), weight[:, j]
+        for flat, w in zip(x.T, weight.T, strict=True):
             m = {
                 "wifv": np.var(flat) * (w**2).sum(),
                 "ifv": np.var(flat),
@@ -129,14 +99,12 @@ def test_flapstandardiseds_fluctuation_by_block(family: str, heads: str, metric:
 
 @every_model
 def test_amp_sums_head_outputs_and_activations(family: str, heads: str) -> None:
-    model = tiny_model(family, heads)
-    seen = capture(model, tiny_text())
+    model, saw = model_of(family, heads), seen(family, heads)
     size = 12 if family == "mistral" else model.config.hidden_size // 4
     expected = []
     for unit in units_by_hand(model):
-        x, weight = seen[unit.layer, unit.kind]
-        tokens = x.reshape(-1, x.shape[2])
-        total = 0.0
+        tokens = saw.tokens(unit.layer, unit.kind)
+        weight, total = output_weight(model, unit.layer, unit.kind), 0.0
         if unit.kind == "attention":
             for start in range(unit.start, unit.stop, size):
                 head = slice(start, start + size)
@@ -171,15 +139,14 @@ def test_broken_weights_are_named(name: str) -> None:
 
 @every_model
 def test_statistics_are_sums_over_all_tokens(family: str, heads: str) -> None:
-    model, text = tiny_model(family, heads), tiny_text(scored=3)
-    found = collect_statistics(model, text, moments=True, progress=False)
+    text = tiny_text(scored=3)  # the tokens of TEXT
+    found = collect_statistics(model_of(family, heads), text, moments=True, progress=False)
     assert (found.rows, found.tokens) == (4, 96)
-    for block, (x, _) in capture(model, text).items():
-        flat = x.reshape(-1, x.shape[2])
-        scale = {"rtol": 1e-4, "atol": 1e-4}
+    scale = {"rtol": 1e-4, "atol": 1e-4}
+    for block, rows in seen(family, heads).columns.items():
+        x, flat = rows.numpy(), seen(family, heads).tokens(*block)
         np.testing.assert_allclose(found.sums[block], flat.sum(axis=0), **scale)
         np.testing.assert_allclose(found.squares[block], (flat**2).sum(axis=0), **scale)
-        np.testing.assert_allclose(found.absolutes[block], np.abs(flat).sum(axis=0), **scale)
         norms = sum(np.linalg.norm(row, axis=0) for row in x)
         np.testing.assert_allclose(found.row_norms[block], norms, **scale)
         np.testing.assert_allclose(found.moments[block], flat.T @ flat, **scale)
