@@ -40,20 +40,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(place: Path, out: Path, *more: str) -> list[str]:
     text = ["--calibration", str(place / "text.jsonl"), "--sequences", "2", "--length", "20"]
-    plans = [
-        "--lambdas",
-        "1",
-        "--ffn-groups",
-        "8",
-        "--top-r",
-        "32",
-        "--device",
-        "cpu",
-        "--repeats",
-        "1",
-    ]
+    plans = ["--lambdas", "1", "--ffn-groups", "8", "--top-r", "32", "--repeats", "1"]
     suite = ["--data", str(place / "hub"), "--limit", "2"]
-    return ["paper", str(place / NAME), "--out", str(out), *text, *plans, *suite, *more]
+    model = ["paper", str(place / NAME), "--device", "cpu", "--out", str(out)]
+    return [*model, *text, *plans, *suite, *more]
 
 
 @pytest.fixture(scope="module")
@@ -218,18 +208,18 @@ def test_the_releases_plan_and_numbers_are_added(done: Path, place: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "named"),
     [
-        (["--ratios", "1.5"], "ratio"),
-        (["--methods", "wandasp"], "no method is named"),
-        (["--suite", "local"], "--tasks names the files"),
-        (["--data", "absent"], "Give an existing folder"),
-        (["--release", "absent"], "there is no absent/r20/reference_metrics.json"),
+        (["--ratios", "1.5"], "1.5"),
+        (["--methods", "wandasp"], "'wandasp'"),
+        (["--suite", "local"], "--tasks"),
+        (["--data", "absent"], "'absent'"),
+        (["--release", "absent"], "absent/r20/reference_metrics.json"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
     more: list[str],
-    message: str,
+    named: str,
     place: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -237,5 +227,5 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*command(place, tmp_path / "out"), *more]) == FAILED
-    assert message in capsys.readouterr().err
+    assert named in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

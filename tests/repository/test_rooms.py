@@ -96,7 +96,9 @@ def packages_in(nodes: Iterable[ast.AST]) -> set[str]:
 
 @cache
 def graph() -> nx.DiGraph:
-    return nx.DiGraph([(one, other) for one in MODULES for other in imports_of(one)])
+    found = nx.DiGraph([(one, other) for one in MODULES for other in imports_of(one)])
+    found.add_nodes_from(MODULES)
+    return found
 
 
 def test_no_import_goes_up() -> None:
