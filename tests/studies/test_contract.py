@@ -6,8 +6,10 @@ Kept tables are found by the settings here, key by key. A change makes every use
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,15 @@ from cocurve_studies.certainty import findings as certain
 from cocurve_studies.findings import Finding
 from cocurve_studies.sections import SECTIONS
 from cocurve_studies.shared import Recipe
-from cocurve_studies.structure import arms, bridges, causal, edges, geometry, propositions
+from cocurve_studies.structure import (
+    arms,
+    bridges,
+    causal,
+    edges,
+    geometry,
+    matching,
+    propositions,
+)
 from cocurve_studies.structure import findings as structural
 from cocurve_studies.trust import (
     choices,
@@ -376,6 +386,18 @@ LEAKY = {"leaky": redundancy.Subject(MODEL, BUILT_ON, SEEN, GROUPS)}
         (lambda: bridges.bridge_edges(H, top=0), cl.InputError, "top is 0"),
         (lambda: bridges.bridge_edges(H, [99]), cl.InputError, "99"),
         (lambda: bridges.plot_bridge_thresholds([]), cl.InputError, ""),
+        *(
+            (partial(matching.match_controls, H, **bad), cl.InputError, named)
+            for bad, named in (
+                ({"bridges": []}, "bridge"),
+                ({"bridges": [3, 3]}, "twice"),
+                ({"bridges": ["L9.ffn[0]"]}, "L9"),
+                ({"bridges": [0], "caliper": -0.1}, "caliper is -0.1"),
+                ({"bridges": [0], "caliper": math.inf}, "caliper is inf"),
+                ({"bridges": [0], "caliper": math.nan}, "caliper is nan"),
+                ({"bridges": [0], "exclude": [99]}, "99"),
+            )
+        ),
         (lambda: causal.Outcomes(TEXT, QUESTIONS), cl.InputError, "tokenizer"),
         (lambda: arms.CausalOptions(ratio=1.0), cl.InputError, "ratio is 1"),
         (lambda: arms.CausalOptions(fills=("nearest",)), cl.InputError, "nearest"),  # type: ignore[arg-type]
