@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -58,17 +58,20 @@ _DTYPES = {
 Cuts = Mapping[str, Callable[[Tensor], Tensor]]  # what stays of a weight, by its name
 
 
-class Refit(NamedTuple):
-    """A refit of a model whose weights are never all in memory.
+class Refit(Protocol):
+    """A refit of a model whose weights are never all in memory."""
 
-    Attributes:
-        weights: the names of the weights that it changes.
-        run: is called with the pruned model on the meta device, what stays of each weight, and a
-            folder for the changed weights (`write_refitted`); returns the manifest's record.
-    """
+    @property
+    def weights(self) -> Sequence[str]:
+        """The names of the weights that it changes."""
+        ...
 
-    weights: Sequence[str]
-    run: Callable[[PreTrainedModel, Cuts, Path], dict[str, Any]]
+    def run(self, pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
+        """Write changed weights into a folder (`write_refitted`); return the manifest's record.
+
+        `pruned` is on the meta device, and `cuts` gives what stays of each weight.
+        """
+        ...
 
 
 def open_model(

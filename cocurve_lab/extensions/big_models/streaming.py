@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -35,20 +35,42 @@ _STREAMS: WeakKeyDictionary[nn.Module, Stream] = WeakKeyDictionary()
 _FIXED: WeakSet[nn.Module] = WeakSet()  # what holds weights that come; copies of it are not in here
 
 
-class _Place(NamedTuple):
+@dataclass
+class _Place:
+    """A weight of a layer: its name in the model, its place, and the meta parameter there."""
+
+    name: str
     module: nn.Module
     attribute: str
-    read: Read
+    source: Read
+
+    def __post_init__(self) -> None:
+        self.absent: nn.Parameter = getattr(self.module, self.attribute)
+
+    def put(self, weight: nn.Parameter) -> None:
+        """Let the module have this weight."""
+        setattr(self.module, self.attribute, weight)
+
+    def read(self) -> Tensor:
+        """Read the weight; ValueError if it has another shape than its place."""
+        weight = self.source()
+        if weight.shape != self.absent.shape:
+            found, wanted = tuple(weight.shape), tuple(self.absent.shape)
+            raise ValueError(f"its shape is {found}, not {wanted}")
+        return weight
 
 
 @dataclass
 class _Layer:
-    """The device of a layer, its weights, their bytes, and the meta parameters in their places."""
+    """The device of a layer, the bytes of its weights, and the weights themselves."""
 
     device: torch.device
-    places: list[_Place]
     bytes: int
-    absent: list[nn.Parameter]
+    places: Sequence[_Place] = ()
+
+    @classmethod
+    def of(cls, device: torch.device, places: Sequence[_Place]) -> _Layer:
+        return cls(device, bytes_of(place.absent for place in places), places)
 
 
 class Stream:
@@ -57,13 +79,14 @@ class Stream:
     At most two layers are in memory: the one that runs, and the next one, which a thread fetches.
 
     Attributes:
-        layers: the layers whose weights lie elsewhere, by number.
+        layers: the layers whose weights are elsewhere, by number.
+        places: these weights, by name.
         bytes_read: bytes of weights fetched so far.
     """
 
-    def __init__(self, layers: dict[int, _Layer], readers: dict[str, Read]) -> None:
+    def __init__(self, layers: dict[int, _Layer]) -> None:
         self.layers, self.bytes_read = layers, 0
-        self._readers = readers  # by the name of a weight in the model
+        self.places = {place.name: place for layer in layers.values() for place in layer.places}
         self._held: Counter[int] = Counter()
         self._present: set[int] = set()
         self._coming: dict[int, Future[list[nn.Parameter]]] = {}
@@ -74,8 +97,8 @@ class Stream:
     def of_shapes(cls, architecture: Architecture) -> Stream:
         """Return the stream of a model of these shapes. It counts bytes, and reads nothing."""
         meta = torch.device("meta")
-        layers = enumerate(architecture.layers)
-        return cls({at: _Layer(meta, [], bytes_of(m.parameters()), []) for at, m in layers}, {})
+        sizes = (bytes_of(layer.parameters()) for layer in architecture.layers)
+        return cls({number: _Layer(meta, size) for number, size in enumerate(sizes)})
 
     def bytes_from(self, first: int) -> int:
         """Bytes of weights that a pass from layer `first` to the end reads."""
@@ -114,7 +137,7 @@ class Stream:
         for place, weight in zip(self.layers[layer].places, found, strict=True):
             if weight.is_cuda:  # copied on another stream: not to be reused while this one reads it
                 weight.record_stream(torch.cuda.current_stream(weight.device))
-            setattr(place.module, place.attribute, weight)
+            place.put(weight)
         self._present.add(layer)
         if layer + 1 in self.layers:
             self._coming[layer + 1] = self._thread.submit(self._fetch, layer + 1)
@@ -123,9 +146,8 @@ class Stream:
         """Take the weights of a layer away, unless it is held."""
         if self._held[layer] or layer not in self._present:
             return
-        stored = self.layers[layer]
-        for place, absent in zip(stored.places, stored.absent, strict=True):
-            setattr(place.module, place.attribute, absent)
+        for place in self.layers[layer].places:
+            place.put(place.absent)
         self._present.discard(layer)
 
     def _fetch(self, layer: int) -> list[nn.Parameter]:
@@ -151,9 +173,8 @@ class Stream:
 
     def read(self, name: str) -> Tensor:
         """Read one weight by its name in the model, to the CPU."""
-        reader = self._readers[name]
         try:
-            return reader().cpu()
+            return self.places[name].read().cpu()
         except Exception as error:
             raise _unreadable(name, error) from error
 
@@ -175,7 +196,7 @@ def stream_of(model: PreTrainedModel) -> Stream | None:
     norm and head are brought to their device for good if they were offloaded too.
     """
     if model not in _STREAMS and any(_offloading(module) for module in model.modules()):
-        _register(model, _taken_over(describe(model)))
+        _take_over(describe(model))
     return _STREAMS.get(model)
 
 
@@ -195,19 +216,16 @@ def leave_in_files(
     require_accelerate("stream=True")
     architecture = describe(model)
     layers: dict[int, _Layer] = {}
-    readers: dict[str, Read] = {}
     for number, layer in enumerate(architecture.layers):
-        places = []
-        for key, owner, attribute in _weights(layer, True):
-            name = f"{architecture.stack}.{number}.{key}"
-            readers[name] = _shaped(partial(read, name), getattr(owner, attribute))
-            places.append(_Place(owner, attribute, readers[name]))
-        layers[number] = _layer(device, places)
-    stream = Stream(layers, readers)
-    _register(model, stream)
-    for number, layer in enumerate(architecture.layers):
-        _let_stream(layer, stream, number, device)
-    return list(readers)
+        prefix = f"{architecture.stack}.{number}."
+        places = [
+            _Place(prefix + key, owner, attribute, partial(read, prefix + key))
+            for key, owner, attribute in _weights(layer, True)
+        ]
+        layers[number] = _Layer.of(device, places)
+    stream = Stream(layers)
+    _connect(architecture, stream)
+    return list(stream.places)
 
 
 @contextmanager
@@ -256,52 +274,46 @@ def _offloading(module: nn.Module) -> list[Any]:
     return [each for each in getattr(hook, "hooks", (hook,)) if getattr(each, "offload", False)]
 
 
-def _taken_over(architecture: Architecture) -> Stream:
+def _take_over(architecture: Architecture) -> None:
     """Replace accelerate's hooks on the modules of offloaded layers."""
     model = architecture.model
     names = {module: name for name, module in model.named_modules()}
     layers: dict[int, _Layer] = {}
-    readers: dict[str, Read] = {}
     for number, layer in enumerate(architecture.layers):
         hooks = [hook for module in layer.modules() for hook in _offloading(module)]
         if not hooks:
             continue
-        places = [
-            _Place(
-                owner,
-                attribute,
-                _shaped(
-                    _reader(owner, f"{names[owner]}.{attribute}", hook, key),
-                    getattr(owner, attribute),
-                ),
-            )
-            for module in layer.modules()
-            for hook in _offloading(module)
-            for key, owner, attribute in _weights(module, hook.place_submodules)
-        ]
-        layers[number] = _layer(torch.device(hooks[0].execution_device), places)
-        readers |= {f"{names[place.module]}.{place.attribute}": place.read for place in places}
+        places = []
+        for module in layer.modules():
+            for hook in _offloading(module):
+                for key, owner, attribute in _weights(module, hook.place_submodules):
+                    name = f"{names[owner]}.{attribute}"
+                    source = _source(hook, key, name, getattr(owner, attribute).dtype)
+                    places.append(_Place(name, owner, attribute, source))
+        layers[number] = _Layer.of(torch.device(hooks[0].execution_device), places)
     inside = {module for layer in architecture.layers for module in layer.modules()}
     for module in model.modules():
         for hook in _offloading(module):
             if module not in inside:
                 hook.pre_forward(module)  # embedding, norm or head: from here on they stay
             hook.offload = False  # else accelerate would load what it lets go of
-    stream = Stream(layers, readers)
-    for number, stored in layers.items():
-        _let_stream(architecture.layers[number], stream, number, stored.device)
+    stream = Stream(layers)
     missing = [name for name, weight in model.named_parameters() if weight.is_meta]
-    missing = [name for name in missing if name not in readers]
+    missing = [name for name in missing if name not in stream.places]
     missing += [name for name, buffer in model.named_buffers() if buffer.is_meta]
     if missing:
         raise InputError(
             f"{missing[0]} is on the meta device, and no hook of accelerate brings it. Load the "
             "model with load_model(..., stream=True), or with a device_map but no offload_buffers."
         )
-    return stream
+    _connect(architecture, stream)
 
 
-def _register(model: PreTrainedModel, stream: Stream) -> None:
+def _connect(architecture: Architecture, stream: Stream) -> None:
+    """Let a stream bring the weights of a model, which can no longer be moved or saved."""
+    for number, stored in stream.layers.items():
+        _let_stream(architecture.layers[number], stream, number, stored.device)
+    model = architecture.model
     _STREAMS[model] = stream
     vars(model)["save_pretrained"] = MethodType(_save_pretrained, model)
     for name in ("to", "cuda", "xpu"):  # accelerate's own, which refuse without the next step
@@ -332,11 +344,6 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
     return type(module)._apply(module, change, recurse)
 
 
-def _layer(device: torch.device, places: list[_Place]) -> _Layer:
-    absent = [getattr(place.module, place.attribute) for place in places]
-    return _Layer(device, places, bytes_of(absent), absent)
-
-
 def _let_stream(layer: nn.Module, stream: Stream, number: int, device: torch.device) -> None:
     """Let a layer bring its weights when it is called, instead of accelerate's hooks inside it."""
     from accelerate.hooks import remove_hook_from_module
@@ -362,23 +369,10 @@ def _weights(module: nn.Module, deep: bool) -> Iterator[tuple[str, nn.Module, st
         yield key, module.get_submodule(path), attribute
 
 
-def _shaped(read: Read, absent: Tensor) -> Read:
-    """A reader that raises ValueError for a weight of another shape than the one it stands for."""
-
-    def shaped() -> Tensor:
-        weight = read()
-        if weight.shape != absent.shape:
-            found, wanted = tuple(weight.shape), tuple(absent.shape)
-            raise ValueError(f"its shape is {found}, not {wanted}")
-        return weight
-
-    return shaped
-
-
-def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:
+def _source(hook: Any, key: str, name: str, dtype: torch.dtype) -> Read:
+    """How to read a weight that accelerate offloaded, in the dtype of its place."""
     from safetensors import safe_open
 
-    expected = getattr(owner, name.rpartition(".")[2])
     source = getattr(hook.weights_map, "dataset", hook.weights_map)
     found = getattr(source, "index", {}).get(name)
     if found is None or not found.get("safetensors_file"):
@@ -387,12 +381,12 @@ def _reader(owner: nn.Module, name: str, hook: Any, key: str) -> Read:
                 f"the model's files hold no {name}. Get the whole model, and load it again."
             )
         # copied: accelerate maps its own files into memory, which is not reading
-        return lambda: hook.weights_map[key].to(expected.dtype, copy=True)
+        return lambda: hook.weights_map[key].to(dtype, copy=True)
     file, stored = found["safetensors_file"], found["weight_name"]
 
     def read() -> Tensor:
         # not mapped into memory: a layer is read when it is fetched, not while it computes
         with safe_open(file, framework="pt", backend="pread") as weights:
-            return weights.get_tensor(stored).to(expected.dtype)
+            return weights.get_tensor(stored).to(dtype)
 
     return read

@@ -218,13 +218,9 @@ def _attention(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     else:
         # values are not rotated, so their rows keep their order
         for name, count, (weight, bias) in zip("qkv", (heads, groups, 0), parts, strict=True):
-            yield FileTensor(f"{prefix}_{name}.weight", weight, count)
-            if bias is not None:
-                yield FileTensor(f"{prefix}_{name}.bias", bias, count)
-    yield FileTensor(f"{prefix}_output.weight", output)
+            yield from _linear(f"{prefix}_{name}", weight, bias, count)
     bias = architecture.output_projection(layer, "attention").bias
-    if bias is not None:
-        yield FileTensor(f"{prefix}_output.bias", bias)
+    yield from _linear(f"{prefix}_output", output, bias)
 
 
 def _ffn(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
@@ -232,19 +228,21 @@ def _ffn(architecture: Architecture, layer: int) -> Iterator[FileTensor]:
     yield FileTensor(f"{prefix}_norm.weight", norm)
     if architecture.width(layer, "ffn") == 0:  # see channels
         zeros = torch.zeros(channels(architecture, layer), norm.numel())
-        for name in ("gate", "up"):
-            yield FileTensor(f"{prefix}_{name}.weight", zeros)
-        yield FileTensor(f"{prefix}_down.weight", zeros.T)
+        parts: list[tuple[Tensor, Tensor | None]] = [(zeros, None)] * 2
+        output = zeros.T
     else:
-        parts = _rows(architecture, layer, "ffn")
-        for name, (weight, bias) in zip(("gate", "up"), parts, strict=True):
-            yield FileTensor(f"{prefix}_{name}.weight", weight)
-            if bias is not None:
-                yield FileTensor(f"{prefix}_{name}.bias", bias)
-        yield FileTensor(f"{prefix}_down.weight", architecture.output_weight(layer, "ffn"))
+        parts = list(_rows(architecture, layer, "ffn"))
+        output = architecture.output_weight(layer, "ffn")
+    for name, (weight, bias) in zip(("gate", "up"), parts, strict=True):
+        yield from _linear(f"{prefix}_{name}", weight, bias)
     bias = architecture.output_projection(layer, "ffn").bias
+    yield from _linear(f"{prefix}_down", output, bias)
+
+
+def _linear(name: str, weight: Tensor, bias: Tensor | None, heads: int = 0) -> Iterator[FileTensor]:
+    yield FileTensor(f"{name}.weight", weight, heads)
     if bias is not None:
-        yield FileTensor(f"{prefix}_down.bias", bias)
+        yield FileTensor(f"{name}.bias", bias, heads)
 
 
 def _rows(

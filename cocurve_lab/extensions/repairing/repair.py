@@ -30,9 +30,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -53,7 +54,7 @@ from ...models.runtime import measuring, require_measurable, require_one_device
 from ...pruner.cutting import prune, require_prunable
 from ...pruner.slicing import kept_columns
 from ...solver.selection import Selection
-from ..big_models.on_disk import Cuts, Refit, layer_present, prune_to_folder, write_refitted
+from ..big_models.on_disk import Cuts, layer_present, prune_to_folder, write_refitted
 from ..choosing.gains import choose_gains
 from ..choosing.racing import TIE, ChoiceOptions
 from .least_squares_refit import Pair, Target
@@ -148,15 +149,12 @@ def repair(
     Returns:
         The pruned and refitted model, whose manifest records the refit under "repair". With `out`,
         the folder.
-
-    Raises: as `prune` and `choose_gains`, and
-        MismatchError: held-out rows are among the calibration.
-        NumericalError: the statistics are singular or not finite.
     """
     require_type(options, RepairOptions, "options")
     if out is None:
         require_one_device(model)  # before the check of the text, which runs the model
-    require_rows(model, calibration)
+    _require_rows(model, calibration)
+    plain = _PlanRefit(model, selection, calibration, sequential, options)
     if out is not None:
         if gains is not None:
             raise InputError(
@@ -164,49 +162,29 @@ def repair(
                 "gains first, with choose_gains, and give the plan that has them."
             )
         require_prunable(model, selection, on_disk=True)
+        refit, progress = plain if plain.columns else None, options.progress
         return prune_to_folder(
-            *(model, selection, out),
-            tokenizer=tokenizer,
-            progress=options.progress,
-            refit=_refit_on_disk(model, selection, calibration, sequential, options),
+            model, selection, out, tokenizer=tokenizer, progress=progress, refit=refit
         )
     if gains is None:
-        return _repaired(model, selection, calibration, sequential, options)
+        return plain.repaired()
     if not isinstance(gains, tuple) or len(gains) != 2:
         raise InputError(
             f"gains is {type(gains).__name__}, not H and held-out rows. Give (curvature, held_out)."
         )
     curvature, held_out = gains
     require_type(curvature, Curvature, "the first of gains")
-    require_rows(model, held_out)
+    _require_rows(model, held_out)
     held_out.require_disjoint(calibration)
     quiet = ChoiceOptions(progress=options.progress is True)
     scaled = choose_gains(model, curvature, selection, held_out, options=quiet).best
-    plain = _repaired(model, selection.with_gains({}), calibration, sequential, options)
+    without = replace(plain, selection=selection.with_gains({})).repaired()
     if not scaled.gains:
-        return plain
-    other = _repaired(model, scaled, calibration, sequential, options)
-    found = model_risk(model, other, held_out) - model_risk(model, plain, held_out)
+        return without
+    other = replace(plain, selection=scaled).repaired()
+    found = model_risk(model, other, held_out) - model_risk(model, without, held_out)
     error = found.std(ddof=1) / math.sqrt(len(found))
-    return other if found.mean() < -TIE * error else plain
-
-
-def _repaired(
-    model: PreTrainedModel,
-    selection: Selection,
-    calibration: CalibrationSet,
-    sequential: bool,
-    options: RepairOptions,
-) -> PreTrainedModel:
-    pruned = prune(model, selection)
-    refit(model, pruned, selection, calibration, sequential=sequential, options=options)
-    return pruned
-
-
-def require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
-    """Raise InputError unless this is a text, and the model runs on it."""
-    require_type(calibration, CalibrationSet, "the text of a repair")
-    require_measurable(model, calibration.input_ids)
+    return other if found.mean() < -TIE * error else without
 
 
 def refit(
@@ -220,107 +198,113 @@ def refit(
 ) -> None:
     """Refit what `prune` returned, in place, and record it in the manifest; see `repair`."""
     require_one_device(model)
-    require_rows(model, calibration)
-    columns = _refitted_columns(model, selection, options)
-    if columns:
-        record = _refit_layers(
-            *(model, pruned, columns, calibration, sequential, options), lambda _: nullcontext()
-        )
+    _require_rows(model, calibration)
+    _PlanRefit(model, selection, calibration, sequential, options).refit(pruned)
+
+
+def _require_rows(model: PreTrainedModel, calibration: CalibrationSet) -> None:
+    require_type(calibration, CalibrationSet, "the text of a repair")
+    require_measurable(model, calibration.input_ids)
+
+
+@dataclass(frozen=True)
+class _PlanRefit:
+    """The refit of a plan; its arguments are those of `repair`."""
+
+    model: PreTrainedModel
+    selection: Selection
+    calibration: CalibrationSet
+    sequential: bool
+    options: RepairOptions
+
+    @cached_property
+    def columns(self) -> dict[Block, Tensor]:
+        """The blocks that are refitted, in order, and the columns [R] int64 of each that stay."""
+        dense = describe(self.model)
+        found = {
+            (layer, kind): kept_columns(dense, self.selection, layer, kind)[0]
+            for layer in range(len(dense.layers))
+            for kind in KINDS
+            if kind in self.options.kinds
+        }
+        return {block: kept for block, kept in found.items() if 0 < len(kept) < dense.width(*block)}
+
+    def repaired(self) -> PreTrainedModel:
+        """Prune the model and refit the result."""
+        pruned = prune(self.model, self.selection)
+        self.refit(pruned)
+        return pruned
+
+    def refit(self, pruned: PreTrainedModel) -> None:
+        """Refit a pruned model in place and record it in the manifest."""
+        if not self.columns:
+            return
         manifest: Any = pruned.cocurve_manifest
         manifest |= {
-            "repair": record,
+            "repair": self._refit_layers(pruned, lambda _: nullcontext()),
             "weights_fingerprint": fingerprint(weight_marks(pruned)),
             "weights_since_pruning": "refitted",
         }
 
+    # What `prune_to_folder` asks for, with one layer of the pruned model in memory at a time
 
-def _refitted_columns(
-    model: PreTrainedModel, selection: Selection, options: RepairOptions
-) -> dict[Block, Tensor]:
-    """The blocks that are refitted, in order, and the columns [R] int64 of each that stay."""
-    dense = describe(model)
-    found = {
-        (layer, kind): kept_columns(dense, selection, layer, kind)[0]
-        for layer in range(len(dense.layers))
-        for kind in KINDS
-        if kind in options.kinds
-    }
-    return {block: kept for block, kept in found.items() if 0 < len(kept) < dense.width(*block)}
+    @property
+    def weights(self) -> list[str]:
+        """The names of the weights that change."""
+        return [name for names in self._names.values() for name in names]
 
+    def run(self, pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
+        """Refit a model on the meta device; write the weights that change into a folder."""
 
-def _refit_layers(
-    model: PreTrainedModel,
-    pruned: PreTrainedModel,
-    columns: Mapping[Block, Tensor],
-    calibration: CalibrationSet,
-    sequential: bool,
-    options: RepairOptions,
-    present: Callable[[int], AbstractContextManager[None]],
-) -> dict[str, Any]:
-    """Refit blocks of a pruned model in place; return the manifest's record.
-
-    `present`, given a layer, keeps its weights in both models inside its block.
-    """
-    wanted: Target = options.target if sequential else "dense"
-    threads, student = torch.get_num_threads(), describe(pruned)
-    layers = range(1 + max(layer for layer, _ in columns))
-    bar = open_bar(options.progress, total=len(layers), desc="Refit", unit="layer")
-    with measuring(model, threads), measuring(pruned, threads), bar:
-        pair = Pair.enter(describe(model), student, calibration.input_ids, wanted)
-        for layer in layers:
-            with present(layer):
-                for block, kept in columns.items():
-                    if block[0] == layer:
-                        sums = pair.sums(*block, kept)
-                        sums.refit(student.output_projection(*block), options.ridge)
-                if layer < layers[-1]:
-                    pair.advance(layer)
-            bar.update()
-    return repair_record(calibration, pair.target, options)
-
-
-def _refit_on_disk(
-    model: PreTrainedModel,
-    selection: Selection,
-    calibration: CalibrationSet,
-    sequential: bool,
-    options: RepairOptions,
-) -> Refit | None:
-    """The refit of a model that is written layer by layer; None if no block lost only some."""
-    columns, dense = _refitted_columns(model, selection, options), describe(model)
-    if not columns:
-        return None
-    names = {id(module): name for name, module in model.named_modules()}
-    changed: dict[int, list[str]] = {}  # by layer
-    for layer, kind in columns:
-        projection = dense.output_projection(layer, kind)
-        changed.setdefault(layer, []).extend(
-            f"{names[id(projection)]}.{name}" for name, _ in projection.named_parameters()
-        )
-
-    def run(pruned: PreTrainedModel, cuts: Cuts, folder: Path) -> dict[str, Any]:
         @contextmanager
         def present(layer: int) -> Iterator[None]:
-            with layer_present(model, pruned, cuts, layer):
+            with layer_present(self.model, pruned, cuts, layer):
                 yield
-                for name in changed.get(layer, ()):
+                for name in self._names.get(layer, ()):
                     write_refitted(folder, name, pruned.get_parameter(name))
 
-        inputs = (model, pruned, columns, calibration, sequential, options)
-        return _refit_layers(*inputs, present)
+        return self._refit_layers(pruned, present)
 
-    return Refit([name for group in changed.values() for name in group], run)
+    @cached_property
+    def _names(self) -> dict[int, list[str]]:
+        """The weights that change, by layer."""
+        names = {id(module): name for name, module in self.model.named_modules()}
+        dense, found = describe(self.model), dict[int, list[str]]()
+        for layer, kind in self.columns:
+            projection = dense.output_projection(layer, kind)
+            found.setdefault(layer, []).extend(
+                f"{names[id(projection)]}.{name}" for name, _ in projection.named_parameters()
+            )
+        return found
 
+    def _refit_layers(
+        self, pruned: PreTrainedModel, present: Callable[[int], AbstractContextManager[None]]
+    ) -> dict[str, Any]:
+        """Refit blocks of a pruned model in place; return the manifest's record.
 
-def repair_record(
-    calibration: CalibrationSet, target: Target, options: RepairOptions
-) -> dict[str, Any]:
-    """Make the manifest's record of a refit, as JSON values."""
-    return {
-        "method": "refit",
-        "sequential": target != "dense",
-        "target": target,
-        "kinds": list(options.kinds),
-        "ridge": float(options.ridge),
-        **text_record(calibration),
-    }
+        `present`, given a layer, keeps its weights in both models inside its block.
+        """
+        wanted: Target = self.options.target if self.sequential else "dense"
+        threads, student = torch.get_num_threads(), describe(pruned)
+        layers = range(1 + max(layer for layer, _ in self.columns))
+        bar = open_bar(self.options.progress, total=len(layers), desc="Refit", unit="layer")
+        with measuring(self.model, threads), measuring(pruned, threads), bar:
+            dense, ids = describe(self.model), self.calibration.input_ids
+            pair = Pair.enter(dense, student, ids, wanted)
+            for layer in layers:
+                with present(layer):
+                    for block, kept in self.columns.items():
+                        if block[0] == layer:
+                            sums = pair.sums(*block, kept)
+                            sums.refit(student.output_projection(*block), self.options.ridge)
+                    if layer < layers[-1]:
+                        pair.advance(layer)
+                bar.update()
+        return {
+            "method": "refit",
+            "sequential": pair.target != "dense",
+            "target": pair.target,
+            "kinds": list(self.options.kinds),
+            "ridge": float(self.options.ridge),
+            **text_record(self.calibration),
+        }

@@ -33,6 +33,7 @@ from .pair_kl import likelihood_ratios
 from .shifts import Part, Shifts
 
 ADDITIVE_KL = "additive KL"  # the `surrogate` of a plan that was solved on it
+Plan = Selection | Iterable[Unit | str | int]  # a plan, or units, their names or indices
 EachStep = Callable[[], object]  # called before each step of a solve; what it raises ends the solve
 LEAST_CHANGE = -1 + 2.0**-24  # of E_{p_S}[r_u] - 1 in float32, where a unit leaves p_S no token
 
@@ -67,21 +68,19 @@ class AdditiveKL:
         self.curvature, self.shifts = curvature, curvature.require_shifts()
         self._starts: dict[Part, State] = {}  # the likelihood ratios take as long as a solve
 
-    def predict(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> float:
+    def predict(self, plan: Plan, part: Part = "all") -> float:
         """Predict F(S) of a plan, nats per token, on the tokens of the sketch.
 
         If the build removed units beforehand, they count as part of every plan. For an unbiased
         price, solve on "fit" and predict on "price" (`shifts.Part`).
 
         Args:
-            plan: a plan, or units, names or indices; gains are not considered.
+            plan: its gains are not considered.
             part: the positions of the sketch.
         """
         return float(self._by_position(plan, part).mean())
 
-    def standard_error(
-        self, plan: Selection | Iterable[Unit | str | int], part: Part = "all"
-    ) -> float:
+    def standard_error(self, plan: Plan, part: Part = "all") -> float:
         """Return the standard error of `predict` over groups of sequences; NaN below two groups."""
         values, groups = self._by_position(plan, part), self.shifts.of(part).groups
         names = np.unique(groups)
@@ -92,7 +91,7 @@ class AdditiveKL:
         scale = len(names) / (len(names) - 1)
         return float(np.sqrt(scale * (residuals**2).sum()) / len(values))
 
-    def _by_position(self, plan: Selection | Iterable[Unit | str | int], part: Part) -> np.ndarray:
+    def _by_position(self, plan: Plan, part: Part) -> np.ndarray:
         indices, shifts = self._indices(plan), self.shifts.of(part)
         if shifts.base is None and not indices:
             return np.zeros(len(shifts))  # not 1e-18, which would be a price on log axes
@@ -101,14 +100,14 @@ class AdditiveKL:
             total += shifts.values[index]
         return likelihood_ratios(total, shifts.probabilities)[1]
 
-    def _indices(self, plan: Selection | Iterable[Unit | str | int]) -> list[int]:
+    def _indices(self, plan: Plan) -> list[int]:
         units = self.curvature.units
         if isinstance(plan, Selection):
             plan.require_units(units)
             plan = plan.pruned
         return list(units.indices(plan))
 
-    def marginals(self, pruned: Iterable[Unit | str | int] = (), part: Part = "all") -> np.ndarray:
+    def marginals(self, pruned: Plan = (), part: Part = "all") -> np.ndarray:
         """Return F(S + u) - F(S) of each unit u [M] float64, nats per token; 0 for units of S."""
         state, chosen = self.state(part), self._indices(pruned)
         for index in chosen:
@@ -117,7 +116,7 @@ class AdditiveKL:
         found[chosen] = 0.0
         return found
 
-    def along(self, plan: Selection | Iterable[Unit | str | int], part: Part = "all") -> np.ndarray:
+    def along(self, plan: Plan, part: Part = "all") -> np.ndarray:
         """Return F of each prefix of a removal order [len(plan) + 1] float64, nats per token."""
         indices, shifts = self._indices(plan), self.shifts.of(part)
         total, found = _removed_before(shifts), [self.predict((), part)]
