@@ -163,7 +163,7 @@ def _mark(plan: Selection | None) -> str | None:
 
 
 def _measured(rows: Table, answers: AnswerTable) -> Table:
-    """The rows of the plans that there are, `answers` in the same order."""
+    """Return the rows of the plans that there are, `answers` in the same order."""
     whole = answers.by_capability()
     places = {(row["requested_ratio"], row["variant"]): n for n, row in enumerate(rows)}
     table: Table = []
@@ -179,7 +179,7 @@ def _measured(rows: Table, answers: AnswerTable) -> Table:
 
 
 def _identity(row: Row, before: Table) -> Row:
-    """The columns that name a plan."""
+    """Return the columns that name a plan."""
     plan: Selection | None = row["selection"]
     alike = [
         other["variant"]
@@ -196,7 +196,7 @@ def _identity(row: Row, before: Table) -> Row:
 
 
 def _values(capability: str, one: Row | None = None, pair: Row | None = None) -> Row:
-    """The measured columns of a plan on one capability; None where nothing was measured."""
+    """Return the measured columns of a plan on one capability; None where nothing was measured."""
     one, pair = one or {}, pair or {}
     value: dict[str, Any] = {
         name: one.get(name)
@@ -285,7 +285,7 @@ def edge_ability_findings(table: Table) -> list[Finding]:
 
 
 def _told(rows: Table) -> str:
-    """Differences in words, with the counts that McNemar's test is about."""
+    """Return differences in words, with the counts that McNemar's test is about."""
     parts = []
     for row in rows:
         if row["difference"] is None:
@@ -298,7 +298,7 @@ def _told(rows: Table) -> str:
 
 
 def _all(rows: Table, *, above: bool) -> Verdict:
-    """Whether every row differs from its base in one direction."""
+    """Tell whether every row differs from its base in one direction."""
     return every(partial(_clear, row, above) for row in rows)
 
 

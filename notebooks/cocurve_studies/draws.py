@@ -119,7 +119,7 @@ class Redrawn:
         return np.exp(values) if by == "perplexity" else values
 
     def _sum(self, rows: float, draws: float, count: int) -> tuple[float, float]:
-        """The sum of two variances and its degrees of freedom."""
+        """Return the sum of two variances and its degrees of freedom."""
         total = rows + draws
         # each share squared over its degrees: the variance of the estimate of the sum
         doubt = rows**2 / (self.rows - 1)
@@ -209,7 +209,7 @@ def draw_marks(
 
 
 def carried(row: Row, name: str, into: str) -> Row:
-    """A column of differences under another name, with its error and the parts of that."""
+    """Return a column of differences under another name, with its error and the parts of that."""
     ends = ("", *PARTS)
     return {f"{into}{end}": row[f"{name}{end}"] for end in ends if f"{name}{end}" in row}
 
@@ -230,7 +230,7 @@ def _groups(curvature: Curvature) -> int:
 
 
 def _lacking(curvature: Curvature) -> str:
-    """The reason why an H cannot be drawn again; empty where it can."""
+    """Return the reason why an H cannot be drawn again; empty where it can."""
     which = {"infinitesimal": "H*", "probe": "the preview"}
     name = which.get(curvature.provenance.get("method", ""), "H")
     if curvature.group_grams is None:

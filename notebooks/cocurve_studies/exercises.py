@@ -73,7 +73,7 @@ def check(
 
 
 def _same(value: Any, answer: Any, rtol: float) -> bool:
-    """Whether two values are equal: None only to None, numbers and arrays up to rounding."""
+    """Tell whether two values are equal: None only to None, numbers and arrays up to rounding."""
     if value is None or answer is None:
         return value is answer
     try:
@@ -297,7 +297,7 @@ def better_swap(
     plans = [take_in_order(units, order, ratio, FREE) for order in orders]
 
     def number_if_lower(number: int) -> int:
-        """The number of the plan where the swap lowers its measured KL, else 0."""
+        """Return the number of the plan where the swap lowers its measured KL, else 0."""
         plan = plans[number - 1]
         pair = [swapped(plan, *mine(plan)), plan]
         kl = measure_plans(model, pair, text, progress=False).mean

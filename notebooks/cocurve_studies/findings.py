@@ -91,7 +91,7 @@ def _linked(study: str) -> str:
 
 
 def told(findings: Iterable[Finding], width: int = WIDTH) -> str:
-    """The findings as a list for `print`, broken between words at `width` characters."""
+    """Return the findings as a list for `print`, broken between words at `width` characters."""
     return fold("\n".join(f"- {finding}" for finding in findings), width)
 
 
@@ -136,7 +136,7 @@ def judged_column(row: Row, name: str, low: float, high: float, factor: float = 
 
 
 def longer(factor: float, degrees: float) -> float:
-    """Standard errors of Student's t that leave the same tail as `factor` of the normal."""
+    """Return the factor of Student's t that leaves the same tail as `factor` of the normal."""
     return -float(stdtrit(degrees, norm.sf(factor))) if math.isfinite(degrees) else factor
 
 
@@ -166,7 +166,7 @@ def strict(count: int) -> float:
 
 # Words and cells ----------------------------------------------------------------------------------
 def with_error(row: Row, name: str) -> str:
-    """A column of differences, its standard error, and what that error covers.
+    """Return a column of differences, its standard error, and what that error covers.
 
     "0.012 ± 0.005" over rows alone; "0.012 ± 0.009 (rows 0.005, 8 draws of H 0.0075)" over both.
     """
@@ -174,7 +174,7 @@ def with_error(row: Row, name: str) -> str:
 
 
 def covered(row: Row, name: str) -> str:
-    """The parts of an error in brackets; empty where no draws of H were asked for."""
+    """Return the parts of an error in brackets; empty where no draws of H were asked for."""
     if f"{name}_draws" not in row or row[f"{name}_rows_error"] is None:
         return ""
     if row[f"{name}_draws_error"] is None:
@@ -185,10 +185,10 @@ def covered(row: Row, name: str) -> str:
 
 
 def number(value: Any) -> float:
-    """A cell of a table as a float; None is NaN."""
+    """Return a cell of a table as a float; None is NaN."""
     return math.nan if value is None else float(value)
 
 
 def percent(ratio: float) -> str:
-    """A share as a whole percentage, "20%"."""
+    """Return a share as a whole percentage, "20%"."""
     return f"{ratio:.0%}"

@@ -125,18 +125,18 @@ def group_marks(curvature: Curvature, **options: Any) -> dict[str, Any]:
 
 
 def sequence_columns(values: np.ndarray, name: str = "kl") -> dict[str, float]:
-    """One row's values [sequences] as columns name_0, name_1, ..."""
+    """Return one row's values [sequences] as columns name_0, name_1, ..."""
     return {f"{name}_{number}": float(value) for number, value in enumerate(values)}
 
 
 def sequence_values(table: Table, name: str = "kl") -> np.ndarray:
-    """The values [rows, sequences] that `sequence_columns` put into a table."""
+    """Return the values [rows, sequences] that `sequence_columns` put into a table."""
     count = sum(key.startswith(f"{name}_") and key[len(name) + 1 :].isdigit() for key in table[0])
     return np.array([[row[f"{name}_{number}"] for number in range(count)] for row in table])
 
 
 def known(value: Any) -> float | None:
-    """A number as a cell of a table; None for NaN and infinities."""
+    """Return a number as a cell of a table; None for NaN and infinities."""
     return float(value) if np.isfinite(value) else None
 
 
@@ -186,14 +186,14 @@ DRAWS = 100  # bootstrap draws behind errors of medians and plans
 
 
 def errors_of(curvature: Curvature, statistic: Callable[[Curvature], Any], size: int) -> list[Any]:
-    """Jackknife standard errors [size] of a smooth function of H; None where unknown."""
+    """Return the jackknife standard errors [size] of a smooth function of H; None where unknown."""
     if curvature.group_grams is None:
         return [None] * size
     return [known(error) for error in jackknife(curvature, statistic).standard_error.ravel()]
 
 
 def resampled(curvature: Curvature, draws: int = DRAWS, seed: int = 0) -> Iterator[Curvature]:
-    """H on groups of sequences drawn again; nothing for an H without groups."""
+    """Return H on groups of sequences drawn again; nothing for an H without groups."""
     if curvature.group_grams is None:
         return
     groups = Groups.of(curvature)
@@ -203,5 +203,5 @@ def resampled(curvature: Curvature, draws: int = DRAWS, seed: int = 0) -> Iterat
 
 
 def spread_of(values: list[Any]) -> Any:
-    """Standard deviation over draws, first axis; None with fewer than two of them."""
+    """Return the standard deviation over draws, first axis; None with fewer than two of them."""
     return np.std(np.array(values, dtype=float), axis=0, ddof=1) if len(values) > 1 else None

@@ -53,7 +53,7 @@ def lead_finding(table: Table, leader: str = OURS) -> Finding:
 
 
 def _behind(row: Row, factor: float = 2.0) -> Verdict:
-    """Whether a plan is worse than the reference; None within so many errors."""
+    """Tell whether a plan is worse than the reference; None within so many errors."""
     value, error = row["nll_behind"], row["nll_behind_error"]
     # 0 ± 0 is the reference's own plan again, neither better nor worse
     return judged(value, error, *ABOVE, factor) if value or error else None

@@ -225,7 +225,7 @@ def stability_table(
 
 
 def _look(part: Curvature, whole: Selection, draws: int, seed: int) -> Row:
-    """The readouts of one part."""
+    """Return the readouts of one part."""
     ratio, strength = whole.requested_ratio, whole.interaction_strength or 0.0
     readout = is_converged(part, ratio, strength)
     again = selection_stability(part, ratio, strength, draws=draws, seed=seed)

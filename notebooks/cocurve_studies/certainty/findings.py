@@ -96,7 +96,7 @@ def stability_finding(stability: Stability) -> Finding:
 
 
 def convergence_finding(convergence: Convergence, rows: int) -> Finding:
-    """From `is_converged`: whether H of so many rows is in the "stable interior".
+    """Judge whether H of so many rows is in the "stable interior"; from `is_converged`.
 
     If H of fewer rows than the paper's default is not converged, that says nothing on the claim.
     """
@@ -149,7 +149,7 @@ OTHER_SOURCE = _budget(
 
 
 def sensitivity_findings(table: Table, strength: float | None = None) -> list[Finding]:
-    """From `sensitivity_study`: claims on the budget of H, at one lambda (None: the largest).
+    """Judge claims on the budget of H, at one lambda (None: the largest); from `sensitivity_study`.
 
     The error bar of a change of perplexity is the spread between builds on other text of the same
     kind, from the knob "seed", times the square root of two, because both builds have it. The
@@ -199,7 +199,7 @@ def _overlap(rows: Table) -> Row:
 
 
 def _source(rows: Table) -> Row:
-    """The source whose perplexity is furthest from the base's."""
+    """Return the source whose perplexity is furthest from the base's."""
     (base,) = pick(rows, is_base=True)
     others = pick(rows, is_base=False)
     worst = max(others, key=lambda row: abs(row["perplexity"] - base["perplexity"]))
@@ -221,7 +221,7 @@ PREVIEW = Claim(
 
 
 def preview_findings(table: Table) -> list[Finding]:
-    """From `measure_infinitesimal`: plans of a preview, per lambda, at the largest ratio.
+    """Judge plans of a preview, per lambda, at the largest ratio; from `measure_infinitesimal`.
 
     Rows on which greedy stalled are omitted. The paired error is that of the held-out rows
     and, where the study made draws, of the text that both were built on. Other random signs of the

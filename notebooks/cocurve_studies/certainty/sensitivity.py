@@ -219,7 +219,7 @@ def _builds(
 
 
 def _others(values: Iterable[int], base: int) -> list[int]:
-    """The values once each, without the base."""
+    """Return the values once each, without the base."""
     return [value for value in dict.fromkeys(values) if value != base]
 
 

@@ -70,7 +70,7 @@ class Trial:
     note: str = ""
 
     def columns(self) -> Row:
-        """The columns of `causal_study` that describe the arms."""
+        """Return the columns of `causal_study` that describe the arms."""
         row: Row = {
             "requested_ratio": self.options.ratio,
             "saliency_quantile": self.thresholds[0],
@@ -111,7 +111,7 @@ def make_trials(curvature: Curvature, options: CausalOptions) -> Iterator[Trial]
 def _fit(
     curvature: Curvature, matching: Matching, options: CausalOptions, fill: Fill, seed: int
 ) -> tuple[Matching, tuple[Selection, ...], str]:
-    """Arms of as many of the closest pairs as budget and guards admit."""
+    """Return arms of as many of the closest pairs as budget and guards admit."""
     reason = ""
     for count in range(len(matching), 0, -1):
         fewer = matching.closest(count)

@@ -237,7 +237,7 @@ def _cell(row: Row) -> str:
 
 
 def _degree(curvature: Curvature, connectivity: str) -> np.ndarray:
-    """The connectivity [M] that `bridge_units` cuts."""
+    """Return the connectivity [M] that `bridge_units` cuts."""
     if connectivity == "sum":
         return curvature.connectivity
     return np.abs(curvature.correlation()).sum(axis=1) - 1

@@ -218,7 +218,7 @@ def _perplexities(table: PlanTable) -> np.ndarray:
 
 
 def _rows(made: list[Trial], effect: _Effect) -> Table:
-    """A row per trial with a seed, and one per thresholds and fill over its seeds."""
+    """Return a row per trial with a seed, and one per thresholds and fill over its seeds."""
     dense, arms = effect.values[0], effect.values[1:].reshape(len(made), 2, -1)
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, trial in enumerate(made):
@@ -254,7 +254,7 @@ def _difference(effect: _Effect, arms: np.ndarray) -> Row:
 
 
 def _summed_up(rows: Table) -> Row:
-    """Columns of one row for several seeds: means of what the fill decides, fewest pairs."""
+    """Return the columns of several seeds: means of what the fill decides, fewest pairs."""
     means = {name: float(np.mean([row[name] for row in rows])) for name in _BY_FILL}
     least = {name: min(row[name] for row in rows) for name in ("pairs", "forced")}
     return rows[0] | means | least | {"seed": None, "seeds": len(rows)}

@@ -124,7 +124,7 @@ def _variants(curvature: Curvature, ratio: float, options: EdgeOptions) -> Table
 
 
 def _plans(options: EdgeOptions, curvature: Curvature) -> Plans:
-    """The plans of all rows on one draw of H."""
+    """Return the plans of all rows on one draw of H."""
     rows = [row for ratio in options.ratios for row in _variants(curvature, ratio, options)]
     return {_name(row): row["selection"] for row in rows}
 
@@ -142,7 +142,7 @@ def _is_method(row: Row) -> bool:
 
 
 def _identity(row: Row) -> Row:
-    """The columns that name a row; those that are measured are None."""
+    """Return the columns that name a row; those that are measured are None."""
     names = (
         *("realized_ratio", "units", "common", "predicted_risk", "measured", "measured_error"),
         *("difference", "difference_error", "perplexity", "perplexity_difference"),
@@ -159,7 +159,7 @@ def _numbers(
     method: Selection | None,
     drawn: Redrawn,
 ) -> Row:
-    """The measured columns of one row; nothing for a variant without a plan."""
+    """Return the measured columns of one row; nothing for a variant without a plan."""
     plan: Selection | None = row["selection"]
     if plan is None or method is None:
         return {}

@@ -42,7 +42,7 @@ _MASS, _POSITIVE = "share of |H| off the diagonal", "share of positive edges"
 
 # Bridges ------------------------------------------------------------------------------------------
 def bridge_findings(table: Table, edges: Table) -> list[Finding]:
-    """Claims about the number of bridges, their place in plans, and their strongest edges.
+    """Judge claims about the number of bridges, their place in plans, and their strongest edges.
 
     Args:
         table: from `bridge_table`, with the median/median pair of thresholds.
@@ -85,7 +85,7 @@ def bridge_findings(table: Table, edges: Table) -> list[Finding]:
 
 
 def _edge_findings(strongest: Table) -> list[Finding]:
-    """Claims about the strongest edge of each bridge."""
+    """Judge claims about the strongest edge of each bridge."""
     size = np.array([row["to_saliency"] for row in strongest if row["to_saliency"] is not None])
     cross, count = sum(row["cross_module"] for row in strongest), len(strongest)
     mean = float(size.mean()) if len(size) else math.nan
@@ -110,7 +110,7 @@ def _edge_findings(strongest: Table) -> list[Finding]:
 
 
 def below_zero(value: float, error: float, factor: float = 2.0) -> Verdict:
-    """Whether a value is negative; None within its error, and where nothing varied at all.
+    """Tell whether a value is negative; None within its error, and where nothing varied at all.
 
     If no question is answered differently, that says little about the next question.
     """
@@ -215,7 +215,7 @@ SAME = (  # claim, variant, and the share of the method's perplexity that counts
 
 
 def edge_findings(table: Table) -> list[Finding]:
-    """Claims of tables ablation-edge and ablation-full about what the edges are worth.
+    """Judge claims of tables ablation-edge and ablation-full about what the edges are worth.
 
     Args:
         table: from `edge_study`. Verdicts are at the ratio nearest 20 %, the paper's; the text
@@ -236,13 +236,13 @@ def edge_findings(table: Table) -> list[Finding]:
 
 
 def _variant(table: Table, ratio: float, name: str) -> Row | None:
-    """A measured row; None where that variant has no plan or was not asked for."""
+    """Return a measured row; None where that variant has no plan or was not asked for."""
     rows = pick(table, requested_ratio=ratio, variant=name)
     return rows[0] if rows and rows[0]["measured"] is not None else None
 
 
 def _change(table: Table, ratio: float, variant: str, other: str = "") -> Row:
-    """Perplexity of a variant less that of another (else the method), with its error.
+    """Return the perplexity of a variant less that of another (else the method), with its error.
 
     Between two variants the error is the sum of theirs against the method, the most it can be; it
     has the fewer degrees of freedom of the two.
@@ -310,7 +310,7 @@ def _collapse(table: Table, ratio: float, variants: Sequence[str]) -> tuple[str,
 
 # Structure of H -----------------------------------------------------------------------------------
 def structure_findings(blocks: Table, budgets: Table) -> list[Finding]:
-    """Claims about the mean correlation of blocks, and about budgets at the largest lambda.
+    """Judge claims about the mean correlation of blocks, and about budgets at the largest lambda.
 
     Args:
         blocks: from `block_table`.
@@ -421,7 +421,7 @@ PROPOSITIONS = (
 
 
 def proposition_findings(table: Table) -> list[Finding]:
-    """The paper's propositions, from `proposition_table`; of plans those nearest to 20 %."""
+    """Judge the propositions of `proposition_table`; of plans those nearest to 20 %."""
     gram, over = pick(table, proposition="gram"), pick(table, proposition="overshoot")
     strongest = max((row["interaction_strength"] or 0.0 for row in table), default=0.0)
     nearest = min((r["requested_ratio"] for r in over), key=lambda r: abs(r - PAPER_RATIO))

@@ -91,7 +91,7 @@ def _blocks(curvature: Curvature) -> Table:
 
 
 def _block_masks(curvature: Curvature) -> dict[tuple[str, str], np.ndarray]:
-    """Ordered pairs u != v of each block and reach that has any: bool [M, M]."""
+    """Return ordered pairs u != v of each block and reach that has any: bool [M, M]."""
     layers = curvature.units.layers
     distance = np.abs(layers[:, None] - layers[None, :])
     near = {"all": distance >= 0, "same layer": distance == 0, "adjacent layers": distance == 1}
@@ -101,7 +101,7 @@ def _block_masks(curvature: Curvature) -> dict[tuple[str, str], np.ndarray]:
 
 
 def _halves(curvature: Curvature) -> list[np.ndarray] | None:
-    """Correlations of two disjoint halves of the groups; None without two groups."""
+    """Return correlations of two disjoint halves of the groups; None without two groups."""
     if curvature.group_grams is None:
         return None
     groups = Groups.of(curvature)
@@ -185,7 +185,7 @@ def _budget(curvature: Curvature, ratio: float, strength: float, guards: Guards)
 
 
 def _shares(plan: Selection) -> np.ndarray:
-    """Share removed [kinds, layers], NaN where a layer has no unit of the kind."""
+    """Return the share removed [kinds, layers], NaN where a layer has no unit of the kind."""
     return np.stack([plan.layer_budget()[kind] for kind in KINDS])
 
 

@@ -79,7 +79,7 @@ class Matching:
         return self.rows()[-1] if self.pairs else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict per pair, closest first, ready for a DataFrame."""
+        """Return one dict per pair, closest first, ready for a DataFrame."""
         columns = zip(
             self.pairs, self.saliency, self.connectivity, self.distances, self.contrast, strict=True
         )
@@ -100,7 +100,7 @@ class Matching:
         ]
 
     def closest(self, count: int) -> Matching:
-        """The `count` closest pairs only; the other bridges become unmatched."""
+        """Return the `count` closest pairs only; the other bridges become unmatched."""
         if not 1 <= count <= len(self):
             raise InputError(
                 f"count is {count}. Give 1 to {len(self)}, the pairs of this matching."
@@ -213,7 +213,7 @@ class _Problem:
         return rows[formed], columns[formed]
 
     def why_not(self, row: int) -> str:
-        """The first condition that leaves a bridge without a control, in words."""
+        """Return the first condition that leaves a bridge without a control, in words."""
         bridge = self.bridges[row]
         if self.rules.excluded[bridge]:
             return "it is in exclude"
@@ -349,7 +349,7 @@ def _shared_room(matching: Matching, ratio: float, guards: Guards) -> np.ndarray
 
 
 def _arms(matching: Matching) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The units that each arm forces out, and those that it must keep."""
+    """Return the units that each arm forces out, and those that it must keep."""
     kept = set(_kept_out(matching))
     for forced in (matching.bridges, matching.controls):
         yield forced, tuple(sorted(kept - set(forced)))

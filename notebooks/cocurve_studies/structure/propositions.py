@@ -146,12 +146,12 @@ def _variation_rows(curvature: Curvature) -> Table:
 
 
 def _variation(values: np.ndarray) -> float:
-    """std / mean, NaN of nothing."""
+    """Return std / mean, NaN of nothing."""
     return float(values.std() / values.mean()) if values.any() else float("nan")
 
 
 def _balance_rows(curvature: Curvature, plan: Selection) -> Table:
-    """Both readings of the edge-to-diagonal balance on one plan."""
+    """Return both readings of the edge-to-diagonal balance on one plan."""
     if len(plan) < 2:
         return []
     block = np.ix_(plan.pruned, plan.pruned)

@@ -153,7 +153,7 @@ def _edge_benefit(study: Study, name: Name, choice: InteractionChoice, drawn: Re
 
 
 def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[Name, Selection]:
-    """The plans measured on the reported rows, by name and role."""
+    """Return the plans measured on the reported rows, by name and role."""
     return {
         (*name, role): entry.selection
         for name, choice in choices.items()
@@ -162,7 +162,7 @@ def _reported(choices: Mapping[Name, InteractionChoice | GuardsChoice]) -> dict[
 
 
 def _redrawn(study: Study, plans: Mapping[Name, Selection]) -> Redrawn:
-    """The same settings on draws of H."""
+    """Solve the same settings on draws of H."""
     return study.redraw(lambda h: {name: again(plan, h) for name, plan in plans.items()})
 
 

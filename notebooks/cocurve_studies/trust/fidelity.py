@@ -296,7 +296,7 @@ def resampled_means(values: np.ndarray, draws: int, seed: int) -> np.ndarray:
 
 
 def _groups(table: Table) -> dict[str, np.ndarray]:
-    """The rows of each group of the summary, as indices."""
+    """Return the rows of each group of the summary, as indices."""
     group, method = column(table, "group"), column(table, "method")
     across, pool, random = group == ACROSS, group == POOL, method == RANDOM
     members = {ACROSS: across}
@@ -320,7 +320,7 @@ def _agreement_rows(group: str, x: np.ndarray, y: np.ndarray) -> Table:
 
 
 def _exponent(group: str, name: str, x: np.ndarray, gap: np.ndarray, good: np.ndarray) -> Row:
-    """Slope of log gap [1 + draws, n] on log x [n] over the good points."""
+    """Return the slope of log gap [1 + draws, n] on log x [n] over the good points."""
     count, left_out = int(good.sum()), int((~good).sum())
     slopes, error = np.full(len(gap), np.nan), None
     if count >= 3 and np.ptp(x[good]) > 0:

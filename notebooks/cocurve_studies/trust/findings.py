@@ -127,7 +127,7 @@ def fidelity_findings(table: Table, draws: int = 2000) -> list[Finding]:
 
 
 def _with_whole_errors(summary: Table) -> Table:
-    """The rows with names to read and errors over sequences and of the fit together."""
+    """Return the rows with names to read and errors over sequences and of the fit together."""
     rows = []
     for row in summary:
         errors = [e for e in (row["value_error"], row["fit_error"]) if e is not None]
@@ -186,7 +186,7 @@ def saturation_findings(table: Table, draws: int = 2000) -> list[Finding]:
 
 # Lambda -------------------------------------------------------------------------------------------
 def _gate_is_right(row: Row, factor: float) -> Verdict:
-    """Whether edges help where the gate recommends them, and do not where it does not."""
+    """Tell whether edges help where the gate recommends them, and do not where it does not."""
     if row["gate"] is None:
         return None
     allowed = ABOVE if row["gate"] > 0 else NOT_ABOVE
@@ -231,7 +231,7 @@ TRUST_REGION = (
 
 
 def strength_findings(table: Table) -> list[Finding]:
-    """From `strength_study`: the edge benefit at each ratio, the gate, the floor, and b/E."""
+    """Judge the edge benefit at each ratio, the gate, the floor, and b/E; from `strength_study`."""
     rows = [
         row | {"recommended": "undecided" if row["gate"] is None else plus_minus(row["gate"])}
         for row in strength_summary(table)
@@ -241,7 +241,7 @@ def strength_findings(table: Table) -> list[Finding]:
 
 
 def _walk(table: Table) -> list[Finding]:
-    """The best lambda by ratio; plans that the winner does not clearly beat are best too."""
+    """Judge the best lambda by ratio; plans that the winner does not clearly beat are best too."""
     ratios = list(dict.fromkeys(row["requested_ratio"] for row in table))
     spans = {ratio: _as_good(table, ratio, 2.0) for ratio in ratios}
     ours = ", ".join(f"{percent(r)}: {low:.3g} to {high:.3g}" for r, (low, high) in spans.items())
@@ -259,7 +259,7 @@ def _walk(table: Table) -> list[Finding]:
 
 
 def _as_good(table: Table, ratio: float, factor: float) -> tuple[float, float]:
-    """The least and the largest lambda of the plans within so many errors of the winner."""
+    """Return the least and the largest lambda of the plans within so many errors of the winner."""
     raced = pick(table, requested_ratio=ratio, role="candidate", stopped_early=False)
     # the winner is behind itself by nothing, and so is every plan whose error is unknown in part
     tied = [r for r in raced if judged_column(r, "difference", *ABOVE, factor) is not True]
@@ -267,7 +267,7 @@ def _as_good(table: Table, ratio: float, factor: float) -> tuple[float, float]:
 
 
 def _falls(table: Table, ratios: tuple[float, float], factor: float) -> Verdict:
-    """Whether the best lambdas of the larger ratio lie below those of the smaller one."""
+    """Tell whether the best lambdas of the larger ratio lie below those of the smaller one."""
     before, after = (_as_good(table, ratio, factor) for ratio in ratios)
     if after[1] < before[0]:
         return True
@@ -276,7 +276,7 @@ def _falls(table: Table, ratios: tuple[float, float], factor: float) -> Verdict:
 
 # Guards -------------------------------------------------------------------------------------------
 def guards_findings(table: Table) -> list[Finding]:
-    """From `guards_study`: the KL without guards at each ratio, and with the release's rule.
+    """Judge the KL without guards at each ratio, and with the release's rule; from `guards_study`.
 
     A difference is the plan's value minus that of the guards chosen on other text.
     """
@@ -332,7 +332,7 @@ CHEAPER = Claim(
 
 
 def refinement_findings(table: Table) -> list[Finding]:
-    """From `refinement_study`: greedy against the bound, and the KL of plans of lower R_λ."""
+    """Judge greedy against the bound, and the KL of plans of lower R_λ; from `refinement_study`."""
     rows = [row for row in table if row["objective"] > 0]
     shares = [(row["refined_objective"] / row["objective"], row) for row in rows]
     bounds = [row["bound"] / row["objective"] for row in rows]
@@ -382,7 +382,7 @@ STEPS_ARE_BETTER = Claim(
 
 
 def gains_findings(table: Table) -> list[Finding]:
-    """From `gains_study`: the KL of each compensated plan on the reported rows."""
+    """Judge the KL of each compensated plan on the reported rows; from `gains_study`."""
     return evaluate(GAINS_LOWER_KL, table)
 
 
@@ -392,7 +392,7 @@ def infinitesimal_findings(table: Table) -> list[Finding]:
 
 
 def iterative_findings(table: Table) -> list[Finding]:
-    """From `iterative_study`: KL of plans in steps less that of one shot."""
+    """Judge the KL of plans in steps less that of one shot; from `iterative_study`."""
     return evaluate(STEPS_ARE_BETTER, table)
 
 
@@ -406,7 +406,7 @@ GATE_TELLS = Claim(
 
 
 def redundancy_findings(table: Table) -> list[Finding]:
-    """From `redundancy_study`: the trend over models, and the gate's advice on each."""
+    """Judge the trend over models, and the gate's advice on each; from `redundancy_study`."""
     trend = redundancy_trend(table)
     verdict = None
     ours = trend["note"].rstrip(".")

@@ -113,7 +113,7 @@ def refinement_study(
 
 
 def _refined(pairs: Sequence[tuple[float, float]], curvature: Curvature) -> Plans:
-    """Greedy plans of one draw of H and what local search makes of them."""
+    """Return greedy plans of one draw of H and what local search makes of them."""
     plans: dict[Any, Selection | None] = {}
     for pair in pairs:
         greedy, _ = solved(curvature, *pair)

@@ -135,7 +135,7 @@ def _statistics(finite: np.ndarray, exact: np.ndarray) -> dict[str, float]:
 
 
 def _correlate(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson correlation; NaN, without a warning, where one of the two does not vary."""
+    """Return the Pearson correlation; NaN, without a warning, if one of the two does not vary."""
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(np.corrcoef(a, b)[0, 1])
@@ -237,7 +237,7 @@ def compare_plans(
 def _plan_row(
     curvature: Curvature, exact: Curvature, ratio: float, strength: float, guards: Guards
 ) -> tuple[Row, list[Selection]]:
-    """One row, and its two plans; none where greedy stalls on either matrix."""
+    """Return one row, and its two plans; none where greedy stalls on either matrix."""
     row: Row = {"requested_ratio": ratio, "interaction_strength": strength}
     row |= {"stalled": None, "overlap": None}
     row |= {f"risk_of_{maker}_by_{judge}": None for maker in _NAMES for judge in _NAMES}
@@ -256,7 +256,7 @@ def _plan_row(
 
 
 def _drawn_plans(grid: PlanGrid, *matrices: Curvature) -> Plans:
-    """The plans of one draw of H and H* (or preview)."""
+    """Return the plans of one draw of H and H* (or preview)."""
     plans: dict[Any, Selection] = {}
     for ratio in grid.ratios:
         for strength in grid.strengths:
@@ -266,7 +266,7 @@ def _drawn_plans(grid: PlanGrid, *matrices: Curvature) -> Plans:
 
 
 def _measure(study: Study, table: Table, pairs: list[list[Selection]], grid: PlanGrid) -> Table:
-    """The rows with the measured KL of their pairs of plans."""
+    """Return the rows with the measured KL of their pairs of plans."""
     plans = [plan for pair in pairs for plan in pair]
     kl = study.measure(plans) if plans else None
     drawn = study.redraw(partial(_drawn_plans, grid))

@@ -228,7 +228,7 @@ def redundancy_trend(table: Table, benefit: str = "relative_benefit") -> Row:
 
 
 def _exact(x: np.ndarray, y: np.ndarray, value: float) -> float:
-    """Share of all orders of y whose |rank correlation| is at least as large."""
+    """Return the share of all orders of y whose |rank correlation| is at least as large."""
     a, b = rankdata(x), rankdata(y)
     a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
     orders = b[np.array(list(permutations(range(len(b)))))]  # at most 8! = 40,320

@@ -188,7 +188,7 @@ def _median_factor(group: str, members: Table, draws: int, seed: int) -> Row:
 
 
 def _share(group: str, statistic: str, hit: np.ndarray, counted: np.ndarray) -> Row:
-    """Share of hits among what counts, with its binomial error and Wilson's interval."""
+    """Return the share of hits among what counts, with its binomial error and Wilson's interval."""
     n, left_out = int(counted.sum()), int((~counted).sum())
     row = statistic_row(group, statistic, np.full(1, np.nan), n, left_out)
     if not n:
