@@ -382,48 +382,43 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class FakeRay:
-    """Records what Ray is started with."""
+    """Records what Ray is started with, and does not start."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.settings, self.ended = error, {}, 0
+    def __init__(self, error: Exception) -> None:
+        self.error, self.ended = error, 0
 
     def is_initialized(self) -> bool:
         return False
 
     def init(self, **settings: Any) -> None:
         self.settings = settings
-        if self.error is not None:
-            raise self.error
+        raise self.error
 
     def shutdown(self) -> None:
         self.ended += 1
 
 
-def test_ray_is_started_quietly_with_room_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    fake = FakeRay()
-    RayExecutor(workers=300, cpus_per_worker=2, init={"object_store_memory": 5})._join(fake)
-    wanted = {"num_cpus": 600, "include_dashboard": False, "object_store_memory": 5}
-    assert fake.settings.items() >= wanted.items()
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+@pytest.mark.parametrize("cause", [None, RuntimeError("RPC error: InvalidAuthToken: missing")])
+def test_ray_is_started_quietly_and_what_it_raises_is_a_worker_error(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, cause: Exception | None
+) -> None:
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    error = ConnectionError("The current node timed out during startup.")
+    error.__cause__ = cause
+    fake = FakeRay(error)
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    executor = RayExecutor(300, address, cpus_per_worker=2, init={"object_store_memory": 5})
+    with pytest.raises(WorkerError) as caught:
+        build(executor=executor)
+    assert ("RAY_AUTH_MODE" in str(caught.value)) is (cause is not None)
+    assert fake.ended == 1
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-    RayExecutor(address="10.0.0.1:6379")._join(fake)
-    assert fake.settings["address"] == "10.0.0.1:6379"
-    assert "num_cpus" not in fake.settings  # a cluster has its own
-
-
-def test_a_cluster_out_of_reach_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    token = ConnectionError("Failed to connect to Ray cluster")
-    token.__cause__ = RuntimeError("RPC error: InvalidAuthToken: Authentication token is missing")
-    said = set()
-    for error in (Exception("The current node timed out during startup."), token):
-        fake = FakeRay(error)
-        monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
-        with pytest.raises(WorkerError) as caught:
-            build(executor=RayExecutor(address="10.0.0.1"))
-        assert fake.ended == 1
-        said.add(str(caught.value))
-    assert len(said) == 2
+    own = {"num_cpus": 600, "include_dashboard": False}  # a cluster has its own
+    wanted = {"address": address, "object_store_memory": 5} | ({} if address else own)
+    assert fake.settings.items() >= wanted.items()
+    assert ("num_cpus" in fake.settings) is (address is None)
 
 
 def test_lines_for_a_log_say_how_far_and_how_long(
@@ -503,6 +498,22 @@ def workers(count: int = 2, **settings: Any) -> RayExecutor:
 
 
 @with_ray
+def test_workers_read_a_streamed_model_from_its_place_and_ctrl_c_keeps_what_is_done(
+    cluster: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    tiny_model().save_pretrained(tmp_path / "model")
+    word_tokenizer().save_pretrained(tmp_path / "model")
+    streamed, _ = cl.load_model(tmp_path / "model", device="cpu", stream=True)
+    path, there = tmp_path / "build.ckpt", workers(1, source=tmp_path / "model")
+    partial = build(streamed, checkpoint=path, executor=there, on_sequence=stop_after(3))
+    assert partial.provenance["sequences_done"] == 3
+    require_same_bits(build(checkpoint=path, num_threads=1), build(num_threads=1))
+    # the actor is ended: its CPU comes back
+    eventually(lambda: cluster.available_resources().get("CPU"), lambda free: free == 2, seconds=30)
+
+
+@with_ray
 def test_a_worker_killed_in_the_middle_costs_its_sequence_only(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -545,36 +556,14 @@ def test_a_sequence_that_kills_every_worker_leaves_a_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(distributed, "RemoteWorker", Doomed)
         with pytest.raises(WorkerError):
-            build(checkpoint=path, executor=workers(), checkpoint_seconds=0)
+            build(checkpoint=path, executor=workers(1), checkpoint_seconds=0)
     assert storage.load_plain(path, format_name="cocurve-build", version=1)["done"] == 4
     require_same_bits(build(checkpoint=path), build(num_threads=1))  # and goes on without Ray
 
 
 @with_ray
-@pytest.mark.parametrize("stream", [False, True])
-def test_workers_read_the_model_from_its_place(cluster: Any, stream: bool) -> None:
-    model, tokenizer = cl.load_model("demo", device="cpu", stream=stream)
-    units = cl.enumerate_units(model)
-    text, _ = cl.default_calibration(
-        "demo", tokenizer, 2, 1, seq_len=32, positions_per_sequence="all"
-    )
-    options = BuildOptions(num_threads=1)
-    expected = cl.estimate_curvature(model, units, text, 16, progress=False, options=options)
-    found = cl.estimate_curvature(
-        model, units, text, 16, progress=False, executor=workers(1, source="demo")
-    )
-    require_same_bits(found, expected)
-
-
-@with_ray
-def test_errors_of_a_worker_arrive_as_what_they_are_and_ctrl_c_keeps_what_is_done(
-    cluster: Any,
-) -> None:
+def test_an_error_of_a_worker_arrives_as_what_it_is(cluster: Any) -> None:
     poisoned = tiny_model()
     poisoned.model.embed_tokens.weight[:] = float("nan")
     with pytest.raises(cl.NumericalError):
         build(poisoned, executor=workers(1))
-    partial = build(executor=workers(1), on_sequence=stop_after(3))
-    assert partial.provenance["sequences_done"] == 3
-    # the actors are ended: their CPUs come back
-    eventually(lambda: cluster.available_resources().get("CPU"), lambda free: free == 2, seconds=30)

@@ -179,9 +179,12 @@ SCORES = [2.0, 1.0, 9.0, 8.0, 7.0, 4.0, 3.0, 0.4, 0.5, 0.6]  # A0 A1 F0 F1 F2 of
 @pytest.mark.parametrize("name", ["magnitude", "wanda-sp", "amp"])
 def test_uniform_methods_empty_all_blocks_evenly(name: str) -> None:
     """Turns are 1/6 (first FFN), 1/4 (first attention), 1/2 (second FFN): 11 + 11 + 5 >= 25.8."""
-    plan = get_method(name).select(planted(name, TWO, SCORES), TWO, 0.3)
+    evidence = planted(name, TWO, SCORES)
+    plan = get_method(name).select(evidence, TWO, 0.3)
     assert plan.pruned == (7, 4, 1)
     assert plan.ordered
+    # the last attention units have turn 3/4, the last FFN groups 5/6
+    assert get_method(name).select(evidence, TWO, 0.7).pruned[-2:] == (5, 0)
 
 
 # CoCurve ------------------------------------------------------------------------------------------
